@@ -1,0 +1,68 @@
+"""How to compile: the choices a user makes, frozen and hashed whole."""
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from dsa_compile.errors import UserError
+
+TARGETS = ("cpu",)
+WEIGHT_MODES = ("reference", "pack", "none")
+# The compute dtype of each recipe. A few parameters stay fp32 whatever the recipe: see
+# ``dsa_compile.weights.canonical``.
+RECIPES: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
+# Peers' kernels page by 64 rows; smaller pages divide it and share finer prefixes.
+BLOCK_SIZES = (16, 32, 64)
+
+
+@dataclass(frozen=True)
+class CompileConfig:
+    """Options of one compilation.
+
+    Args:
+        target: the machine the artifact is for (:data:`TARGETS`).
+        recipe: numerics (:data:`RECIPES`).
+        weights: where the weights live: ``reference`` names the model's files and their hashes,
+            ``pack`` copies them re-laid out, ``none`` leaves them out.
+        layers: first and last layer to keep (inclusive), or None for all.
+        block_size: rows of one cache page.
+        disable: names of passes to skip.
+        stop_after: name of the last pass to run, or None.
+    """
+
+    target: str = "cpu"
+    recipe: str = "fp32"
+    weights: str = "reference"
+    layers: tuple[int, int] | None = None
+    block_size: int = 64
+    disable: tuple[str, ...] = ()
+    stop_after: str | None = None
+
+    def __post_init__(self) -> None:
+        _one_of("target", self.target, TARGETS)
+        _one_of("recipe", self.recipe, tuple(RECIPES))
+        _one_of("weights", self.weights, WEIGHT_MODES)
+        if self.block_size not in BLOCK_SIZES:
+            raise UserError(f"block size {self.block_size} is not one of {BLOCK_SIZES}")
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Compute and cache dtype of the recipe."""
+        return RECIPES[self.recipe]
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON-ready dict."""
+        return json.loads(json.dumps(asdict(self)))  # type: ignore[no-any-return]
+
+    def digest(self) -> str:
+        """Hex SHA-256 over every option."""
+        text = json.dumps(self.to_json(), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _one_of(what: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise UserError(f"unknown {what} {value!r}; choose one of {', '.join(allowed)}")

@@ -1,0 +1,29 @@
+"""Errors meant for users: one line that says what is wrong and what to do.
+
+Everything a user can cause raises a subclass of :class:`UserError`; the command-line tools print its
+message and exit with status 2. ``assert`` is kept for our own invariants.
+"""
+
+
+class UserError(ValueError):
+    """Something the user gave is wrong; the message says what, where, and how to mend it."""
+
+
+class ConfigError(UserError):
+    """The model's configuration is not one this compiler takes."""
+
+
+class CheckpointError(UserError):
+    """The weights on disk are missing, truncated, misshapen or do not belong to the configuration."""
+
+
+class CompileError(UserError):
+    """A pass could not do what it promises; names the pass, the module and the nearest near-miss."""
+
+
+class ArtifactError(UserError):
+    """The artifact is absent, incomplete, edited, of another version or for another model."""
+
+
+class RequestError(UserError):
+    """A generation request that cannot be served; names the request and the limit."""

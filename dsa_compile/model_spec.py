@@ -1,0 +1,259 @@
+"""What the compiler and the runtime need to know of a model: its configuration, parsed once.
+
+Source of the fields: ``DeepseekV32Config`` in transformers and the ``config.json`` published with
+DeepSeek-V3.2; names are kept as they are there.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from dsa_compile.errors import ConfigError
+
+MODEL_TYPE = "deepseek_v32"
+
+# Fields that must hold one value: the reference model has other code paths, the released models
+# never take them, and a silent difference would be worse than a refusal.
+_FIXED: dict[str, Any] = {
+    "attention_bias": False,
+    "mlp_bias": False,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+}
+
+
+@dataclass(frozen=True)
+class BlockQuantization:
+    """Weights stored as float8_e4m3 with one fp32 ``weight_scale_inv`` per block.
+
+    ``block`` is (rows, columns); the grid of scales is rounded up at the edges.
+    """
+
+    block: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """One DeepSeek-V3.2 geometry. All sizes count elements; ``layer_kinds`` has one entry a layer."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    moe_intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    n_shared_experts: int
+    n_routed_experts: int
+    num_experts_per_tok: int
+    n_group: int
+    topk_group: int
+    norm_topk_prob: bool
+    routed_scaling_factor: float
+    q_lora_rank: int
+    kv_lora_rank: int
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    v_head_dim: int
+    index_topk: int
+    index_n_heads: int
+    index_head_dim: int
+    rms_norm_eps: float
+    max_position_embeddings: int
+    layer_kinds: tuple[str, ...]  # "dense" | "moe"
+    num_nextn_predict_layers: int
+    quantization: BlockQuantization | None
+    bos_token_id: int | None
+    eos_token_ids: tuple[int, ...]
+
+    @property
+    def qk_head_dim(self) -> int:
+        """Width of one query head before absorption."""
+        return self.qk_nope_head_dim + self.qk_rope_head_dim
+
+    @property
+    def latent_width(self) -> int:
+        """Width of one latent-cache row: the compressed KV and the rotated shared key."""
+        return self.kv_lora_rank + self.qk_rope_head_dim
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> "ModelSpec":
+        """Parse the dict form of a ``DeepseekV32Config``; every field must be present.
+
+        Raises:
+            ConfigError: another architecture, a missing field, or a value outside what is supported.
+        """
+        require_model_type(config)
+        for name, wanted in _FIXED.items():
+            got = _field(config, name, type(wanted))
+            if got != wanted:
+                raise ConfigError(
+                    f"config.json: {name}={got!r} is not supported, only {wanted!r} "
+                    f"(no released DeepSeek-V3.2 uses it)"
+                )
+        kinds = _layer_kinds(config)
+        eos = config.get("eos_token_id")
+        eos_ids = tuple(eos) if isinstance(eos, list | tuple) else () if eos is None else (eos,)
+        spec = cls(
+            **{name: _field(config, name, int) for name in _INT_FIELDS},
+            norm_topk_prob=_field(config, "norm_topk_prob", bool),
+            routed_scaling_factor=float(_field(config, "routed_scaling_factor", (int, float))),
+            rms_norm_eps=float(_field(config, "rms_norm_eps", (int, float))),
+            layer_kinds=kinds,
+            num_nextn_predict_layers=int(config.get("num_nextn_predict_layers") or 0),
+            quantization=_quantization(config),
+            bos_token_id=config.get("bos_token_id"),
+            eos_token_ids=eos_ids,
+        )
+        spec._validate(config)
+        return spec
+
+    def _validate(self, config: Mapping[str, Any]) -> None:
+        for name in _INT_FIELDS:
+            if getattr(self, name) < 1:
+                raise ConfigError(f"config.json: {name}={getattr(self, name)} must be at least 1")
+        rules = (
+            (
+                config.get("num_key_value_heads") in (None, self.num_attention_heads),
+                "num_key_value_heads must equal num_attention_heads (MLA has one latent for all)",
+            ),
+            (
+                self.n_routed_experts % self.n_group == 0,
+                f"n_routed_experts={self.n_routed_experts} must divide into "
+                f"n_group={self.n_group} groups",
+            ),
+            (
+                self.n_routed_experts // self.n_group >= 2,
+                "each routing group needs at least 2 experts (a group's score is its top two)",
+            ),
+            (
+                self.topk_group <= self.n_group,
+                f"topk_group={self.topk_group} exceeds n_group={self.n_group}",
+            ),
+            (
+                self.num_experts_per_tok
+                <= self.topk_group * (self.n_routed_experts // self.n_group),
+                f"num_experts_per_tok={self.num_experts_per_tok} exceeds the experts in "
+                f"topk_group={self.topk_group} groups",
+            ),
+            (
+                self.index_head_dim > self.qk_rope_head_dim,
+                "index_head_dim must exceed qk_rope_head_dim (the indexer rotates a part of it)",
+            ),
+            (self.qk_rope_head_dim % 2 == 0, "qk_rope_head_dim must be even"),
+        )
+        for holds, message in rules:
+            if not holds:
+                raise ConfigError(f"config.json: {message}")
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON-ready dict; :meth:`from_json` takes it back."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "ModelSpec":
+        """Rebuild from :meth:`to_json`; raises TypeError or KeyError on a foreign dict."""
+        quantization = data["quantization"]
+        return cls(
+            **{
+                **data,
+                "layer_kinds": tuple(data["layer_kinds"]),
+                "eos_token_ids": tuple(data["eos_token_ids"]),
+                "quantization": None
+                if quantization is None
+                else BlockQuantization(block=tuple(quantization["block"])),
+            }
+        )
+
+
+_INT_FIELDS = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "moe_intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "n_shared_experts",
+    "n_routed_experts",
+    "num_experts_per_tok",
+    "n_group",
+    "topk_group",
+    "q_lora_rank",
+    "kv_lora_rank",
+    "qk_nope_head_dim",
+    "qk_rope_head_dim",
+    "v_head_dim",
+    "index_topk",
+    "index_n_heads",
+    "index_head_dim",
+    "max_position_embeddings",
+)
+
+
+def read_config_json(model_dir: Path) -> dict[str, Any]:
+    """Read ``config.json`` of a model directory and check that it is a DeepSeek-V3.2 model.
+
+    Raises:
+        ConfigError: no such directory or file, not JSON, or another architecture.
+    """
+    path = model_dir / "config.json"
+    if not model_dir.is_dir():
+        raise ConfigError(f"{model_dir}: no such directory; give a Hugging Face model directory")
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: missing; is this a Hugging Face model directory?") from None
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ConfigError(f"{path}: not valid JSON ({error})") from None
+    if not isinstance(config, dict):
+        raise ConfigError(f"{path}: expected a JSON object, found {type(config).__name__}")
+    require_model_type(config)
+    return config
+
+
+def require_model_type(config: Mapping[str, Any]) -> None:
+    """Raise ConfigError unless ``model_type`` is DeepSeek-V3.2's."""
+    found = config.get("model_type")
+    if found != MODEL_TYPE:
+        raise ConfigError(
+            f"config.json: model_type={found!r} is not supported; "
+            f"dsa-compile takes {MODEL_TYPE!r} (DeepSeek-V3.2)"
+        )
+
+
+def _field(config: Mapping[str, Any], name: str, kind: type | tuple[type, ...]) -> Any:
+    if name not in config:
+        raise ConfigError(f"config.json: {name} is missing")
+    value = config[name]
+    kinds = kind if isinstance(kind, tuple) else (kind,)
+    # bool is an int to Python, never to a configuration
+    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+        names = " or ".join(k.__name__ for k in kinds)
+        raise ConfigError(f"config.json: {name}={value!r} should be {names}")
+    return value
+
+
+def _layer_kinds(config: Mapping[str, Any]) -> tuple[str, ...]:
+    names = {"dense": "dense", "sparse": "moe"}
+    types = _field(config, "mlp_layer_types", (list, tuple))
+    layers = _field(config, "num_hidden_layers", int)
+    if len(types) != layers or any(t not in names for t in types):
+        raise ConfigError(
+            f"config.json: mlp_layer_types must list 'dense' or 'sparse' for each of the "
+            f"{layers} layers, found {len(types)} entries of {sorted(set(types))}"
+        )
+    return tuple(names[t] for t in types)
+
+
+def _quantization(config: Mapping[str, Any]) -> BlockQuantization | None:
+    raw = config.get("quantization_config")
+    if raw is None:
+        return None
+    block = raw.get("weight_block_size")
+    if raw.get("quant_method") != "fp8" or not block or len(block) != 2:
+        raise ConfigError(
+            "config.json: quantization_config must be quant_method 'fp8' with a two-element "
+            f"weight_block_size (DeepSeek's block format), found {raw!r}"
+        )
+    return BlockQuantization(block=(int(block[0]), int(block[1])))

@@ -1,0 +1,1 @@
+"""Graphs as data: regions, their JSON form and their printed form."""

@@ -1,0 +1,75 @@
+"""A region: one fx.Graph that is a pure function of its placeholders.
+
+A compiled model is a handful of regions (``embed``, one per layer kind, ``head``, each perhaps in a
+long and a short variant); a layer plan says with which weights and caches each is called.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from torch import fx
+
+
+class Role(StrEnum):
+    """What a placeholder stands for (``meta["role"]``); ``meta["key"]`` is its name in that role."""
+
+    VALUE = "value"  # handed on from the region before
+    BATCH = "batch"  # describes the step: token ids, positions, block tables, …
+    CACHE = "cache"  # paged, per layer, written in place
+    WEIGHT = "weight"  # a parameter; its key may hold template variables of the layer plan
+
+
+@dataclass
+class Region:
+    """One graph and the names of what it returns.
+
+    Attributes:
+        name: ``kind`` or ``kind.variant``, for example ``"moe"`` or ``"moe.short"``.
+        graph: placeholders carry ``meta["role"]`` and ``meta["key"]``; the output node returns a
+            tuple of nodes.
+        outputs: a name for each entry of the output tuple; they replace the values of those names
+            for the next region.
+    """
+
+    name: str
+    graph: fx.Graph
+    outputs: tuple[str, ...]
+
+    @property
+    def kind(self) -> str:
+        """The layer kind: ``"moe"`` of ``"moe.short"``."""
+        return self.name.partition(".")[0]
+
+    @property
+    def variant(self) -> str | None:
+        """``"long"``, ``"short"``, or None where the region was not split."""
+        return self.name.partition(".")[2] or None
+
+    def inputs(self) -> list[fx.Node]:
+        """The placeholders, in order."""
+        return [node for node in self.graph.nodes if node.op == "placeholder"]
+
+    def inputs_of(self, role: Role) -> list[fx.Node]:
+        """The placeholders of one role, in order; those without a role belong to none."""
+        return [node for node in self.inputs() if node.meta.get("role") == role]
+
+    def copy(self, name: str) -> "Region":
+        """A region of that name whose graph is a copy: new nodes, same names.
+
+        Each node gets its own ``meta`` dict; the values in it (FakeTensors, paths) are shared.
+        """
+        graph = fx.Graph()
+        renamed: dict[fx.Node, fx.Node] = {}
+        result: Any = graph.graph_copy(self.graph, renamed)
+        old_output = self.graph.output_node()
+        # graph_copy stops before the output node: it belongs to whoever assembles the new graph
+        output = graph.output(result)
+        output.meta = dict(old_output.meta)
+        for old, new in renamed.items():
+            new.meta = dict(old.meta)
+        return Region(name, graph, self.outputs)
+
+    def node_count(self) -> int:
+        """How many computing nodes the graph has: neither placeholders nor the output."""
+        return sum(node.op not in ("placeholder", "output") for node in self.graph.nodes)

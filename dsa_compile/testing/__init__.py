@@ -1,0 +1,1 @@
+"""Builders of small models and checkpoints for tests and benchmarks; needs transformers."""

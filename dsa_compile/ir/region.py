@@ -12,7 +12,7 @@ from torch import fx
 
 
 class Role(StrEnum):
-    """What a placeholder stands for (``meta["role"]``); ``meta["key"]`` is its name in that role."""
+    """What a placeholder is: ``meta["role"]``; ``meta["key"]`` is its name in that role."""
 
     VALUE = "value"  # handed on from the region before
     BATCH = "batch"  # describes the step: token ids, positions, block tables, …

@@ -1,0 +1,289 @@
+"""How one weight of a compiled model is made from the checkpoint: a small expression, as data.
+
+Expressions move elements and never compute with them: precision is decided by the entry's dtype
+alone, and a value read is a value of the checkpoint (dequantised, then rounded once).
+"""
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from dsa_compile.errors import ArtifactError
+from dsa_compile.weights.dtypes import PLAN_DTYPES
+
+Shape: TypeAlias = tuple[int, ...]
+
+_VARIABLE = re.compile(r"\{([a-z_][a-z0-9_]*)\}")
+# Far beyond any plan a pass writes; an edited file must not exhaust the stack.
+_MAX_DEPTH = 32
+
+
+@dataclass(frozen=True)
+class Load:
+    """The parameter called ``key`` (a template over the layer's variables)."""
+
+    key: str
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON-ready dict; :func:`expr_from_json` takes it back."""
+        return {"op": "load", "key": self.key}
+
+
+@dataclass(frozen=True)
+class Concat:
+    """``parts`` one after the other along ``dim``."""
+
+    dim: int
+    parts: tuple["Expr", ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON-ready dict; :func:`expr_from_json` takes it back."""
+        return {"op": "concat", "dim": self.dim, "parts": [p.to_json() for p in self.parts]}
+
+
+@dataclass(frozen=True)
+class Narrow:
+    """Elements ``start`` to ``start + length`` of ``of`` along ``dim``."""
+
+    dim: int
+    start: int
+    length: int
+    of: "Expr"
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON-ready dict; :func:`expr_from_json` takes it back."""
+        return {
+            "op": "narrow",
+            "dim": self.dim,
+            "start": self.start,
+            "length": self.length,
+            "of": self.of.to_json(),
+        }
+
+
+@dataclass(frozen=True)
+class Reshape:
+    """``of`` in row-major order under another ``shape`` of as many elements (no -1)."""
+
+    shape: Shape
+    of: "Expr"
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON-ready dict; :func:`expr_from_json` takes it back."""
+        return {"op": "reshape", "shape": list(self.shape), "of": self.of.to_json()}
+
+
+@dataclass(frozen=True)
+class Transpose:
+    """``of`` with two dimensions exchanged."""
+
+    dim0: int
+    dim1: int
+    of: "Expr"
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON-ready dict; :func:`expr_from_json` takes it back."""
+        return {"op": "transpose", "dim0": self.dim0, "dim1": self.dim1, "of": self.of.to_json()}
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A small tensor known at compile time, such as RoPE's frequencies; ``values`` is row-major."""
+
+    dtype: str
+    shape: Shape
+    values: tuple[float | int | bool, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON-ready dict; :func:`expr_from_json` takes it back."""
+        return {
+            "op": "constant",
+            "dtype": self.dtype,
+            "shape": list(self.shape),
+            "values": list(self.values),
+        }
+
+
+Expr: TypeAlias = Load | Concat | Narrow | Reshape | Transpose | Constant
+
+
+def resolve(template: str, variables: Mapping[str, str]) -> str:
+    """Replace each ``{name}`` of ``template`` by its variable; nothing else is interpreted.
+
+    Raises:
+        ArtifactError: a variable that is not defined, or a brace that is no ``{name}``.
+    """
+
+    def value(match: re.Match[str]) -> str:
+        if match[1] not in variables:
+            known = ", ".join(sorted(variables)) or "none"
+            raise ArtifactError(
+                f"weight key {template!r}: no variable {match[1]!r} (this layer has: {known})"
+            )
+        return variables[match[1]]
+
+    if re.search(r"[{}]", _VARIABLE.sub("", template)):
+        raise ArtifactError(f"weight key {template!r}: a brace that is not part of a {{name}}")
+    return _VARIABLE.sub(value, template)
+
+
+def loads(expr: Expr) -> Iterator[str]:
+    """Yield the key templates that ``expr`` reads, in order, repeats included."""
+    match expr:
+        case Load():
+            yield expr.key
+        case Concat():
+            for part in expr.parts:
+                yield from loads(part)
+        case Narrow() | Reshape() | Transpose():
+            yield from loads(expr.of)
+        case Constant():
+            pass
+
+
+def infer_shape(
+    expr: Expr, variables: Mapping[str, str], lookup: Callable[[str], tuple[int, ...]]
+) -> Shape:
+    """Compute the shape ``expr`` yields, with ``lookup`` giving the shape of a named parameter.
+
+    Raises:
+        ArtifactError: the parts do not fit; names the operation and the shapes.
+    """
+
+    def fail(what: str) -> ArtifactError:
+        return ArtifactError(f"weight plan: {what} (reading {', '.join(loads(expr)) or 'nothing'})")
+
+    match expr:
+        case Load():
+            return tuple(lookup(resolve(expr.key, variables)))
+        case Constant():
+            if math.prod(expr.shape) != len(expr.values):
+                raise fail(f"constant of shape {expr.shape} has {len(expr.values)} values")
+            return expr.shape
+        case Concat():
+            shapes = [infer_shape(part, variables, lookup) for part in expr.parts]
+            rest = {s[: expr.dim] + s[expr.dim + 1 :] for s in shapes}
+            if len(rest) != 1 or any(expr.dim >= len(s) for s in shapes):
+                raise fail(f"cannot concatenate {shapes} along {expr.dim}")
+            total = sum(s[expr.dim] for s in shapes)
+            return _replace(shapes[0], expr.dim, total)
+        case Narrow():
+            shape = infer_shape(expr.of, variables, lookup)
+            if expr.dim >= len(shape) or expr.start + expr.length > shape[expr.dim]:
+                raise fail(f"cannot take {expr.start}+{expr.length} of {shape} along {expr.dim}")
+            return _replace(shape, expr.dim, expr.length)
+        case Reshape():
+            shape = infer_shape(expr.of, variables, lookup)
+            if math.prod(shape) != math.prod(expr.shape):
+                raise fail(f"cannot reshape {shape} to {expr.shape}")
+            return expr.shape
+        case Transpose():
+            shape = infer_shape(expr.of, variables, lookup)
+            if max(expr.dim0, expr.dim1) >= len(shape):
+                raise fail(f"cannot transpose {expr.dim0} and {expr.dim1} of {shape}")
+            first, second = shape[expr.dim0], shape[expr.dim1]
+            return _replace(_replace(shape, expr.dim0, second), expr.dim1, first)
+
+
+def _replace(shape: Shape, dim: int, size: int) -> Shape:
+    return (*shape[:dim], size, *shape[dim + 1 :])
+
+
+_FIELDS = {
+    "load": {"key"},
+    "concat": {"dim", "parts"},
+    "narrow": {"dim", "start", "length", "of"},
+    "reshape": {"shape", "of"},
+    "transpose": {"dim0", "dim1", "of"},
+    "constant": {"dtype", "shape", "values"},
+}
+
+
+def expr_from_json(data: object, depth: int = 0) -> Expr:
+    """Rebuild an expression from its :meth:`to_json`.
+
+    Raises:
+        ArtifactError: an unknown operation, a missing or unknown field, or a value of another kind.
+    """
+    if depth > _MAX_DEPTH:
+        raise ArtifactError(f"weight plan: an expression is nested deeper than {_MAX_DEPTH}")
+    if not isinstance(data, dict):
+        raise ArtifactError(f"weight plan: expected an expression, found {_shown(data)}")
+    op = data.get("op")
+    if not isinstance(op, str) or op not in _FIELDS:
+        raise ArtifactError(
+            f"weight plan: unknown operation {_shown(op)}; known: {', '.join(_FIELDS)}"
+        )
+    require_fields(data, _FIELDS[op] | {"op"}, f"weight plan: {op!r}")
+    match op:
+        case "load":
+            return Load(_text(data["key"]))
+        case "concat":
+            parts = data["parts"]
+            if not isinstance(parts, list) or not parts:
+                raise ArtifactError("weight plan: 'concat' needs a list of parts, and at least one")
+            joined = tuple(expr_from_json(part, depth + 1) for part in parts)
+            return Concat(size_from_json(data["dim"]), joined)
+        case "constant":
+            return _constant_from_json(data)
+    inner = expr_from_json(data["of"], depth + 1)
+    if op == "narrow":
+        dim, start, length = (size_from_json(data[n]) for n in ("dim", "start", "length"))
+        return Narrow(dim, start, length, inner)
+    if op == "reshape":
+        return Reshape(shape_from_json(data["shape"]), inner)
+    return Transpose(size_from_json(data["dim0"]), size_from_json(data["dim1"]), inner)
+
+
+def _constant_from_json(data: Mapping[str, Any]) -> Constant:
+    values = data["values"]
+    if not isinstance(values, list) or not all(
+        isinstance(v, int | float) and math.isfinite(v) for v in values
+    ):
+        raise ArtifactError("weight plan: a constant's values must be a list of finite numbers")
+    shape = shape_from_json(data["shape"])
+    if math.prod(shape) != len(values):
+        raise ArtifactError(f"weight plan: constant of shape {shape} has {len(values)} values")
+    return Constant(plan_dtype_from_json(data["dtype"]), shape, tuple(values))
+
+
+def require_fields(data: Mapping[str, Any], wanted: set[str], what: str) -> None:
+    """Raise ArtifactError unless ``data`` has exactly the ``wanted`` fields."""
+    if data.keys() != wanted:
+        missing, extra = sorted(wanted - data.keys()), sorted(data.keys() - wanted)
+        problem = f"lacks {missing}" if missing else f"has unknown fields {extra}"
+        raise ArtifactError(f"{what} {problem}")
+
+
+def size_from_json(value: object) -> int:
+    """Take a non-negative integer, or raise ArtifactError."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ArtifactError(f"weight plan: expected a non-negative integer, found {_shown(value)}")
+    return value
+
+
+def shape_from_json(value: object) -> Shape:
+    """Take a list of non-negative integers, or raise ArtifactError."""
+    if not isinstance(value, list):
+        raise ArtifactError(f"weight plan: expected a shape, found {_shown(value)}")
+    return tuple(size_from_json(size) for size in value)
+
+
+def plan_dtype_from_json(value: object) -> str:
+    """Take a dtype name of :data:`PLAN_DTYPES`, or raise ArtifactError."""
+    if not isinstance(value, str) or value not in PLAN_DTYPES:
+        raise ArtifactError(f"weight plan: unknown dtype {_shown(value)}")
+    return value
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise ArtifactError(f"weight plan: expected a key, found {_shown(value)}")
+    return value
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,88 @@
+"""What a node produces, as text and numbers: the part of a FakeTensor worth keeping in a file.
+
+A graph under compilation carries FakeTensors in ``meta["val"]``; one read back from JSON carries
+:class:`TensorInfo` there. :func:`describe` gives the same description of either.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """Type and shape of a tensor; a size that varies between steps is its symbol: ``"T"``."""
+
+    dtype: torch.dtype
+    shape: tuple[int | str, ...]
+
+    def __str__(self) -> str:
+        return f"{short_dtype(self.dtype)}[{', '.join(map(str, self.shape))}]"
+
+
+@dataclass(frozen=True)
+class ScalarInfo:
+    """A number known at run time only, such as a size: its symbolic expression."""
+
+    expression: str
+
+    def __str__(self) -> str:
+        return self.expression
+
+
+Info = TensorInfo | ScalarInfo | tuple["Info", ...] | None
+
+_SHORT_DTYPES = {
+    torch.bool: "bool",
+    torch.uint8: "u8",
+    torch.int8: "i8",
+    torch.int16: "i16",
+    torch.int32: "i32",
+    torch.int64: "i64",
+    torch.float16: "f16",
+    torch.bfloat16: "bf16",
+    torch.float32: "f32",
+    torch.float64: "f64",
+    torch.float8_e4m3fn: "f8e4m3",
+    torch.float8_e5m2: "f8e5m2",
+}
+
+
+def short_dtype(dtype: torch.dtype) -> str:
+    """``"f32"`` for float32, ``"i64"`` for int64, ``"f8e4m3"`` for float8_e4m3fn, and so on."""
+    return _SHORT_DTYPES.get(dtype, str(dtype).removeprefix("torch."))
+
+
+def describe(value: object) -> Info:
+    """The description of a node's ``meta["val"]``; None for a node that produces nothing.
+
+    Args:
+        value: a tensor, a symbolic or plain number, a sequence of these, an Info, or None.
+
+    Raises:
+        TypeError: anything else.
+    """
+    if value is None or isinstance(value, TensorInfo | ScalarInfo):
+        return value
+    if isinstance(value, torch.Tensor):
+        return TensorInfo(value.dtype, tuple(_size(size) for size in value.shape))
+    if isinstance(value, torch.SymInt):
+        return ScalarInfo(str(_size(value)))
+    if isinstance(value, torch.SymFloat | torch.SymBool | int | float):
+        return ScalarInfo(str(value))
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return tuple(describe(item) for item in value)
+    raise TypeError(f"a node's value is a tensor, a number or a sequence of these, not {value!r}")
+
+
+def _size(size: int | torch.SymInt) -> int | str:
+    if isinstance(size, int):
+        return size
+    # Symbols exist only while compiling; a server that reads a graph never imports their machinery.
+    from dsa_compile.ir.dims import size_name
+
+    try:
+        return size_name(size)
+    except KeyError:  # a symbol of a foreign world has no name of ours
+        return str(size)

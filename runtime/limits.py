@@ -1,0 +1,65 @@
+"""What the scheduler may use, and which requests can never fit in it."""
+
+from dataclasses import dataclass, fields
+
+from dsa_compile.errors import RequestError, UserError
+
+
+@dataclass(frozen=True)
+class SchedulerConfig:
+    """Limits of the scheduler.
+
+    Args:
+        num_blocks: blocks of the caches.
+        block_size: tokens of one block.
+        max_batched_tokens: most tokens one step computes.
+        max_running: most requests one step can hold.
+        max_model_len: most tokens, prompt and generated, of one request.
+        enable_prefix_cache: reuse the blocks of earlier requests with the same prefix.
+
+    Raises:
+        UserError: a limit is not an integer >= 1.
+    """
+
+    num_blocks: int
+    block_size: int
+    max_batched_tokens: int
+    max_running: int
+    max_model_len: int
+    enable_prefix_cache: bool = True
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.type is int and (type(value) is not int or value < 1):
+                raise UserError(f"{field.name} must be an integer >= 1; got {value!r}")
+
+    @property
+    def capacity(self) -> int:
+        """Tokens the caches hold."""
+        return self.num_blocks * self.block_size
+
+    def check_fits(self, request_id: str, prompt_len: int, max_tokens: int) -> None:
+        """Check that a request of this size can run when it is alone.
+
+        Raises:
+            RequestError: it can never fit; names the limit.
+        """
+        for limit, name in (
+            (self.max_model_len, f"the limit of {self.max_model_len} tokens (max_model_len)"),
+            (
+                self.capacity,
+                f"the cache's {self.capacity} tokens "
+                f"({self.num_blocks} blocks of {self.block_size})",
+            ),
+        ):
+            if prompt_len >= limit:
+                raise RequestError(
+                    f"request {request_id!r}: a prompt of {prompt_len} tokens and one generated "
+                    f"token exceed {name}; shorten the prompt"
+                )
+            if prompt_len + max_tokens > limit:
+                raise RequestError(
+                    f"request {request_id!r}: {prompt_len} prompt tokens + max_tokens={max_tokens} "
+                    f"exceed {name}; use max_tokens <= {limit - prompt_len}"
+                )

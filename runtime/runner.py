@@ -1,0 +1,48 @@
+"""What the engine needs of a model: sizes and one method."""
+
+from typing import Protocol
+
+import torch
+
+from dsa_compile.runtime.batch import Batch
+
+
+class Runner(Protocol):
+    """Runs one step of a model over paged caches that it owns.
+
+    ``num_blocks`` pages of ``block_size`` rows exist in each cache; ``max_model_len`` is the most
+    positions the model takes; ``eos_token_ids`` end a request unless it ignores them.
+    """
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of each cache."""
+        ...
+
+    @property
+    def block_size(self) -> int:
+        """Rows of one block."""
+        ...
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids are in ``[0, vocab_size)``."""
+        ...
+
+    @property
+    def max_model_len(self) -> int:
+        """The most tokens, prompt and generated, of one request."""
+        ...
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """The model's end tokens; may be empty."""
+        ...
+
+    def execute(self, batch: Batch) -> torch.Tensor:
+        """Write the step's rows into the caches and return fp32 [N, V] logits on the CPU.
+
+        N is ``len(batch.logit_rows)``, in that order. Cache rows are written before they are read,
+        so a token attends to itself and to the tokens before it in the same step.
+        """
+        ...

@@ -1,0 +1,97 @@
+"""The parameters of a DeepSeek-V3.2 model: names, shapes, and which of them never leave fp32.
+
+Names are those of ``DeepseekV32ForCausalLM.state_dict()`` in transformers. Routed experts are
+fused: ``gate_up_proj`` [experts, 2 * intermediate, hidden] (gate rows first) and ``down_proj``
+[experts, hidden, intermediate].
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from dsa_compile.model_spec import ModelSpec
+
+# The reference computes the index head weights and the router's choice in fp32; rounding either
+# changes which tokens or experts are chosen.
+_FP32_SUFFIXES = (".indexer.weights_proj.weight", ".mlp.gate.e_score_correction_bias")
+
+
+@dataclass(frozen=True)
+class ParameterInfo:
+    """One parameter: its shape, and whether it stays fp32 under every recipe."""
+
+    shape: tuple[int, ...]
+    keep_fp32: bool
+
+
+def canonical_parameters(spec: ModelSpec, layers: Sequence[int]) -> dict[str, ParameterInfo]:
+    """Parameters of the embedding, the given ``layers``, the final norm and the head, in order."""
+    return {
+        name: ParameterInfo(shape, keep_fp32(name)) for name, shape in _parameters(spec, layers)
+    }
+
+
+def keep_fp32(name: str) -> bool:
+    """Whether the parameter called ``name`` stays fp32 under every recipe."""
+    return name.endswith(_FP32_SUFFIXES)
+
+
+def compute_dtype(name: str, recipe_dtype: torch.dtype) -> torch.dtype:
+    """The dtype a parameter has at run time under a recipe."""
+    return torch.float32 if keep_fp32(name) else recipe_dtype
+
+
+def _parameters(spec: ModelSpec, layers: Sequence[int]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    hidden = spec.hidden_size
+    yield "model.embed_tokens.weight", (spec.vocab_size, hidden)
+    for layer in layers:
+        prefix = f"model.layers.{layer}."
+        for name, shape in _attention(spec):
+            yield f"{prefix}self_attn.{name}", shape
+        mlp = _dense_mlp if spec.layer_kinds[layer] == "dense" else _moe
+        for name, shape in mlp(spec):
+            yield f"{prefix}mlp.{name}", shape
+        yield f"{prefix}input_layernorm.weight", (hidden,)
+        yield f"{prefix}post_attention_layernorm.weight", (hidden,)
+    yield "model.norm.weight", (hidden,)
+    yield "lm_head.weight", (spec.vocab_size, hidden)
+
+
+def _attention(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
+    hidden, heads = spec.hidden_size, spec.num_attention_heads
+    yield "q_a_proj.weight", (spec.q_lora_rank, hidden)
+    yield "q_a_layernorm.weight", (spec.q_lora_rank,)
+    yield "q_b_proj.weight", (heads * spec.qk_head_dim, spec.q_lora_rank)
+    yield "kv_a_proj_with_mqa.weight", (spec.latent_width, hidden)
+    yield "kv_a_layernorm.weight", (spec.kv_lora_rank,)
+    yield (
+        "kv_b_proj.weight",
+        (heads * (spec.qk_nope_head_dim + spec.v_head_dim), spec.kv_lora_rank),
+    )
+    yield "o_proj.weight", (hidden, heads * spec.v_head_dim)
+    yield "indexer.wq_b.weight", (spec.index_n_heads * spec.index_head_dim, spec.q_lora_rank)
+    yield "indexer.wk.weight", (spec.index_head_dim, hidden)
+    yield "indexer.k_norm.weight", (spec.index_head_dim,)
+    yield "indexer.k_norm.bias", (spec.index_head_dim,)
+    yield "indexer.weights_proj.weight", (spec.index_n_heads, hidden)
+
+
+def _gated_mlp(hidden: int, intermediate: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    yield "gate_proj.weight", (intermediate, hidden)
+    yield "up_proj.weight", (intermediate, hidden)
+    yield "down_proj.weight", (hidden, intermediate)
+
+
+def _dense_mlp(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
+    yield from _gated_mlp(spec.hidden_size, spec.intermediate_size)
+
+
+def _moe(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
+    hidden, inner, experts = spec.hidden_size, spec.moe_intermediate_size, spec.n_routed_experts
+    yield "experts.gate_up_proj", (experts, 2 * inner, hidden)
+    yield "experts.down_proj", (experts, hidden, inner)
+    yield "gate.weight", (experts, hidden)
+    yield "gate.e_score_correction_bias", (experts,)
+    for name, shape in _gated_mlp(hidden, inner * spec.n_shared_experts):
+        yield f"shared_experts.{name}", shape

@@ -1,0 +1,150 @@
+"""Reading and writing safetensors files with the memory of one tensor, or less.
+
+The format (https://huggingface.co/docs/safetensors): eight bytes, little-endian, with the length of
+a JSON header; the header, name -> dtype, shape and byte range; the data. Files are read with plain
+reads into the final memory rather than mapped: a mapped file that is cut short while in use kills
+the process, and its pages count as the process's memory.
+"""
+
+import hashlib
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from torch import Tensor
+
+from dsa_compile.errors import UserError
+from dsa_compile.weights.dtypes import SAFETENSORS_DTYPES
+
+# safetensors' own limit on the header
+_MAX_HEADER = 100_000_000
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """One tensor in a file: its dtype, its shape, and where its row-major data starts."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    offset: int  # bytes from the start of the file
+
+
+@dataclass(frozen=True)
+class SafetensorsFile:
+    """The parsed header of one file; nothing of the data is held."""
+
+    path: Path
+    size: int  # bytes
+    header_sha256: str
+    tensors: dict[str, StoredTensor]
+    error: type[UserError]
+
+    @classmethod
+    def open(cls, path: Path, error: type[UserError]) -> "SafetensorsFile":
+        """Read and check a header: every tensor must lie inside the file, none over another.
+
+        Raises:
+            UserError: of the kind ``error``, naming the file and what is wrong with it.
+        """
+        try:
+            with path.open("rb") as file:
+                size = file.seek(0, 2)
+                file.seek(0)
+                header = _read_header(file, size, path, error)
+        except OSError as problem:
+            raise error(f"{path}: cannot be read ({problem.strerror})") from None
+        start = 8 + len(header)
+        tensors = _parse_header(header, start, size, path, error)
+        return cls(path, size, hashlib.sha256(header).hexdigest(), tensors, error)
+
+    def read_rows(self, name: str, start: int, out: Tensor) -> None:
+        """Fill ``out`` with the rows of tensor ``name`` from row ``start`` on.
+
+        ``out`` must be contiguous, on the CPU and of the stored dtype; its first dimension counts
+        the rows taken. A scalar is one row.
+        """
+        stored = self.tensors[name]
+        assert out.dtype == stored.dtype
+        row = math.prod(stored.shape[1:]) * stored.dtype.itemsize
+        target = tensor_bytes(out)
+        try:
+            with self.path.open("rb", buffering=0) as file:
+                file.seek(stored.offset + start * row)
+                done = 0
+                while done < len(target):
+                    count = file.readinto(target[done:])
+                    if not count:
+                        raise self.error(f"{self.path}: truncated while reading {name!r}")
+                    done += count
+        except OSError as problem:
+            raise self.error(f"{self.path}: cannot be read ({problem.strerror})") from None
+
+
+def tensor_bytes(tensor: Tensor) -> memoryview:
+    """The memory of a contiguous CPU tensor, row-major, as writable bytes; nothing is copied."""
+    assert tensor.is_contiguous()
+    return tensor.view(-1).view(torch.uint8).numpy().data
+
+
+def unique_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """``object_pairs_hook`` that refuses a repeated key, which json would silently drop."""
+    result: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in result:
+            raise ValueError(f"key {key!r} appears twice")
+        result[key] = value
+    return result
+
+
+def _read_header(file: BinaryIO, size: int, path: Path, error: type[UserError]) -> bytes:
+    prefix = file.read(8)
+    length = int.from_bytes(prefix, "little")
+    if len(prefix) < 8 or length > _MAX_HEADER:
+        raise error(f"{path}: not a safetensors file (its header length is not plausible)")
+    if 8 + length > size:
+        raise error(f"{path}: truncated: its header alone needs {8 + length} bytes, it has {size}")
+    return file.read(length)
+
+
+def _parse_header(
+    header: bytes, start: int, size: int, path: Path, error: type[UserError]
+) -> dict[str, StoredTensor]:
+    try:
+        data = json.loads(header, object_pairs_hook=unique_object)
+        if not isinstance(data, dict):
+            raise ValueError("it is not an object")
+        data.pop("__metadata__", None)
+        spans = {name: _parse_tensor(name, value) for name, value in data.items()}
+    except (ValueError, RecursionError) as problem:
+        raise error(f"{path}: corrupt safetensors header ({problem})") from None
+    end = 0
+    for name, (_, _, first, last) in sorted(spans.items(), key=lambda item: item[1][2:]):
+        if first != end:
+            raise error(f"{path}: corrupt safetensors header (data of {name!r} is out of place)")
+        end = last
+    if start + end != size:
+        fault = "truncated" if start + end > size else "longer than its header says"
+        raise error(f"{path}: {fault}: expected {start + end} bytes, it has {size}")
+    return {
+        name: StoredTensor(dtype, shape, start + first)
+        for name, (dtype, shape, first, _) in spans.items()
+    }
+
+
+def _parse_tensor(name: str, value: object) -> tuple[torch.dtype, tuple[int, ...], int, int]:
+    """Dtype, shape and byte range (relative to the data) of one header entry; else ValueError."""
+    if not isinstance(value, dict) or value.keys() != {"dtype", "shape", "data_offsets"}:
+        raise ValueError(f"entry {name!r} is malformed")
+    dtype = SAFETENSORS_DTYPES.get(str(value["dtype"]))
+    if dtype is None:
+        raise ValueError(f"{name!r} has an unknown dtype {value['dtype']!r}")
+    shape, offsets = value["shape"], value["data_offsets"]
+    for numbers in (shape, offsets):
+        if not isinstance(numbers, list) or any(type(n) is not int or n < 0 for n in numbers):
+            raise ValueError(f"entry {name!r} is malformed")
+    if len(offsets) != 2 or offsets[1] - offsets[0] != math.prod(shape) * dtype.itemsize:
+        raise ValueError(f"{name!r}: its byte range does not hold its shape")
+    return dtype, tuple(shape), offsets[0], offsets[1]

@@ -1,0 +1,50 @@
+"""The ``dsa::`` ops: what a compiled model is made of.
+
+Importing this package registers every op. Each has a schema, a fake for shape propagation and a
+plain function, also found in :data:`REFERENCE`, which is its CPU implementation and the meaning
+every other implementation is tested against.
+
+Logical ops take any leading dimensions and appear before tokens are flattened; kernel ops take flat
+tokens ``[T, ...]`` and know the paged caches.
+"""
+
+from dsa_compile.ops.attention import (
+    ABSORB_QUERY,
+    EXPAND_OUTPUT,
+    LATENT_ATTENTION,
+    PAGED_LATENT_ATTENTION,
+    SPARSE_ATTENTION,
+)
+from dsa_compile.ops.cache import DENSE_SLOTS, WRITE_INDEX_CACHE, WRITE_LATENT_CACHE
+from dsa_compile.ops.indexer import INDEX_TOPK, PAGED_INDEX_TOPK
+from dsa_compile.ops.library import REFERENCE
+from dsa_compile.ops.mlp import EMBEDDING, LINEAR, SWIGLU, SWIGLU_PACKED
+from dsa_compile.ops.moe import EXPERTS, ROUTER
+from dsa_compile.ops.norm import ADD_RMS_NORM, LAYER_NORM, RMS_NORM
+from dsa_compile.ops.rope import ROPE_HALF, ROPE_INTERLEAVED, ROPE_TABLES
+
+__all__ = [
+    "ABSORB_QUERY",
+    "ADD_RMS_NORM",
+    "DENSE_SLOTS",
+    "EMBEDDING",
+    "EXPAND_OUTPUT",
+    "EXPERTS",
+    "INDEX_TOPK",
+    "LATENT_ATTENTION",
+    "LAYER_NORM",
+    "LINEAR",
+    "PAGED_INDEX_TOPK",
+    "PAGED_LATENT_ATTENTION",
+    "REFERENCE",
+    "RMS_NORM",
+    "ROPE_HALF",
+    "ROPE_INTERLEAVED",
+    "ROPE_TABLES",
+    "ROUTER",
+    "SPARSE_ATTENTION",
+    "SWIGLU",
+    "SWIGLU_PACKED",
+    "WRITE_INDEX_CACHE",
+    "WRITE_LATENT_CACHE",
+]

@@ -1,0 +1,186 @@
+"""Sparse attention over selected keys, in head form and in latent (absorbed MLA) form.
+
+Indices name distinct keys; -1 names none, wherever it stands. A row without any key gives zero.
+Products and softmax are fp32; one rounding to the query's dtype ends them.
+"""
+
+import torch
+from torch import Tensor
+
+from dsa_compile.ops.library import define
+
+GATHER_BYTES = 8 << 20
+"""Bound on the gathered rows and scores of one chunk of tokens (a single token may exceed it)."""
+
+
+def sparse_attention(q: Tensor, k: Tensor, v: Tensor, indices: Tensor, scale: float) -> Tensor:
+    """Attention of every query to its selected keys.
+
+    Args:
+        q: ``[B, S, H, Dqk]``.
+        k: ``[B, S, H, Dqk]``.
+        v: ``[B, S, H, Dv]``.
+        indices: int32 ``[B, S, K]``, positions in the same sequence.
+        scale: on the dot products.
+
+    Returns:
+        ``[B, S, H, Dv]``.
+    """
+    batch, length, heads, _ = q.shape
+    keys = k.permute(0, 2, 3, 1).float()
+    values = v.transpose(1, 2).float()
+    out = q.new_empty((batch, length, heads, v.shape[-1]))
+    step = max(1, GATHER_BYTES // max(1, 8 * batch * heads * length))
+    for start in range(0, length, step):
+        chosen = indices[:, start : start + step].long()
+        # -1 lands in one column past the end, which is then cut off
+        kept = torch.zeros((*chosen.shape[:2], length + 1), dtype=torch.bool, device=q.device)
+        kept.scatter_(2, torch.where(chosen < 0, length, chosen), True)
+        dropped = kept[..., :length].logical_not_().unsqueeze(1)
+        logits = torch.matmul(q[:, start : start + step].transpose(1, 2).float(), keys).mul_(scale)
+        weights = logits.masked_fill_(dropped, float("-inf")).softmax(-1)
+        weights.masked_fill_(dropped.all(-1, keepdim=True), 0.0)
+        out[:, start : start + step] = torch.matmul(weights, values).transpose(1, 2)
+    return out
+
+
+def _sparse_attention_fake(
+    q: Tensor, k: Tensor, v: Tensor, indices: Tensor, scale: float
+) -> Tensor:
+    return q.new_empty((*q.shape[:-1], v.shape[-1]))
+
+
+def absorb_query(q_nope: Tensor, w_uk: Tensor) -> Tensor:
+    """Move a query into the latent space: ``[..., H, dn] x [H, dn, R] -> [..., H, R]``."""
+    return _per_head(q_nope, w_uk)
+
+
+def _absorb_query_fake(q_nope: Tensor, w_uk: Tensor) -> Tensor:
+    return q_nope.new_empty((*q_nope.shape[:-1], w_uk.shape[2]))
+
+
+def expand_output(o_latent: Tensor, w_uv: Tensor) -> Tensor:
+    """Bring a latent result back to heads: ``[..., H, R] x [H, dv, R] -> [..., H, dv]``."""
+    return _per_head(o_latent, w_uv.transpose(1, 2))
+
+
+def _expand_output_fake(o_latent: Tensor, w_uv: Tensor) -> Tensor:
+    return o_latent.new_empty((*o_latent.shape[:-1], w_uv.shape[1]))
+
+
+def _per_head(x: Tensor, weight: Tensor) -> Tensor:
+    """``[..., H, i] x [H, i, o] -> [..., H, o]``."""
+    flat = x.flatten(0, -3).transpose(0, 1)
+    out = torch.bmm(flat, weight).transpose(0, 1).contiguous()
+    return out.view(*x.shape[:-1], -1) if x.dim() > 3 else out
+
+
+def latent_attention(
+    q_latent: Tensor, q_pe: Tensor, ckv: Tensor, k_pe: Tensor, indices: Tensor, scale: float
+) -> Tensor:
+    """:func:`sparse_attention` after MLA absorption: one latent key and value for all heads.
+
+    Args:
+        q_latent: ``[B, S, H, R]``.
+        q_pe: ``[B, S, H, dr]``.
+        ckv: ``[B, S, R]``, key and value.
+        k_pe: ``[B, S, dr]``, the rotated part of the key.
+        indices: int32 ``[B, S, K]``, positions in the same sequence.
+        scale: on the dot products.
+
+    Returns:
+        ``[B, S, H, R]``.
+    """
+    batch, length = ckv.shape[:2]
+    rows = torch.cat((ckv, k_pe), -1).flatten(0, 1)
+    first = torch.arange(batch, dtype=indices.dtype, device=indices.device) * length
+    slots = torch.where(indices < 0, -1, indices + first.view(-1, 1, 1))
+    query = torch.cat((q_latent, q_pe), -1).flatten(0, 1)
+    return _attend(query, rows, slots.flatten(0, 1), scale, ckv.shape[2]).view(q_latent.shape)
+
+
+def _latent_attention_fake(
+    q_latent: Tensor, q_pe: Tensor, ckv: Tensor, k_pe: Tensor, indices: Tensor, scale: float
+) -> Tensor:
+    return q_latent.new_empty(q_latent.shape)
+
+
+def paged_latent_attention(
+    q_latent: Tensor, q_pe: Tensor, cache: Tensor, slots: Tensor, scale: float
+) -> Tensor:
+    """Latent attention to rows of the paged cache.
+
+    Args:
+        q_latent: ``[T, H, R]``.
+        q_pe: ``[T, H, dr]``.
+        cache: ``[num_blocks, block_size, R + dr]``.
+        slots: int32 ``[T, K]``, physical rows.
+        scale: on the dot products.
+
+    Returns:
+        ``[T, H, R]``.
+    """
+    query = torch.cat((q_latent, q_pe), -1)
+    return _attend(query, cache.view(-1, cache.shape[2]), slots, scale, q_latent.shape[2])
+
+
+def _paged_latent_attention_fake(
+    q_latent: Tensor, q_pe: Tensor, cache: Tensor, slots: Tensor, scale: float
+) -> Tensor:
+    return q_latent.new_empty(q_latent.shape)
+
+
+def _attend(query: Tensor, rows: Tensor, slots: Tensor, scale: float, latent: int) -> Tensor:
+    """Attend from ``[T, H, W]`` to ``rows[slots]``, whose first ``latent`` columns are values."""
+    tokens, heads, width = query.shape
+    out = query.new_empty((tokens, heads, latent))
+    step = max(1, GATHER_BYTES // max(1, 4 * slots.shape[1] * (width + 2 * heads)))
+    for start in range(0, tokens, step):
+        out[start : start + step] = _attend_chunk(
+            query[start : start + step], rows, slots[start : start + step], scale, latent
+        )
+    return out
+
+
+def _attend_chunk(query: Tensor, rows: Tensor, slots: Tensor, scale: float, latent: int) -> Tensor:
+    tokens, heads, width = query.shape
+    used = (slots.amax(0) >= 0).nonzero()
+    if not used.numel():
+        return query.new_zeros((tokens, heads, latent))
+    slots = slots[:, : int(used[-1]) + 1]
+    absent = slots < 0
+    # an absent slot reads a row of its own token: another's could hold a NaN, and 0 * NaN spreads
+    own = slots.amax(1, keepdim=True)
+    slots = torch.where(absent, own, slots).clamp_(min=0)
+    gathered = rows.index_select(0, slots.flatten()).view(tokens, -1, width).float()
+    bias = absent.unsqueeze(1).float().masked_fill_(absent.unsqueeze(1), float("-inf"))
+    logits = torch.baddbmm(bias, query.float(), gathered.transpose(1, 2), alpha=scale)
+    out = torch.bmm(logits.softmax(-1), gathered[..., :latent])
+    return out.masked_fill_(own.unsqueeze(2) < 0, 0.0)
+
+
+SPARSE_ATTENTION = define(
+    "sparse_attention(Tensor q, Tensor k, Tensor v, Tensor indices, float scale) -> Tensor",
+    sparse_attention,
+    _sparse_attention_fake,
+)
+ABSORB_QUERY = define(
+    "absorb_query(Tensor q_nope, Tensor w_uk) -> Tensor", absorb_query, _absorb_query_fake
+)
+EXPAND_OUTPUT = define(
+    "expand_output(Tensor o_latent, Tensor w_uv) -> Tensor", expand_output, _expand_output_fake
+)
+LATENT_ATTENTION = define(
+    "latent_attention(Tensor q_latent, Tensor q_pe, Tensor ckv, Tensor k_pe, Tensor indices,"
+    " float scale) -> Tensor",
+    latent_attention,
+    _latent_attention_fake,
+    any_device=False,
+)
+PAGED_LATENT_ATTENTION = define(
+    "paged_latent_attention(Tensor q_latent, Tensor q_pe, Tensor cache, Tensor slots,"
+    " float scale) -> Tensor",
+    paged_latent_attention,
+    _paged_latent_attention_fake,
+    any_device=False,
+)

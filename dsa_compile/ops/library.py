@@ -1,0 +1,51 @@
+"""How a ``dsa::`` op is declared: schema, fake and CPU reference in one call.
+
+Every op returns fresh tensors that are contiguous whatever the strides of its inputs, so a fake
+needs to know shapes and dtypes only.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+NAMESPACE = "dsa"
+_LIBRARY = torch.library.Library(NAMESPACE, "DEF")
+
+REFERENCE: dict[OpOverload, Callable[..., Any]] = {}
+"""The plain function behind every op, taking the op's arguments by position.
+
+Calling it saves the dispatcher's share of a call, which at decode sizes is a fair part of the op.
+"""
+
+
+def define(
+    schema: str,
+    reference: Callable[..., Any],
+    fake: Callable[..., Any],
+    *,
+    any_device: bool = True,
+) -> OpOverload:
+    """Declare ``dsa::<schema>`` and return its overload.
+
+    Args:
+        schema: name, arguments and results, in the dispatcher's schema language.
+        reference: the implementation.
+        fake: results with the right shapes and dtypes; sizes may be symbolic, so it must neither
+            branch on them nor turn them into ints.
+        any_device: False for a reference that reads tensors on the host, which would be a silent
+            synchronisation on an accelerator; it is then registered for the CPU alone.
+    """
+    name = schema.partition("(")[0]
+    _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+    _LIBRARY.impl(name, reference, "CompositeExplicitAutograd" if any_device else "CPU")
+    torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=_LIBRARY)
+    overload: OpOverload = getattr(getattr(torch.ops, NAMESPACE), name).default
+    REFERENCE[overload] = reference
+    return overload
+
+
+def bad_input(op: str, takes: str) -> ValueError:
+    """The error for a call that would otherwise give a silently wrong result."""
+    return ValueError(f"{NAMESPACE}::{op} takes {takes}")

@@ -1,0 +1,137 @@
+"""Mixture of experts: the router's choice and the chosen experts' work."""
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from dsa_compile.ops.library import bad_input, define
+from dsa_compile.ops.mlp import swiglu_packed
+
+# torch's grouped GEMM refuses operands whose rows do not start on this many bytes.
+_GROUPED_ALIGNMENT = 16
+
+
+def router(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    n_group: int,
+    topk_group: int,
+    top_k: int,
+    normalize: bool,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    """Choose experts: sigmoid scores, group-limited top-k (``DeepseekV32TopkRouter``).
+
+    Everything is fp32. The bias takes part in choosing only; the weights are the unbiased scores.
+
+    Args:
+        x: ``[N, H]``.
+        weight: ``[E, H]``.
+        bias: fp32 ``[E]``, ``e_score_correction_bias``.
+        n_group: number of equal groups of experts.
+        topk_group: groups kept per token, by the sum of their two best scores.
+        top_k: experts per token.
+        normalize: divide the chosen weights by their sum.
+        scale: last factor on the weights.
+
+    Returns:
+        weights fp32 ``[N, top_k]`` and expert indices int64 ``[N, top_k]``, in no set order.
+    """
+    if bias.dtype is not torch.float32:
+        raise bad_input(
+            "router", f"bias as float32 (rounding it changes choices), not {bias.dtype}"
+        )
+    scores = F.linear(x.float(), weight.float()).sigmoid_()
+    choice = scores + bias
+    if topk_group < n_group:
+        grouped = choice.view(choice.shape[0], n_group, -1)
+        group_scores = grouped.topk(2, sorted=False).values.sum(-1)
+        kept = group_scores.topk(topk_group, sorted=False).indices
+        dropped = torch.ones_like(group_scores, dtype=torch.bool).scatter_(1, kept, False)
+        choice = grouped.masked_fill(dropped.unsqueeze(-1), float("-inf")).view(choice.shape)
+    indices = choice.topk(top_k, sorted=False).indices
+    weights = scores.gather(1, indices)
+    if normalize:
+        weights.div_(weights.sum(-1, keepdim=True).add_(1e-20))
+    return weights.mul_(scale), indices
+
+
+def _router_fake(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    n_group: int,
+    topk_group: int,
+    top_k: int,
+    normalize: bool,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    shape = (x.shape[0], top_k)
+    return x.new_empty(shape, dtype=torch.float32), x.new_empty(shape, dtype=torch.int64)
+
+
+def experts(x: Tensor, weights: Tensor, indices: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+    """Weighted sum of the chosen experts' gated MLPs.
+
+    Tokens are sorted by expert so that each expert is one GEMM over its tokens; of the ways tried
+    on CPU (this, a loop over the experts hit, ``bmm`` over gathered weights) it is the fastest from
+    8 tokens up and reads only the experts that were hit. Routing weights multiply in fp32 after the
+    down projection, the sum over experts is fp32, and one rounding to ``x.dtype`` ends it.
+
+    Args:
+        x: ``[N, H]``.
+        weights: fp32 ``[N, k]``.
+        indices: int64 ``[N, k]``, in ``[0, E)``.
+        gate_up: ``[E, 2I, H]``, gate rows first.
+        down: ``[E, H, I]``.
+
+    Returns:
+        ``[N, H]`` in ``x.dtype``.
+    """
+    if weights.dtype is not torch.float32 or weights.shape != indices.shape:
+        raise bad_input(
+            "experts",
+            f"weights as float32 {list(indices.shape)}, not {weights.dtype} {list(weights.shape)}",
+        )
+    tokens, top_k = indices.shape
+    ordered, order = indices.reshape(-1).sort()
+    every = torch.arange(gate_up.shape[0], device=x.device)
+    ends = torch.searchsorted(ordered, every, right=True, out_int32=True)
+    hidden = _grouped_linear(x.index_select(0, order // top_k), gate_up, ends)
+    outputs = _grouped_linear(swiglu_packed(hidden), down, ends)
+    outputs = torch.empty_like(outputs).index_copy_(0, order, outputs)
+    weighted = outputs.view(tokens, top_k, -1) * weights.unsqueeze(-1)
+    return weighted.sum(1).to(x.dtype)
+
+
+def _grouped_linear(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+    """Rows ``ends[e-1]:ends[e]`` of x ``[S, in]`` times expert e of weight ``[E, out, in]``."""
+    if weight.shape[2] * weight.element_size() % _GROUPED_ALIGNMENT == 0:
+        return F.grouped_mm(x, weight.transpose(1, 2), offs=ends)
+    out = x.new_empty((x.shape[0], weight.shape[1]))
+    start = 0
+    for expert, end in enumerate(ends.tolist()):
+        if end > start:
+            torch.mm(x[start:end], weight[expert].t(), out=out[start:end])
+            start = end
+    return out
+
+
+def _experts_fake(
+    x: Tensor, weights: Tensor, indices: Tensor, gate_up: Tensor, down: Tensor
+) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+ROUTER = define(
+    "router(Tensor x, Tensor weight, Tensor bias, int n_group, int topk_group, int top_k,"
+    " bool normalize, float scale) -> (Tensor weights, Tensor indices)",
+    router,
+    _router_fake,
+)
+EXPERTS = define(
+    "experts(Tensor x, Tensor weights, Tensor indices, Tensor gate_up, Tensor down) -> Tensor",
+    experts,
+    _experts_fake,
+)

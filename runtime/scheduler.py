@@ -217,7 +217,7 @@ class Scheduler:
         )
 
     def check(self) -> None:
-        """Assert every invariant of requests, blocks and tree; linear in their number, for tests."""
+        """Assert every invariant of requests, blocks and tree; linear, for tests."""
         self._residency.check(self._running)
         for requests, status in ((self._running, Status.RUNNING), (self._waiting, Status.WAITING)):
             assert requests == sorted(requests, key=_rank), f"{status}: out of order"

@@ -1,0 +1,63 @@
+"""Prompts as callers give them, checked and turned into token ids."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dsa_compile.errors import RequestError
+
+Prompt = str | Sequence[int]
+
+
+def token_ids_of(request_id: str, prompt: Prompt, vocab_size: int, tokenizer: Any) -> list[int]:
+    """The prompt's token ids; at least one, each in ``[0, vocab_size)``.
+
+    Args:
+        request_id: named in errors.
+        prompt: a text or a sequence of integers.
+        vocab_size: of the model.
+        tokenizer: has ``encode(text).ids``; None if texts cannot be taken.
+
+    Raises:
+        RequestError: it is empty, of another type, text without a tokenizer, or holds an id outside
+            the vocabulary.
+    """
+    if isinstance(prompt, str):
+        if tokenizer is None:
+            raise RequestError(
+                f"request {request_id!r}: text needs a tokenizer and this engine has none; "
+                f"give token ids"
+            )
+        prompt = tokenizer.encode(prompt).ids
+    try:
+        ids = np.asarray(prompt)
+    except (TypeError, ValueError):  # ragged
+        ids = np.asarray(None)
+    if ids.shape == (0,):
+        raise RequestError(f"request {request_id!r}: the prompt is empty; give at least one token")
+    if ids.ndim != 1 or ids.dtype.kind not in "iu":
+        raise RequestError(
+            f"request {request_id!r}: a prompt is a text or a list of integer token ids"
+        )
+    for token in (int(ids.min()), int(ids.max())):
+        if not 0 <= token < vocab_size:
+            raise RequestError(
+                f"request {request_id!r}: token id {token} is out of range; the model's ids are "
+                f"0 to {vocab_size - 1}"
+            )
+    token_ids: list[int] = ids.tolist()
+    return token_ids
+
+
+def load_tokenizer(artifact: Path) -> Any:
+    """The artifact's tokenizer, or None if it has none or ``tokenizers`` is not installed."""
+    file = artifact / "tokenizer" / "tokenizer.json"
+    if not file.is_file():
+        return None
+    try:
+        from tokenizers import Tokenizer
+    except ImportError:
+        return None
+    return Tokenizer.from_file(str(file))

@@ -1,0 +1,100 @@
+"""Changes to a request's logits that depend on particular tokens: bias, masks and penalties.
+
+Each touches only the tokens it names, gathered and scattered for all rows at once, so a step costs
+in proportion to the distinct tokens of the penalised requests and not to the vocabulary.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+
+class TokenCounts:
+    """The distinct tokens of one request and how often each is in its output.
+
+    Kept up to date a token at a time; the arrays grow by doubling.
+
+    Args:
+        prompt_ids: the prompt's tokens, counted 0 times in the output.
+    """
+
+    def __init__(self, prompt_ids: Sequence[int]) -> None:
+        distinct = np.unique(np.asarray(prompt_ids, dtype=np.int64))
+        self._size = len(distinct)
+        self._slots = dict(zip(distinct.tolist(), range(self._size), strict=True))
+        capacity = max(self._size, 8)
+        self._ids = np.zeros(capacity, dtype=np.int64)
+        self._ids[: self._size] = distinct
+        self._counts = np.zeros(capacity, dtype=np.float32)
+
+    def append(self, token: int) -> None:
+        """Count one output token."""
+        slot = self._slots.setdefault(token, self._size)
+        if slot == self._size:
+            if self._size == len(self._ids):
+                self._ids = np.concatenate([self._ids, np.zeros_like(self._ids)])
+                self._counts = np.concatenate([self._counts, np.zeros_like(self._counts)])
+            self._ids[slot] = token
+            self._size += 1
+        self._counts[slot] += 1
+
+    @property
+    def ids(self) -> NDArray[np.int64]:
+        """The distinct tokens, [n]."""
+        return self._ids[: self._size]
+
+    @property
+    def counts(self) -> NDArray[np.float32]:
+        """Times each of :attr:`ids` is in the output, [n]."""
+        return self._counts[: self._size]
+
+
+def add_bias(
+    logits: torch.Tensor,
+    rows: Sequence[int],
+    ids: Sequence[NDArray[np.int64]],
+    amounts: Sequence[NDArray[np.float32]],
+) -> None:
+    """Add ``amounts[i]`` to the tokens ``ids[i]`` of row ``rows[i]`` of logits [n, V], in place."""
+    where = _flat_index(logits, rows, ids)
+    logits.view(-1).index_add_(0, where, torch.from_numpy(np.concatenate(amounts)))
+
+
+def mask_tokens(
+    logits: torch.Tensor, rows: Sequence[int], ids: Sequence[NDArray[np.int64]]
+) -> None:
+    """Make the tokens ``ids[i]`` of row ``rows[i]`` of logits [n, V] impossible, in place."""
+    logits.view(-1).index_fill_(0, _flat_index(logits, rows, ids), -torch.inf)
+
+
+def penalise(
+    logits: torch.Tensor,
+    rows: Sequence[int],
+    counts: Sequence[TokenCounts],
+    amounts: Sequence[tuple[float, float, float]],
+) -> None:
+    """Apply repetition, presence and frequency penalties in place.
+
+    Args:
+        logits: [n, V] fp32, contiguous.
+        rows: the penalised rows.
+        counts: their tokens.
+        amounts: their (repetition, presence, frequency) penalties.
+    """
+    where = _flat_index(logits, rows, [c.ids for c in counts])
+    times = torch.from_numpy(np.concatenate([c.counts for c in counts]))
+    each = np.repeat(np.array(amounts, dtype=np.float32), [len(c.ids) for c in counts], axis=0)
+    repetition, presence, frequency = torch.from_numpy(each).unbind(1)
+    values = logits.view(-1)[where]
+    values = torch.where(values > 0, values / repetition, values * repetition)
+    values -= frequency * times + presence * (times > 0)
+    logits.view(-1)[where] = values
+
+
+def _flat_index(
+    logits: torch.Tensor, rows: Sequence[int], ids: Sequence[NDArray[np.int64]]
+) -> torch.Tensor:
+    starts = np.array(rows, dtype=np.int64) * logits.shape[1]
+    return torch.from_numpy(np.concatenate(ids) + np.repeat(starts, [len(i) for i in ids]))

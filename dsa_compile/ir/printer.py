@@ -100,8 +100,7 @@ class _Printer:
         by_index: dict[Any, fx.Node] = {user.args[1]: user for user in node.users}
         entries = [by_index.get(index) for index in range(_entries(node))]
         targets = ["_" if entry is None else self.names[entry] for entry in entries]
-        types = ", ".join("_" if entry is None else _type_text(entry) for entry in entries)
-        return f"{_tuple(targets, '(')} = {expression}{_comment(types, path)}"
+        return f"{_tuple(targets, '(')} = {expression}{_comment(_type_text(node), path)}"
 
     def _expression(self, target: Callable[..., Any], node: fx.Node) -> str:
         if target is operator.getitem and not node.kwargs:

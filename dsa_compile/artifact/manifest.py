@@ -1,0 +1,211 @@
+"""``manifest.json``: what an artifact holds; written by the compiler, checked by every reader."""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from dsa_compile.artifact.paths import is_plain
+from dsa_compile.artifact.records import (
+    CacheRecord,
+    FileRecord,
+    LayerRecord,
+    ModelRecord,
+    PassSummary,
+    Producer,
+    RegionRecord,
+    WeightsRecord,
+)
+from dsa_compile.artifact.strict_json import load_json, parse
+from dsa_compile.config import CompileConfig
+from dsa_compile.errors import ArtifactError
+from dsa_compile.ir.argument_json import DTYPES
+
+FORMAT_VERSION = 1
+MANIFEST = "manifest.json"
+_REGION_NAME = re.compile(r"[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)?")
+_EDITED = "the file was edited, recompile"
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """All of ``manifest.json``. Made by :meth:`build`; the writer adds ``files`` and ``digest``.
+
+    Attributes:
+        compile: the options of the compilation; ``target``, ``recipe``, ``dtype`` and
+            ``block_size`` repeat what a reader of the file looks for first.
+        variants: ``("long", "short")`` if regions are split by context length, else empty.
+        tokenizer: files of the tokenizer and the generation defaults.
+        files: every file but the manifest itself.
+        digest: hex SHA-256 of the rest of the manifest, and so, through the hashes in it, of
+            the whole artifact: its identity.
+    """
+
+    format_version: int
+    producer: Producer
+    target: str
+    recipe: str
+    dtype: str
+    block_size: int
+    compile: CompileConfig
+    compile_digest: str
+    model: ModelRecord
+    layers: tuple[LayerRecord, ...]
+    regions: tuple[RegionRecord, ...]
+    variants: tuple[str, ...]
+    weights: WeightsRecord
+    caches: tuple[CacheRecord, ...]
+    passes: tuple[PassSummary, ...]
+    tokenizer: tuple[str, ...]
+    files: tuple[FileRecord, ...] = ()
+    digest: str = ""
+
+    @classmethod
+    def build(
+        cls,
+        *,
+        config: CompileConfig,
+        model: ModelRecord,
+        layers: tuple[LayerRecord, ...],
+        regions: tuple[RegionRecord, ...],
+        variants: tuple[str, ...],
+        weights: WeightsRecord,
+        caches: tuple[CacheRecord, ...],
+        passes: tuple[PassSummary, ...] = (),
+        tokenizer: tuple[str, ...] = (),
+    ) -> "Manifest":
+        """The manifest of a compilation by this installation, without its list of files."""
+        return cls(
+            format_version=FORMAT_VERSION,
+            producer=Producer.current(),
+            target=config.target,
+            recipe=config.recipe,
+            dtype=str(config.dtype).removeprefix("torch."),
+            block_size=config.block_size,
+            compile=config,
+            compile_digest=config.digest(),
+            model=model,
+            layers=layers,
+            regions=regions,
+            variants=variants,
+            weights=weights,
+            caches=caches,
+            passes=passes,
+            tokenizer=tokenizer,
+        )
+
+    def sealed(self, files: tuple[FileRecord, ...]) -> "Manifest":
+        """The same with its list of files and the digest over everything."""
+        listed = replace(self, files=files)
+        return replace(listed, digest=_digest(listed.to_json()))
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON-ready dict; :func:`read_manifest` takes its text back."""
+        return asdict(self)
+
+    def problems(self) -> Iterator[str]:
+        """What does not hold between the fields, and what single types cannot say."""
+        if self.compile_digest != self.compile.digest():
+            yield "compile_digest does not match compile"
+        told = (self.target, self.recipe, self.dtype, self.block_size)
+        config = self.compile
+        dtype = str(config.dtype).removeprefix("torch.")
+        if told != (config.target, config.recipe, dtype, config.block_size):
+            yield "target, recipe, dtype or block_size differs from compile"
+        for file in self.files:
+            if not is_plain(file.path) or file.path == MANIFEST:
+                yield f"files: {file.path!r:.80} is not a path inside the artifact"
+            if file.size < 0 or not _SHA256.fullmatch(file.sha256):
+                yield f"files: {file.path} has no valid size and sha256"
+        yield from self._region_problems()
+        yield from self._weight_problems()
+        listed = [file.path for file in self.files]
+        if len(set(listed)) != len(listed):
+            yield "files: a path is listed twice"
+        for path in self._named_files():
+            if path not in listed:
+                yield f"{path!r:.80} is named but not listed in files"
+
+    def _region_problems(self) -> Iterator[str]:
+        names = [region.name for region in self.regions]
+        if len(set(names)) != len(names):
+            yield "regions: a name is listed twice"
+        for region in self.regions:
+            if not _REGION_NAME.fullmatch(region.name):
+                yield f"regions: {region.name!r:.80} is not a region's name"
+            if region.graph != f"graphs/{region.name}.json":
+                yield f"regions: {region.name} has its graph in {region.graph!r:.80}"
+        kinds = {name.partition(".")[0] for name in names}
+        for layer in self.layers:
+            if layer.kind not in kinds:
+                yield f"layers: no region for kind {layer.kind!r:.80} of layer {layer.index}"
+            if not 0 <= layer.index < self.model.spec.num_hidden_layers:
+                yield f"layers: the model has no layer {layer.index}"
+        for cache in self.caches:
+            if cache.width < 1 or cache.dtype not in DTYPES:
+                yield f"caches: {cache.key!r:.80} has no valid width and dtype"
+        if self.variants not in ((), ("long", "short")):
+            yield "variants should be empty or long and short"
+
+    def _weight_problems(self) -> Iterator[str]:
+        weights = self.weights
+        if weights.mode != self.compile.weights:
+            yield "weights.mode differs from compile.weights"
+        if (weights.model_dir is None) == (weights.mode == "reference"):
+            yield "weights.model_dir goes with weights.mode reference, and only with it"
+        listed = {(file.path, file.size, file.sha256) for file in self.files}
+        for file in weights.files:
+            if not is_plain(file.name):
+                yield f"weights.files: {file.name!r:.80} leaves its directory"
+            if file.size < 0 or not _SHA256.fullmatch(file.sha256):
+                yield f"weights.files: {file.name} has no valid size and sha256"
+            elif weights.mode == "pack" and (
+                (f"weights/{file.name}", file.size, file.sha256) not in listed
+            ):
+                yield f"weights.files: {file.name} is not listed in files"
+
+    def _named_files(self) -> Iterator[str]:
+        for region in self.regions:
+            yield from (region.graph, region.source)
+        for summary in self.passes:
+            yield from (path for path in (summary.before, summary.after) if path is not None)
+        if self.weights.plan is not None:
+            yield self.weights.plan
+        yield from self.tokenizer
+
+
+def _digest(data: Mapping[str, Any]) -> str:
+    rest = {name: value for name, value in data.items() if name != "digest"}
+    text = json.dumps(rest, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def read_manifest(data: bytes, where: str) -> Manifest:
+    """Parse and check the text of a manifest.
+
+    Args:
+        data: the bytes of the file.
+        where: how error messages call it, such as ``"out/manifest.json"``.
+
+    Raises:
+        ArtifactError: not a manifest, of another format version, or inconsistent.
+    """
+    content = load_json(data, where)
+    version = content.get("format_version") if isinstance(content, dict) else None
+    if type(version) is not int:
+        raise ArtifactError(f"{where}: not the manifest of an artifact (no format_version)")
+    if version != FORMAT_VERSION:
+        raise ArtifactError(
+            f"{where}: format version {version}, this dsa-compile reads {FORMAT_VERSION}; "
+            "recompile with this version or load with the one that compiled it"
+        )
+    manifest = parse(Manifest, content, where)
+    # over the JSON as it stands: a float written as 0 must not count as an edit
+    if manifest.digest != _digest(content):
+        raise ArtifactError(f"{where}: digest does not match the rest; {_EDITED}")
+    for problem in manifest.problems():
+        raise ArtifactError(f"{where}: {problem}; {_EDITED}")
+    return manifest

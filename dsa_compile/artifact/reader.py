@@ -1,0 +1,195 @@
+"""Opening an artifact: nothing is used before it is checked."""
+
+import hashlib
+import os
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from dsa_compile.artifact.manifest import MANIFEST, Manifest, read_manifest
+from dsa_compile.artifact.paths import resolve_inside
+from dsa_compile.artifact.records import FileRecord, WeightFile
+from dsa_compile.artifact.strict_json import load_json
+from dsa_compile.errors import ArtifactError, UserError
+from dsa_compile.ir.graph_json import region_from_json
+from dsa_compile.ir.region import Region
+from dsa_compile.weights.safetensors_file import SafetensorsFile
+
+VERIFY = ("full", "header")
+# Folders in which a file that the manifest does not list is an error, not clutter.
+_CLOSED = ("graphs", "weights")
+_READERS = 4  # threads that hash files; the disk is the limit beyond
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """An artifact whose files are what its manifest says.
+
+    Attributes:
+        path: the directory.
+        manifest: its parsed and checked manifest.
+        verify: how thoroughly weight files are checked: ``full`` hashes them, ``header`` hashes
+            the safetensors header and compares the size.
+    """
+
+    path: Path
+    manifest: Manifest
+    verify: str
+
+    @classmethod
+    def open(cls, path: Path | str, verify: str = "full") -> "Artifact":
+        """Open a directory and check all of it but the weights of the model directory.
+
+        Raises:
+            ArtifactError: it is no artifact, of another version, incomplete or edited; names the
+                file.
+            UserError: an unknown ``verify``.
+        """
+        path = Path(path)
+        if verify not in VERIFY:
+            raise UserError(f"unknown verify {verify!r}; choose one of {', '.join(VERIFY)}")
+        if not path.is_dir():
+            raise ArtifactError(f"{path}: no such directory; give the output of dsa-compile")
+        try:
+            data = (path / MANIFEST).read_bytes()
+        except OSError as error:
+            raise ArtifactError(
+                f"{path / MANIFEST}: cannot be read ({error.strerror}); is this an artifact?"
+            ) from None
+        artifact = cls(path, read_manifest(data, str(path / MANIFEST)), verify)
+        artifact._check_files()
+        return artifact
+
+    def region(self, name: str) -> Region:
+        """Rebuild one region from its graph file.
+
+        Raises:
+            ArtifactError: no such region, or its file is not a graph of allowed ops.
+        """
+        graphs = {record.name: record.graph for record in self.manifest.regions}
+        if name not in graphs:
+            raise ArtifactError(f"{self.path}: has no region {name!r}, only {', '.join(graphs)}")
+        region = region_from_json(self.read_json(graphs[name]))
+        if region.name != name:
+            raise ArtifactError(f"{self.path / graphs[name]}: holds region {region.name!r}")
+        return region
+
+    def read_json(self, path: str) -> Any:
+        """The content of a listed JSON file."""
+        return load_json(self.read_bytes(path), str(self.path / path))
+
+    def read_bytes(self, path: str) -> bytes:
+        """The bytes of a listed file, checked once more: they are what the manifest hashed.
+
+        Raises:
+            ArtifactError: not listed, missing or changed since the artifact was opened.
+        """
+        records = {record.path: record for record in self.manifest.files}
+        if path not in records:
+            raise ArtifactError(f"{self.path}: has no file {path!r}")
+        try:
+            data = self._located(path).read_bytes()
+        except OSError as error:
+            raise ArtifactError(f"{self.path / path}: cannot be read ({error.strerror})") from None
+        _compare(self.path / path, records[path].sha256, hashlib.sha256(data).hexdigest())
+        return data
+
+    def tokenizer_file(self, name: str) -> Path | None:
+        """Where a tokenizer file is, such as ``"tokenizer.json"``; None if the model had none."""
+        path = f"tokenizer/{name}"
+        return self._located(path) if path in self.manifest.tokenizer else None
+
+    def model_dir(self, override: Path | None = None) -> Path:
+        """The model directory that holds the weights, its files checked as ``verify`` says.
+
+        Args:
+            override: where the model is now, if it has moved since it was compiled.
+
+        Raises:
+            ArtifactError: the artifact does not refer to a model directory, or a file there is
+                missing or not the one compiled.
+        """
+        recorded = self.manifest.weights.model_dir
+        if recorded is None:
+            mode = self.manifest.weights.mode
+            raise ArtifactError(f"{self.path}: refers to no model directory (weights: {mode})")
+        root = Path(recorded) if override is None else override
+        if not root.is_dir():
+            raise ArtifactError(
+                f"{root}: no such directory; {self.path} takes its weights from there, "
+                "say where the model is now"
+            )
+        # Links are followed wherever they lead: a download cache is made of them.
+        _all(
+            self._check_weights, [(root / file.name, file) for file in self.manifest.weights.files]
+        )
+        return root
+
+    def _located(self, path: str) -> Path:
+        resolved = resolve_inside(self.path, path)
+        if resolved is None:
+            raise ArtifactError(
+                f"{self.path / path}: missing, or not a file inside the artifact; recompile"
+            )
+        return resolved
+
+    def _check_files(self) -> None:
+        files = self.manifest.files
+        packed = {}
+        if self.manifest.weights.mode == "pack":
+            packed = {f"weights/{file.name}": file for file in self.manifest.weights.files}
+        jobs = [(self._located(file.path), packed.get(file.path, file)) for file in files]
+        _all(self._check_weights, jobs)
+        listed = {file.path for file in files}
+        for folder in _CLOSED:
+            for parent, _, names in os.walk(self.path / folder):
+                for name in names:
+                    extra = Path(parent, name).relative_to(self.path).as_posix()
+                    if extra not in listed:
+                        raise ArtifactError(
+                            f"{self.path / extra}: not part of the artifact; remove it"
+                        )
+
+    def _check_weights(self, job: tuple[Path, FileRecord | WeightFile]) -> None:
+        path, record = job
+        try:
+            size = path.stat().st_size
+            if size != record.size:
+                raise ArtifactError(
+                    f"{path}: {size} bytes, {record.size} when compiled; {_CHANGED}"
+                )
+            if (
+                self.verify == "header"
+                and isinstance(record, WeightFile)
+                and record.header_sha256 is not None
+            ):
+                found = SafetensorsFile.open(path, ArtifactError).header_sha256
+                _compare(path, record.header_sha256, found)
+                return
+            with path.open("rb") as file:
+                _compare(path, record.sha256, hashlib.file_digest(file, "sha256").hexdigest())
+        except OSError as error:
+            raise ArtifactError(f"{path}: cannot be read ({error.strerror})") from None
+
+
+_CHANGED = "it has changed since, restore it or recompile"
+
+
+def _compare(path: Path, recorded: str, found: str) -> None:
+    if recorded != found:
+        raise ArtifactError(f"{path}: not the content that was compiled; {_CHANGED}")
+
+
+def _all(check: Callable[[T], None], jobs: Iterable[T]) -> None:
+    """Run the checks side by side; the first in order that fails raises."""
+    with ThreadPoolExecutor(min(_READERS, os.cpu_count() or 1)) as pool:
+        futures = [pool.submit(check, job) for job in jobs]
+        try:
+            for future in futures:
+                future.result()
+        finally:
+            pool.shutdown(cancel_futures=True)

@@ -1,0 +1,122 @@
+"""The parts of a manifest, one frozen dataclass each; the JSON has the same fields."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import metadata
+
+import torch
+
+from dsa_compile.model_spec import ModelSpec
+from dsa_compile.version import __version__
+
+PRODUCER = "dsa-compile"
+
+
+@dataclass(frozen=True)
+class Producer:
+    """The software that wrote the artifact."""
+
+    name: str
+    version: str
+    torch: str
+    transformers: str
+
+    @classmethod
+    def current(cls) -> "Producer":
+        """This installation; transformers' version is read without importing it."""
+        return cls(PRODUCER, __version__, torch.__version__, metadata.version("transformers"))
+
+
+@dataclass(frozen=True)
+class ModelRecord:
+    """The model compiled: its geometry, and a digest that tells one checkpoint from another."""
+
+    spec: ModelSpec
+    fingerprint: str
+
+
+@dataclass(frozen=True)
+class LayerRecord:
+    """One layer: its number in the model, its kind, and what its weight templates resolve to."""
+
+    index: int
+    kind: str
+    vars: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class RegionRecord:
+    """One region: its graph file, and the same graph as Python to read."""
+
+    name: str
+    graph: str
+    source: str
+
+
+@dataclass(frozen=True)
+class WeightFile:
+    """A file that holds weights: bytes, hex SHA-256 of all of it and of its safetensors header.
+
+    ``header_sha256`` is None for a file that is not safetensors.
+    """
+
+    name: str
+    size: int
+    sha256: str
+    header_sha256: str | None
+
+
+@dataclass(frozen=True)
+class WeightsRecord:
+    """Where the weights are.
+
+    Attributes:
+        mode: ``reference`` (files of the model directory), ``pack`` (files under ``weights/``) or
+            ``none``.
+        plan: the artifact's file that says how weights are made, or None.
+        model_dir: the model directory at compile time; given for ``reference``, else None.
+        files: names relative to the model directory or to ``weights/``.
+    """
+
+    mode: str
+    plan: str | None
+    model_dir: str | None
+    files: tuple[WeightFile, ...]
+
+
+@dataclass(frozen=True)
+class CacheRecord:
+    """A paged cache that each layer has: elements in a row, and their dtype."""
+
+    key: str
+    width: int
+    dtype: str
+
+
+@dataclass(frozen=True)
+class PassSummary:
+    """What one pass did; ``before`` and ``after`` are files of the artifact, if anything changed.
+
+    ``rewrites`` and ``expected`` count sites over all layers, ``by_region`` once a graph.
+    """
+
+    name: str
+    numerics: str
+    rewrites: int
+    expected: int | None
+    by_region: Mapping[str, int]
+    nodes_before: int
+    nodes_after: int
+    seconds: float
+    near_misses: tuple[str, ...]
+    before: str | None
+    after: str | None
+
+
+@dataclass(frozen=True)
+class FileRecord:
+    """A file of the artifact: its path there, its bytes, and their hex SHA-256."""
+
+    path: str
+    size: int
+    sha256: str

@@ -1,0 +1,154 @@
+"""Directories that appear whole or not at all.
+
+An artifact is made in a sibling of its final path, ``.{name}.tmp-{pid}-{random}``, and renamed
+into place. To replace one, the old is first renamed to ``.{name}.old-{pid}-{random}``. Whatever
+kills the process, the final path holds the old artifact, the new one, or nothing; and if nothing,
+the next start puts the old one back. Siblings of dead processes are removed at the next start.
+"""
+
+import fcntl
+import os
+import re
+import secrets
+import shutil
+from pathlib import Path
+
+from dsa_compile.artifact.manifest import MANIFEST
+from dsa_compile.artifact.records import PRODUCER
+from dsa_compile.artifact.strict_json import load_json
+from dsa_compile.errors import ArtifactError
+
+
+class Staging:
+    """A directory being filled; locked meanwhile, so that nobody takes it for a leftover."""
+
+    def __init__(self, out: Path, force: bool) -> None:
+        """Clear leftovers of ``out``, check that it may be written, and make the directory.
+
+        Raises:
+            ArtifactError: ``out`` exists and may not be replaced, or its parent is no writable
+                directory.
+        """
+        self.out = out
+        self.force = force
+        parent = out.parent
+        if not parent.is_dir():
+            raise ArtifactError(f"{out}: {parent} is not a directory; create it first")
+        try:
+            _clear_leftovers(out)
+            _require_free(out, force)
+            self.path = _sibling(out, "tmp")
+            self.path.mkdir()
+            self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
+        except OSError as error:
+            raise ArtifactError(f"{out}: cannot write there ({error.strerror})") from error
+
+    def publish(self) -> None:
+        """Flush everything to disk and rename it into place.
+
+        Raises:
+            ArtifactError: ``out`` has appeared meanwhile and may not be replaced.
+            OSError: the disk's; ``out`` is then as it was before.
+        """
+        _flush(self.path)
+        _require_free(self.out, self.force)
+        if not self.out.exists():
+            self.path.rename(self.out)
+            _sync(self.out.parent)
+            return
+        old = _sibling(self.out, "old")
+        self.out.rename(old)
+        try:
+            self.path.rename(self.out)
+        except BaseException:
+            old.rename(self.out)
+            raise
+        _sync(self.out.parent)
+        shutil.rmtree(old, ignore_errors=True)
+
+    def close(self) -> None:
+        """Remove what was not published and give up the lock."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._lock)
+
+
+def _sibling(out: Path, role: str) -> Path:
+    return out.parent / f".{out.name}.{role}-{os.getpid()}-{secrets.token_hex(4)}"
+
+
+def _require_free(out: Path, force: bool) -> None:
+    """Raise unless ``out`` is absent, or may be replaced: an artifact or an empty directory."""
+    if not os.path.lexists(out):
+        return
+    if not force:
+        raise ArtifactError(f"{out}: exists already; use --force to replace it, or another path")
+    if out.is_symlink() or not out.is_dir():
+        raise ArtifactError(f"{out}: is not a directory, and --force replaces artifacts only")
+    if any(out.iterdir()) and not _is_artifact(out):
+        raise ArtifactError(
+            f"{out}: holds files but no artifact, and --force replaces artifacts only; "
+            "remove it yourself or choose another path"
+        )
+
+
+def _is_artifact(path: Path) -> bool:
+    """Whether a directory holds an artifact of ours, of any version and even if damaged."""
+    try:
+        manifest = load_json((path / MANIFEST).read_bytes(), MANIFEST)
+    except (OSError, ArtifactError):
+        return False
+    producer = manifest.get("producer") if isinstance(manifest, dict) else None
+    return isinstance(producer, dict) and producer.get("name") == PRODUCER
+
+
+def _clear_leftovers(out: Path) -> None:
+    """Remove, or where nothing is at ``out`` put back, what dead processes left beside it."""
+    pattern = re.compile(rf"\.{re.escape(out.name)}\.(tmp|old)-([0-9]{{1,10}})-[0-9a-f]{{8}}")
+    for path in out.parent.iterdir():
+        match = pattern.fullmatch(path.name)
+        if match is None or path.is_symlink() or not path.is_dir():
+            continue
+        if _is_alive(int(match[2])) or _is_locked(path):
+            continue
+        if match[1] == "old" and not os.path.lexists(out):
+            path.rename(out)
+        else:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _is_locked(path: Path) -> bool:
+    # Numbers of processes in other containers mean nothing here; their locks do.
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def _flush(root: Path) -> None:
+    for folder, _, files in os.walk(root, topdown=False):
+        for name in files:
+            _sync(Path(folder, name))
+        _sync(Path(folder))
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,169 @@
+"""Writing an artifact: all of it or nothing."""
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from dsa_compile.artifact.manifest import MANIFEST, Manifest
+from dsa_compile.artifact.paths import is_plain
+from dsa_compile.artifact.records import FileRecord, RegionRecord
+from dsa_compile.artifact.staging import Staging
+from dsa_compile.artifact.strict_json import dump_json
+from dsa_compile.errors import ArtifactError
+from dsa_compile.ir.graph_json import region_to_json
+from dsa_compile.ir.printer import region_to_python
+from dsa_compile.ir.region import Region
+
+# What a server needs of the model directory besides config and weights.
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "generation_config.json",
+)
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class ArtifactWriter:
+    """Collects an artifact and puts it into place at :meth:`commit`.
+
+    ::
+
+        with ArtifactWriter(out, force=False) as writer:
+            records = [writer.add_region(region) for region in regions]
+            writer.add_json("weights/plan.json", plan)
+            writer.commit(Manifest.build(...))
+
+    Leaving the block in any other way than after a commit removes everything written. Paths are
+    relative to the artifact, with ``/`` between parts.
+
+    Args:
+        out: where the artifact will be; its parent must exist.
+        force: replace an artifact or an empty directory that is there; nothing else ever is.
+    """
+
+    def __init__(self, out: Path, force: bool = False) -> None:
+        self.out = Path(os.path.abspath(out))
+        self.force = force
+        self._hashed: dict[str, FileRecord] = {}
+        self._committed = False
+
+    def __enter__(self) -> "ArtifactWriter":
+        self._staging = Staging(self.out, self.force)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._staging.close()
+        if isinstance(error, OSError) and error.errno in _DISK_FULL:
+            raise self._failed("the artifact", error) from error
+        assert error is not None or self._committed, "left without commit"
+
+    def add_text(self, path: str, text: str) -> None:
+        """Write a UTF-8 file; the lines end in ``\\n`` on every system."""
+        with self._writing(path) as target:
+            target.write_bytes(text.encode())
+
+    def add_json(self, path: str, data: Any) -> None:
+        """Write a JSON file of plain data."""
+        self.add_text(path, dump_json(data))
+
+    def add_file(self, path: str, source: Path) -> None:
+        """Copy a file in; a symbolic link is followed."""
+        with self._writing(path) as target:
+            shutil.copyfile(source, target)
+
+    def add_dir(self, path: str) -> Path:
+        """Make a directory and return where it is for now, for the caller to fill."""
+        with self._writing(path) as target:
+            target.mkdir()
+        return target
+
+    def add_hash(self, record: FileRecord) -> None:
+        """Say the size and hash of a file that the caller wrote, so that it is not read again."""
+        self._hashed[record.path] = record
+
+    def add_region(self, region: Region) -> RegionRecord:
+        """Write a region's graph, as JSON with one node a line and as Python to read."""
+        record = RegionRecord(region.name, f"graphs/{region.name}.json", f"graphs/{region.name}.py")
+        self.add_text(record.graph, _graph_text(region_to_json(region)))
+        self.add_text(record.source, region_to_python(region))
+        return record
+
+    def add_tokenizer(self, model_dir: Path) -> tuple[str, ...]:
+        """Copy those of :data:`TOKENIZER_FILES` that the model has; returns their new paths."""
+        present = [name for name in TOKENIZER_FILES if (model_dir / name).is_file()]
+        for name in present:
+            self.add_file(f"tokenizer/{name}", model_dir / name)
+        return tuple(f"tokenizer/{name}" for name in present)
+
+    def commit(self, manifest: Manifest) -> Manifest:
+        """Hash every file, write the manifest, flush to disk, and rename into place.
+
+        Returns:
+            The manifest as written, with its list of files.
+
+        Raises:
+            ArtifactError: the disk is full, or ``out`` exists by now and may not be replaced.
+        """
+        root = self._staging.path
+        with self._guarded("the artifact"):
+            paths = sorted(
+                path.relative_to(root).as_posix() for path in root.rglob("*") if not path.is_dir()
+            )
+            sealed = manifest.sealed(tuple(self._record(path) for path in paths))
+        problems = list(sealed.problems())
+        assert not problems, problems
+        self.add_json(MANIFEST, sealed.to_json())
+        with self._guarded("the artifact"):
+            self._staging.publish()
+        self._committed = True
+        return sealed
+
+    def _record(self, path: str) -> FileRecord:
+        if path in self._hashed:
+            return self._hashed[path]
+        with (self._staging.path / path).open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            return FileRecord(path, file.tell(), digest)
+
+    @contextmanager
+    def _writing(self, path: str) -> Iterator[Path]:
+        assert is_plain(path), path
+        target = self._staging.path / path
+        assert not target.exists(), f"{path} is written twice"
+        with self._guarded(path):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            yield target
+
+    @contextmanager
+    def _guarded(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise self._failed(what, error) from error
+
+    def _failed(self, what: str, error: OSError) -> ArtifactError:
+        reason = error.strerror or str(error)
+        return ArtifactError(f"{self.out}: cannot write {what} ({reason}); nothing was left there")
+
+
+def _graph_text(data: dict[str, Any]) -> str:
+    def one_line(value: Any) -> str:
+        return json.dumps(value, allow_nan=False, ensure_ascii=False)
+
+    nodes = ",\n".join(map(one_line, data["nodes"]))
+    head = f'"name": {one_line(data["name"])}, "outputs": {one_line(data["outputs"])}'
+    return f'{{{head}, "nodes": [\n{nodes}\n]}}\n'

@@ -86,7 +86,8 @@ class Checkpoint:
         block = spec.quantization.block if spec.quantization else None
         for part in wanted:
             _check_part(part, homes, block)
-        notes = _set_aside(model_dir, [key for key in index if key not in used], spec)
+        unused = [key for key in index if key not in used]
+        notes = _set_aside(model_dir, unused, spec, layers)
         return cls(model_dir, parameters, parts, homes, block, notes)
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -257,7 +258,9 @@ def _short(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _set_aside(model_dir: Path, unused: Iterable[str], spec: ModelSpec) -> tuple[str, ...]:
+def _set_aside(
+    model_dir: Path, unused: Iterable[str], spec: ModelSpec, layers: Sequence[int]
+) -> tuple[str, ...]:
     """Notes on what is skipped on purpose; raises CheckpointError for what should not be there."""
     first, last = spec.num_hidden_layers, spec.num_hidden_layers + spec.num_nextn_predict_layers
     skipped: dict[int, int] = {}
@@ -265,7 +268,7 @@ def _set_aside(model_dir: Path, unused: Iterable[str], spec: ModelSpec) -> tuple
     for key in unused:
         match = _LAYER.match(key)
         layer = int(match[1]) if match else last
-        if layer >= last:
+        if layer >= last or layer in layers:
             unexpected.append(key)
         elif layer >= first:
             skipped[layer] = skipped.get(layer, 0) + 1

@@ -1,0 +1,56 @@
+import pytest
+from transformers import DeepseekV32Config
+
+from dsa_compile.model_spec import ModelSpec
+from dsa_compile.testing.models import save_hf, save_hub, tiny_config, tiny_model
+
+
+def spec_of(directory):
+    return ModelSpec.from_config(DeepseekV32Config.from_pretrained(directory).to_dict())
+
+
+@pytest.fixture(scope="session")
+def model():
+    """Three layers, the first dense; 576 rows of kv_a_proj_with_mqa are 4.5 blocks of FP8."""
+    config = tiny_config(
+        3,
+        first_k_dense_replace=1,
+        hidden_size=200,
+        kv_lora_rank=512,
+        qk_rope_head_dim=64,
+        index_head_dim=128,
+        n_routed_experts=8,
+        num_experts_per_tok=2,
+    )
+    return tiny_model(config)
+
+
+@pytest.fixture(scope="session")
+def hub_dir(model, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("hub")
+    save_hub(model, directory)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def hf_dir(model, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("hf")
+    save_hf(model, directory, max_shard_size="2MB")
+    return directory
+
+
+@pytest.fixture(scope="session")
+def fused_dir(model, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("fused")
+    save_hf(model, directory, fused_experts=True)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def open_checkpoint():
+    from dsa_compile.weights.checkpoint import Checkpoint
+
+    def open_(directory, layers=(0, 1, 2)):
+        return Checkpoint.open(directory, spec_of(directory), layers)
+
+    return open_

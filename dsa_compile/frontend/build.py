@@ -1,0 +1,104 @@
+"""From a model directory to a program at the EXPORTED level."""
+
+from pathlib import Path
+
+import torch
+
+from dsa_compile.config import CompileConfig
+from dsa_compile.errors import UserError
+from dsa_compile.frontend.export import Input, export_region
+from dsa_compile.frontend.reference import build_reference, load_config
+from dsa_compile.ir.dims import FakeWorld
+from dsa_compile.ir.program import EMBED, HEAD, LayerEntry, Program
+from dsa_compile.ir.region import Region, Role
+from dsa_compile.model_spec import ModelSpec, read_config_json
+from dsa_compile.weights.plan import Constant, Load, WeightEntry, WeightPlan
+
+_BATCH_SHAPE = ("B", "S")
+
+
+def load_spec(model_dir: Path) -> ModelSpec:
+    """Read and validate the configuration of a model directory.
+
+    Raises:
+        ConfigError: absent, malformed, or not DeepSeek-V3.2.
+    """
+    return ModelSpec.from_config(load_config(read_config_json(model_dir)).to_dict())
+
+
+def build_program(model_dir: Path, config: CompileConfig) -> Program:
+    """Export the reference model of ``model_dir``: one graph per layer kind, no weights read.
+
+    Raises:
+        ConfigError: the configuration is not one we take.
+        UserError: ``config.layers`` lies outside the model.
+    """
+    hf_config = load_config(read_config_json(model_dir))
+    spec = ModelSpec.from_config(hf_config.to_dict())
+    layers = layer_plan(spec, config.layers)
+    kinds = tuple(dict.fromkeys(entry.kind for entry in layers))
+    reference = build_reference(hf_config, spec, kinds, config.dtype)
+    world = FakeWorld()
+    hidden = Input(Role.VALUE, "hidden", (*_BATCH_SHAPE, spec.hidden_size), config.dtype)
+    cos, sin = (
+        Input(Role.VALUE, key, (*_BATCH_SHAPE, spec.qk_rope_head_dim), config.dtype)
+        for key in ("cos", "sin")
+    )
+    mask = Input(Role.VALUE, "causal_mask", ("B", 1, "S", "S"), torch.bool)
+    ids, positions = (
+        Input(Role.BATCH, key, _BATCH_SHAPE, torch.int64) for key in ("input_ids", "positions")
+    )
+    signatures: dict[str, tuple[tuple[Input, ...], tuple[str, ...]]] = {
+        EMBED: ((ids, positions), ("hidden", "causal_mask", "cos", "sin")),
+        **{kind: ((hidden, mask, cos, sin), ("hidden",)) for kind in kinds},
+        HEAD: ((hidden,), ("logits",)),
+    }
+    regions = {
+        kind: export_region(kind, reference.modules[kind], inputs, outputs, reference.mode, world)
+        for kind, (inputs, outputs) in signatures.items()
+    }
+    weights = WeightPlan()
+    for region in regions.values():
+        _plan_weights(weights, region, reference.inv_freq)
+    return Program(spec, config, world, regions, layers, weights)
+
+
+def layer_plan(spec: ModelSpec, keep: tuple[int, int] | None) -> tuple[LayerEntry, ...]:
+    """One entry for each layer kept, with the variables that weight templates name.
+
+    ``next_norm`` is the norm that follows the layer: the next layer's input norm, or the model's
+    final norm after the last one.
+    """
+    first, last = keep if keep is not None else (0, spec.num_hidden_layers - 1)
+    if not 0 <= first <= last < spec.num_hidden_layers:
+        raise UserError(
+            f"--layers {first}-{last}: the model has layers 0-{spec.num_hidden_layers - 1}"
+        )
+    return tuple(
+        LayerEntry(
+            index,
+            spec.layer_kinds[index],
+            {
+                "layer": f"model.layers.{index}",
+                "next_norm": f"model.layers.{index + 1}.input_layernorm"
+                if index < last
+                else "model.norm",
+            },
+        )
+        for index in range(first, last + 1)
+    )
+
+
+def _plan_weights(weights: WeightPlan, region: Region, inv_freq: torch.Tensor) -> None:
+    for node in region.inputs_of(Role.WEIGHT):
+        key, value = node.meta["key"], node.meta["val"]
+        dtype, shape = str(value.dtype).removeprefix("torch."), tuple(value.shape)
+        if key == "rotary_emb.inv_freq":
+            expr: Constant | Load = Constant(dtype, shape, tuple(inv_freq.tolist()))
+        elif region.kind == EMBED:
+            expr = Load(f"model.{key}")
+        elif region.kind == HEAD:
+            expr = Load(key if key.startswith("lm_head") else f"model.{key}")
+        else:
+            expr = Load("{layer}." + key)
+        weights.define(region.kind, key, WeightEntry(dtype, shape, expr))

@@ -1,0 +1,119 @@
+"""``torch.export`` of one region, and its graph as a :class:`Region`.
+
+Exported without a cache: positions already carry offsets, and a cache layout is a compiler's
+choice, inserted later by a pass. Non-strict mode, automatic dynamic sizes and no guards: the guards
+export finds (``min(index_topk, S)``) are false restrictions for a paged runtime.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.export import Dim
+
+from dsa_compile.ir.dims import FakeWorld
+from dsa_compile.ir.region import Region, Role
+
+# Example sizes for tracing; any two that differ and exceed 1 do.
+_EXAMPLE = {"B": 2, "S": 40}
+
+
+@dataclass(frozen=True)
+class Input:
+    """One input of a region to trace. String sizes are dynamic."""
+
+    role: Role
+    key: str
+    shape: tuple[int | str, ...]
+    dtype: torch.dtype
+
+
+def export_region(
+    kind: str,
+    module: torch.nn.Module,
+    inputs: tuple[Input, ...],
+    outputs: tuple[str, ...],
+    mode: FakeTensorMode,
+    world: FakeWorld,
+) -> Region:
+    """Trace ``module`` and type the graph in ``world``.
+
+    Weight placeholders get the parameter's name inside the module as their key.
+    """
+    with mode:
+        examples = tuple(
+            torch.empty([_EXAMPLE[s] if isinstance(s, str) else s for s in i.shape], dtype=i.dtype)
+            for i in inputs
+        )
+    dynamic = tuple(
+        {d: Dim.DYNAMIC for d, size in enumerate(i.shape) if isinstance(size, str)} for i in inputs
+    )
+    with mode, torch.no_grad():
+        exported = torch.export.export(module, examples, dynamic_shapes=dynamic, strict=False)
+    signature = exported.graph_signature
+    weights = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+    given = dict(zip(signature.user_inputs, inputs, strict=True))
+    region = Region(kind, fx.Graph(), outputs)
+    region.graph = _convert(exported, weights, given, world)
+    return region
+
+
+def _convert(
+    exported: torch.export.ExportedProgram,
+    weights: Mapping[str, str],
+    given: Mapping[object, Input],
+    world: FakeWorld,
+) -> fx.Graph:
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    for node in exported.graph.nodes:
+        if node.op == "output":
+            graph.output(tuple(copies[result] for result in node.args[0]))
+            continue
+        if node.op == "placeholder":
+            copies[node] = _placeholder(graph, node, weights, given, world)
+            continue
+        if node.target is torch.ops.aten._assert_tensor_metadata.default:
+            continue  # export's own checks of what it traced; they hold no computation
+        copy = copies[node] = graph.node_copy(node, lambda n: copies[n])
+        copy.meta = {
+            "path": _module_path(node),
+            "origin": "export",
+            "val": world.evaluate(copy.target, copy.args, copy.kwargs),
+        }
+    for node in list(graph.nodes):
+        if node.op == "placeholder" and not node.users:
+            graph.erase_node(node)
+    graph.lint()
+    return graph
+
+
+def _placeholder(
+    graph: fx.Graph,
+    node: fx.Node,
+    weights: Mapping[str, str],
+    given: Mapping[object, Input],
+    world: FakeWorld,
+) -> fx.Node:
+    if node.name in weights:
+        key = weights[node.name].removeprefix("layer.")
+        role, shape, dtype = Role.WEIGHT, tuple(node.meta["val"].shape), node.meta["val"].dtype
+    else:
+        source = given[node.name]
+        key, role, shape, dtype = source.key, source.role, source.shape, source.dtype
+    made = graph.placeholder(key.replace(".", "_"))
+    made.meta = {
+        "role": role, "key": key, "path": "", "origin": "export", "val": world.tensor(shape, dtype),
+    }  # fmt: skip
+    return made
+
+
+def _module_path(node: fx.Node) -> str:
+    """Path of the module that made a node, relative to the region: ``self_attn.q_a_proj``."""
+    stack = node.meta.get("nn_module_stack")
+    if not stack:
+        return ""
+    path: str = list(stack.values())[-1][0]
+    return path.removeprefix("layer").removeprefix(".")

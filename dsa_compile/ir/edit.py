@@ -1,0 +1,111 @@
+"""The one way to change a graph: insertion, typing and provenance in one place.
+
+Passes never touch ``meta``, choose insertion points by hand or call ``recompile``.
+"""
+
+import operator
+from typing import Any
+
+import torch
+from torch import fx
+
+from dsa_compile.ir.dims import FakeWorld, same_type, shape_names
+from dsa_compile.ir.match import NearMiss
+from dsa_compile.ir.program import add_input
+from dsa_compile.ir.region import Region, Role
+
+
+class Editor:
+    """Edits one region on behalf of one pass.
+
+    New nodes get their fake value at once (so a wrong rewrite fails where it is made), the module
+    path of the node they stand for, and the name of the pass.
+    """
+
+    def __init__(self, region: Region, world: FakeWorld, pass_name: str) -> None:
+        self.region = region
+        self.graph = region.graph
+        self.world = world
+        self.pass_name = pass_name
+        self.rewrites = 0
+        self.misses: list[NearMiss] = []
+
+    def call(self, target: Any, *args: Any, before: fx.Node, **kwargs: Any) -> fx.Node:
+        """Insert a call in front of ``before`` and take over its module path."""
+        with self.graph.inserting_before(before):
+            node = self.graph.call_function(target, args, kwargs)
+        node.meta["path"] = before.meta.get("path", "")
+        node.meta["origin"] = self.pass_name
+        node.meta["val"] = self.world.evaluate(target, args, kwargs)
+        return node
+
+    def replace(self, old: fx.Node, new: fx.Node) -> None:
+        """Let every user of ``old`` use ``new``, which must have the same type; counts a rewrite."""
+        self.swap(old, new)
+        self.rewrites += 1
+
+    def take(self, several: fx.Node, index: int, old: fx.Node) -> None:
+        """Let result ``index`` of a call with several stand for ``old``; counts no rewrite."""
+        self.swap(old, self.call(operator.getitem, several, index, before=old))
+
+    def reroute(self, old: fx.Node, new: fx.Node) -> None:
+        """As :meth:`replace` where the type changes: everything behind ``new`` is typed again."""
+        old.replace_all_uses_with(new, delete_user_cb=lambda user: user is not new)
+        for node in self.graph.nodes:
+            if node.op == "call_function" and new < node:
+                node.meta["val"] = self.world.evaluate(node.target, node.args, node.kwargs)
+        self.rewrites += 1
+
+    def swap(self, old: fx.Node, new: fx.Node) -> None:
+        """As :meth:`replace` for one of several values of a site; counts no rewrite."""
+        assert same_type(old.meta["val"], new.meta["val"]), (
+            f"{self.pass_name}: {old.name} is {describe(old.meta['val'])}, "
+            f"its replacement {new.name} is {describe(new.meta['val'])}"
+        )
+        old.replace_all_uses_with(new)
+
+    def merge_duplicates(self) -> None:
+        """Keep one of every two calls of the same pure operator with the same arguments."""
+        seen: dict[Any, fx.Node] = {}
+        for node in list(self.graph.nodes):
+            if node.op != "call_function" or node.is_impure():
+                continue
+            # lists of arguments are not hashable; their text is, and names are unique in a graph
+            key = (node.target, str(node.args), str(node.kwargs))
+            first = seen.setdefault(key, node)
+            if first is not node:
+                node.replace_all_uses_with(first)
+                self.graph.erase_node(node)
+
+    def erase(self, node: fx.Node) -> None:
+        """Remove a node that nobody uses and that elimination of dead code would keep."""
+        self.graph.erase_node(node)
+
+    def input(
+        self, role: Role, key: str, shape: tuple[int | str, ...], dtype: torch.dtype
+    ) -> fx.Node:
+        """The region's input of that role and key; added if it is new."""
+        node = add_input(self.region, self.world, role, key, shape, dtype)
+        node.meta["origin"] = node.meta["origin"] or self.pass_name
+        return node
+
+    def note(self, misses: list[NearMiss]) -> None:
+        """Keep near-misses for the pass's record."""
+        self.misses.extend(misses)
+
+    def sweep(self) -> None:
+        """Drop dead nodes and inputs; called by the pass manager after every pass."""
+        self.graph.eliminate_dead_code()
+        for node in self.region.inputs():
+            if not node.users:
+                self.graph.erase_node(node)
+        self.graph.lint()
+
+
+def describe(value: Any) -> str:
+    """``float32[T, 128]`` and the like."""
+    if isinstance(value, torch.Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')}[{', '.join(shape_names(value))}]"
+    if isinstance(value, tuple | list):
+        return f"({', '.join(describe(item) for item in value)})"
+    return type(value).__name__

@@ -1,0 +1,166 @@
+"""What a pass is, and the record it leaves.
+
+``Pass.__call__`` alone removes dead code, checks the graph, keeps the promise on matches, times and
+records; a pass itself only says what to rewrite.
+"""
+
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import ClassVar
+
+from dsa_compile.errors import CompileError
+from dsa_compile.ir.edit import Editor
+from dsa_compile.ir.match import NearMiss
+from dsa_compile.ir.printer import region_to_python
+from dsa_compile.ir.program import Program
+from dsa_compile.ir.region import Region, Role
+
+NEAR_MISSES_KEPT = 5
+
+
+class Numerics(Enum):
+    """Whether a rewrite may change results."""
+
+    BITWISE = "bitwise"  # equal to the last bit
+    TOLERANCE = "tolerance"  # the same mathematics in another order or precision
+
+
+@dataclass
+class PassRecord:
+    """What one pass did.
+
+    ``rewrites`` and ``expected`` count sites over all layers; ``by_region`` counts them once a
+    graph. ``before`` and ``after`` hold readable Python of the regions that changed.
+    """
+
+    name: str
+    numerics: Numerics
+    rewrites: int = 0
+    expected: int | None = None
+    by_region: dict[str, int] = field(default_factory=dict)
+    nodes_before: int = 0
+    nodes_after: int = 0
+    seconds: float = 0.0
+    near_misses: list[NearMiss] = field(default_factory=list)
+    before: dict[str, str] = field(default_factory=dict)
+    after: dict[str, str] = field(default_factory=dict)
+
+
+class Pass:
+    """A rewrite of a program.
+
+    Subclasses set ``numerics``, name the passes whose results they build on in ``requires``, and
+    implement :meth:`run`; most derive from :class:`RegionPass`.
+    """
+
+    numerics: ClassVar[Numerics] = Numerics.BITWISE
+    requires: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def name(self) -> str:
+        """Snake-case class name; the name of the module too."""
+        text = type(self).__name__
+        return "".join("_" + c.lower() if c.isupper() else c for c in text).lstrip("_")
+
+    def run(self, program: Program, record: PassRecord) -> None:
+        """Rewrite ``program``; fill in ``record.by_region``."""
+        raise NotImplementedError
+
+    def expects(self, program: Program, region: Region) -> int | None:
+        """How many sites this pass must find in a region, or None if it makes no promise."""
+        return None
+
+    def __call__(self, program: Program) -> PassRecord:
+        """Run and account for the rewrites.
+
+        Raises:
+            CompileError: fewer sites matched than promised; names the nearest near-miss.
+        """
+        record = PassRecord(self.name, self.numerics)
+        started = time.perf_counter()
+        promised = {name: self.expects(program, r) for name, r in program.regions.items()}
+        before = {name: _printed(region) for name, region in program.regions.items()}
+        record.nodes_before = _nodes(program)
+        self.run(program, record)
+        for region in program.regions.values():
+            Editor(region, program.world, self.name).sweep()
+        _drop_unused_values(program)
+        record.nodes_after = _nodes(program)
+        for name, region in program.regions.items():
+            text = _printed(region)
+            if before.get(name) != text:
+                record.before[name] = before.get(name, "")
+                record.after[name] = text
+        for name in before.keys() - program.regions.keys():
+            record.before[name], record.after[name] = before[name], ""
+        self._account(program, record, promised)
+        record.seconds = time.perf_counter() - started
+        program.records.append(record)
+        return record
+
+    def _account(
+        self, program: Program, record: PassRecord, promised: dict[str, int | None]
+    ) -> None:
+        def layers(name: str) -> int:
+            return program.multiplicity(name.partition(".")[0])
+
+        record.rewrites = sum(n * layers(name) for name, n in record.by_region.items())
+        for name, count in promised.items():
+            if count is None:
+                continue
+            record.expected = (record.expected or 0) + count * layers(name)
+            found = record.by_region.get(name, 0)
+            if found < count:
+                nearest = "; ".join(str(m) for m in record.near_misses[:1]) or "nothing came near"
+                raise CompileError(
+                    f"pass {self.name}: matched {found} of {count} sites in {name!r} "
+                    f"({layers(name)} layers); nearest miss: {nearest}"
+                )
+
+
+class RegionPass(Pass):
+    """A pass that looks at one region at a time."""
+
+    def rewrite(self, edit: Editor, program: Program) -> None:
+        """Rewrite one region through ``edit``."""
+        raise NotImplementedError
+
+    def run(self, program: Program, record: PassRecord) -> None:
+        """Apply :meth:`rewrite` to every region."""
+        misses: list[NearMiss] = []
+        for name, region in program.regions.items():
+            edit = Editor(region, program.world, self.name)
+            self.rewrite(edit, program)
+            if edit.rewrites:
+                record.by_region[name] = edit.rewrites
+            misses += edit.misses
+        misses.sort(key=lambda miss: -miss.depth)
+        record.near_misses = misses[:NEAR_MISSES_KEPT]
+
+
+def _printed(region: Region) -> str:
+    return region_to_python(region)
+
+
+def _nodes(program: Program) -> int:
+    return sum(r.node_count() * program.multiplicity(r.kind) for r in program.regions.values())
+
+
+def _drop_unused_values(program: Program) -> None:
+    """Take out of every region's results the values that no region reads."""
+    read = Counter(
+        node.meta["key"] for r in program.regions.values() for node in r.inputs_of(Role.VALUE)
+    )
+    for region in program.regions.values():
+        keep = [i for i, name in enumerate(region.outputs) if name in read or name == "logits"]
+        if len(keep) == len(region.outputs):
+            continue
+        output = region.graph.output_node()
+        output.args = (tuple(output.args[0][i] for i in keep),)  # type: ignore[index,union-attr]
+        region.outputs = tuple(region.outputs[i] for i in keep)
+        region.graph.eliminate_dead_code()
+        for node in region.inputs():
+            if not node.users:
+                region.graph.erase_node(node)

@@ -1,0 +1,95 @@
+"""A program: the graphs of a model, how layers use them, and where their weights come from."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+import torch
+from torch import fx
+
+from dsa_compile.config import CompileConfig
+from dsa_compile.ir.dims import FakeWorld
+from dsa_compile.ir.region import Region, Role
+from dsa_compile.model_spec import ModelSpec
+from dsa_compile.weights.plan import WeightPlan
+
+if TYPE_CHECKING:
+    from dsa_compile.ir.passes import PassRecord
+
+EMBED = "embed"
+HEAD = "head"
+
+
+class Level(IntEnum):
+    """How far a program has come; :mod:`dsa_compile.ir.spec` says what is legal at each."""
+
+    EXPORTED = 0  # as torch.export gives it: aten and noise
+    LOGICAL = 1  # canonical dsa:: ops on dense batches
+    KERNEL = 2  # dsa:: kernel ops on flat tokens and paged caches
+
+
+@dataclass(frozen=True)
+class LayerEntry:
+    """One decoder layer: its number in the model, its kind, and what templates resolve to.
+
+    ``vars`` holds the strings that weight templates name, such as
+    ``{"layer": "model.layers.3"}``.
+    """
+
+    index: int
+    kind: str
+    vars: Mapping[str, str]
+
+
+@dataclass
+class Program:
+    """Graphs per region, the layer plan and the weight plan, at one :class:`Level`."""
+
+    spec: ModelSpec
+    config: CompileConfig
+    world: FakeWorld
+    regions: dict[str, Region]
+    layers: tuple[LayerEntry, ...]
+    weights: WeightPlan
+    level: Level = Level.EXPORTED
+    records: list["PassRecord"] = field(default_factory=list)
+
+    @property
+    def layer_kinds(self) -> tuple[str, ...]:
+        """Kinds of layer present, in order of first use."""
+        return tuple(dict.fromkeys(entry.kind for entry in self.layers))
+
+    def multiplicity(self, kind: str) -> int:
+        """How many times a step runs a region of this kind."""
+        if kind in (EMBED, HEAD):
+            return 1
+        return sum(entry.kind == kind for entry in self.layers)
+
+    def of_kind(self, kind: str) -> list[Region]:
+        """The variants of a kind, or its only region."""
+        return [region for region in self.regions.values() if region.kind == kind]
+
+    def weight_shape(self, kind: str, key: str) -> tuple[int, ...]:
+        """Shape of a parameter as the graphs of this kind take it."""
+        return self.weights.entries(kind)[key].shape
+
+
+def add_input(
+    region: Region,
+    world: FakeWorld,
+    role: Role,
+    key: str,
+    shape: tuple[int | str, ...],
+    dtype: torch.dtype,
+) -> fx.Node:
+    """The region's input of that role and key, made after the other inputs if it has none yet."""
+    for node in region.inputs_of(role):
+        if node.meta["key"] == key:
+            return node
+    inputs = region.inputs()
+    anchor = inputs[-1] if inputs else region.graph._root
+    with region.graph.inserting_after(anchor):
+        node = region.graph.placeholder(key.replace(".", "_"))
+    node.meta.update(role=role, key=key, val=world.tensor(shape, dtype), path="", origin="")
+    return node

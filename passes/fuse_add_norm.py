@@ -1,0 +1,58 @@
+"""Fuse the residual addition after attention with the norm that follows it.
+
+Before::                                    After::
+
+    h = add(residual, x)                        n, h = dsa.add_rms_norm(x, residual, weight, eps)
+    n = dsa.rms_norm(h, weight, eps)
+
+The sum is rounded to the model's dtype before it is normalised, as the reference does, so the pair
+is bitwise equal to the two steps.
+
+Declines: an addition with a scale, or of differently typed tensors.
+"""
+
+import torch
+from torch import fx
+
+from dsa_compile.ir.dims import same_type
+from dsa_compile.ir.edit import Editor
+from dsa_compile.ir.match import Call, Const, Node, find
+from dsa_compile.ir.passes import RegionPass
+from dsa_compile.ir.program import EMBED, HEAD, Program
+from dsa_compile.ir.region import Region
+
+aten, dsa = torch.ops.aten, torch.ops.dsa
+
+
+def add_norm_pattern() -> Call:
+    """``rms_norm(add(residual, x))`` where the sum may be used elsewhere too."""
+    total = Call(aten.add.Tensor, Node("residual"), Node("x"), name="sum", shared=True)
+    return Call(dsa.rms_norm.default, total, Node("weight"), Const("eps", float))
+
+
+def fuse(edit: Editor, total: fx.Node, norm: fx.Node) -> None:
+    """Replace ``norm(total)`` by ``dsa.add_rms_norm``; ``total`` is an ``aten.add``."""
+    residual, x = total.args[:2]
+    weight, eps = norm.args[1:]
+    pair = edit.call(dsa.add_rms_norm.default, x, residual, weight, eps, before=total)
+    edit.take(pair, 1, total)
+    edit.take(pair, 0, norm)
+    edit.rewrites += 1
+
+
+class FuseAddNorm(RegionPass):
+    """Addition and norm inside a layer become ``dsa.add_rms_norm``."""
+
+    requires = ("recognize_rms_norm", "flatten_tokens")
+
+    def expects(self, program: Program, region: Region) -> int | None:
+        """The norm between attention and MLP."""
+        return 0 if region.kind in (EMBED, HEAD) else 1
+
+    def rewrite(self, edit: Editor, program: Program) -> None:
+        """Replace every match."""
+        matches = find(edit.graph, add_norm_pattern())
+        edit.note(matches.misses)
+        for m in matches.found:
+            if same_type(m["x"].meta["val"], m["residual"].meta["val"]):
+                fuse(edit, m["sum"], m.root)

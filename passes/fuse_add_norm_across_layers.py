@@ -1,0 +1,121 @@
+"""Fuse a layer's last addition with the *next* layer's input norm.
+
+Before::                                        After::
+
+    embed:  return hidden                           embed:  return hidden, rms_norm(hidden, w_first)
+    layer:  n = dsa.rms_norm(hidden, w_in)          layer:  (normed comes in)
+            …                                               …
+            return add(h, mlp)                              n, h = dsa.add_rms_norm(mlp, h, w_next)
+                                                            return h, n
+    head:   n = dsa.rms_norm(hidden, w_final)       head:   (normed comes in)
+
+Every layer keeps the same graph: which norm ``w_next`` is, the layer plan says (``{next_norm}``: the
+next layer's input norm, or the model's final norm after the last layer).
+
+Declines: layers whose norms differ in epsilon, or that do not end in an addition.
+"""
+
+import torch
+from torch import fx
+
+from dsa_compile.ir.edit import Editor
+from dsa_compile.ir.match import Call, Const, Match, NearMiss, Node, find
+from dsa_compile.ir.passes import Pass, PassRecord
+from dsa_compile.ir.program import EMBED, HEAD, Program
+from dsa_compile.ir.region import Region, Role
+from dsa_compile.passes.shared import value_named
+from dsa_compile.passes.fuse_add_norm import fuse
+from dsa_compile.weights.plan import Load, WeightEntry
+
+aten, dsa = torch.ops.aten, torch.ops.dsa
+
+NEXT_NORM = "next_norm.weight"
+
+
+class FuseAddNormAcrossLayers(Pass):
+    """Hand the normed hidden state on beside the residual."""
+
+    requires = ("fuse_add_norm",)
+
+    def expects(self, program: Program, region: Region) -> int | None:
+        """The end of every layer."""
+        return 0 if region.kind in (EMBED, HEAD) else 1
+
+    def run(self, program: Program, record: PassRecord) -> None:
+        """Move the norm from the start of each region to the end of the one before."""
+        opening = {name: _opening_norm(r) for name, r in program.regions.items() if name != EMBED}
+        misses = [m for m in opening.values() if isinstance(m, NearMiss)]
+        norms = {name: m for name, m in opening.items() if isinstance(m, Match)}
+        if not misses and len({m["eps"] for m in norms.values()}) > 1:
+            found = sorted({m["eps"] for m in norms.values()})
+            misses = [NearMiss("", "rms_norm", f"norms differ in epsilon: {found}", 1)]
+        misses += [m for k in program.layer_kinds if (m := _no_sum(program.regions[k]))]
+        if misses:
+            record.near_misses = misses
+            return
+        for name, match in norms.items():
+            region = program.regions[name]
+            entry = program.weights.remove(name, match["weight"].meta["key"])
+            edit = Editor(region, program.world, self.name)
+            value = match["hidden"].meta["val"]
+            normed = edit.input(Role.VALUE, "normed", ("T", *value.shape[1:]), value.dtype)
+            edit.swap(match.root, normed)
+            if name != HEAD:
+                self._close(edit, program, match["eps"], entry)
+                record.by_region[name] = 1
+        self._open(program, next(iter(norms.values()))["eps"], entry)
+
+    def _close(self, edit: Editor, program: Program, eps: float, entry: WeightEntry) -> None:
+        region = edit.region
+        moved = WeightEntry(entry.dtype, entry.shape, Load("{next_norm}.weight"))
+        program.weights.define(region.kind, NEXT_NORM, moved)
+        total = _result(region)
+        _return_normed(edit, total, edit.input(Role.WEIGHT, NEXT_NORM, *_typed(entry)), eps)
+        norm = region.graph.output_node().args[0][1]  # type: ignore[index]
+        assert isinstance(norm, fx.Node)
+        fuse(edit, total, norm)
+
+    def _open(self, program: Program, eps: float, entry: WeightEntry) -> None:
+        first = program.layers[0].vars["layer"]
+        moved = WeightEntry(entry.dtype, entry.shape, Load(f"{first}.input_layernorm.weight"))
+        program.weights.define(EMBED, NEXT_NORM, moved)
+        edit = Editor(program.regions[EMBED], program.world, self.name)
+        weight = edit.input(Role.WEIGHT, NEXT_NORM, *_typed(entry))
+        _return_normed(edit, _result(edit.region), weight, eps)
+
+
+def _typed(entry: WeightEntry) -> tuple[tuple[int, ...], torch.dtype]:
+    return entry.shape, entry.torch_dtype
+
+
+def _opening_norm(region: Region) -> Match | NearMiss:
+    pattern = Call(dsa.rms_norm.default, value_named("hidden"), Node("weight"), Const("eps", float))
+    matches = find(region.graph, pattern)
+    if matches.found:
+        return matches.found[0]
+    return (*matches.misses, NearMiss("", region.name, "no norm of the incoming hidden state", 0))[
+        0
+    ]
+
+
+def _result(region: Region) -> fx.Node:
+    results = region.graph.output_node().args[0]
+    return results[region.outputs.index("hidden")]  # type: ignore[index,return-value]
+
+
+def _no_sum(region: Region) -> NearMiss | None:
+    total = _result(region)
+    if total.target is aten.add.Tensor:
+        return None
+    return NearMiss(total.meta["path"], total.name, "the layer's result is not an addition", 1)
+
+
+def _return_normed(edit: Editor, hidden: fx.Node, weight: fx.Node, eps: float) -> None:
+    output = edit.graph.output_node()
+    norm = edit.call(dsa.rms_norm.default, hidden, weight, eps, before=output)
+    norm.meta["path"] = "next_norm"
+    hidden_at = edit.region.outputs.index("hidden")
+    rest = [r for i, r in enumerate(output.args[0]) if i != hidden_at]  # type: ignore[arg-type]
+    names = [n for n in edit.region.outputs if n != "hidden"]
+    output.args = ((hidden, norm, *rest),)
+    edit.region.outputs = ("hidden", "normed", *names)

@@ -1,0 +1,96 @@
+"""Merge projections that read the same activations into one.
+
+Before::                            After::
+
+    qa  = dsa.linear(x, w_q_a)          y = dsa.linear(x, w_merged)
+    kva = dsa.linear(x, w_kv_a)         qa, k, kva = split(y, [1536, 128, 576], -1)
+    k   = dsa.linear(x, w_k)
+
+The groups are a list and not a search: the order inside a group is chosen so that every part starts
+on a 128-row block of the FP8 weights (1,536 + 128 + 576; the latent in second place would not), and
+the indexer's query projection stays alone because short sequences do not need it.
+
+Declines: a group whose members read different inputs or differ in dtype.
+"""
+
+import operator
+
+import torch
+from torch import fx
+
+from dsa_compile.ir.edit import Editor
+from dsa_compile.ir.match import NearMiss, calls
+from dsa_compile.ir.passes import Numerics, RegionPass
+from dsa_compile.ir.program import EMBED, HEAD, Program
+from dsa_compile.ir.region import Region, Role
+from dsa_compile.weights.plan import Concat, WeightEntry
+
+aten, dsa = torch.ops.aten, torch.ops.dsa
+
+# merged weight ← its parts, in row order
+GROUPS = {
+    "self_attn.q_a_k_kv_a.weight": (
+        "self_attn.q_a_proj.weight",
+        "self_attn.indexer.wk.weight",
+        "self_attn.kv_a_proj_with_mqa.weight",
+    ),
+    "mlp.gate_up_proj.weight": ("mlp.gate_proj.weight", "mlp.up_proj.weight"),
+    "mlp.shared_experts.gate_up_proj.weight": (
+        "mlp.shared_experts.gate_proj.weight",
+        "mlp.shared_experts.up_proj.weight",
+    ),
+}
+
+
+class MergeProjections(RegionPass):
+    """One GEMM and a split for each group of projections."""
+
+    numerics = Numerics.TOLERANCE  # a wider GEMM may sum in another order
+    requires = ("recognize_linear", "flatten_tokens")
+
+    def expects(self, program: Program, region: Region) -> int | None:
+        """The low-rank projections, and the gate and up of the one dense MLP."""
+        return 0 if region.kind in (EMBED, HEAD) else 2
+
+    def rewrite(self, edit: Editor, program: Program) -> None:
+        """Merge every group that is present."""
+        by_key = {
+            node.args[1].meta["key"]: node  # type: ignore[union-attr]
+            for node in calls(edit.graph, dsa.linear.default)
+        }
+        for merged, parts in GROUPS.items():
+            present = [by_key[key] for key in parts if key in by_key]
+            if len(present) < len(parts):
+                continue
+            reason = _differ(present)
+            if reason:
+                path, name = present[0].meta["path"], present[0].name
+                edit.note([NearMiss(path, name, reason, len(present))])
+                continue
+            self._merge(edit, program, merged, present)
+
+    def _merge(self, edit: Editor, program: Program, key: str, parts: list[fx.Node]) -> None:
+        kind = edit.region.kind
+        entries = [
+            program.weights.remove(kind, part.args[1].meta["key"])  # type: ignore[union-attr]
+            for part in parts
+        ]
+        rows = [entry.shape[0] for entry in entries]
+        shape = (sum(rows), *entries[0].shape[1:])
+        expr = Concat(0, tuple(entry.expr for entry in entries))
+        program.weights.define(kind, key, WeightEntry(entries[0].dtype, shape, expr))
+        weight = edit.input(Role.WEIGHT, key, shape, entries[0].torch_dtype)
+        first = min(parts)
+        whole = edit.call(dsa.linear.default, first.args[0], weight, before=first)
+        pieces = edit.call(aten.split_with_sizes.default, whole, rows, -1, before=first)
+        for index, part in enumerate(parts):
+            edit.swap(part, edit.call(operator.getitem, pieces, index, before=first))
+        edit.rewrites += 1
+
+
+def _differ(parts: list[fx.Node]) -> str | None:
+    inputs = {part.args[0] for part in parts}
+    if len(inputs) > 1:
+        return f"the projections of the group read different inputs: {sorted(map(str, inputs))}"
+    dtypes = {part.args[1].meta["val"].dtype for part in parts}  # type: ignore[union-attr]
+    return f"weights of the group differ in dtype: {dtypes}" if len(dtypes) > 1 else None

@@ -1,0 +1,39 @@
+"""Let the gated activation read the merged projection as it lies.
+
+Before::                                    After::
+
+    gate, up = split(gate_up, [I, I], -1)       y = dsa.swiglu_packed(gate_up)
+    y = dsa.swiglu(gate, up)
+
+Declines: halves that are swapped or used elsewhere.
+"""
+
+import torch
+
+from dsa_compile.ir.edit import Editor
+from dsa_compile.ir.match import Call, Const, Node, find, getitem
+from dsa_compile.ir.passes import RegionPass
+from dsa_compile.ir.program import EMBED, HEAD, Program
+from dsa_compile.ir.region import Region
+
+aten, dsa = torch.ops.aten, torch.ops.dsa
+
+
+class PackSwiglu(RegionPass):
+    """Split and gate become one op on the packed pair."""
+
+    requires = ("merge_projections", "recognize_swiglu")
+
+    def expects(self, program: Program, region: Region) -> int | None:
+        """The dense MLP, or the shared expert."""
+        return 0 if region.kind in (EMBED, HEAD) else 1
+
+    def rewrite(self, edit: Editor, program: Program) -> None:
+        """Replace every match."""
+        width = Const("width", int)
+        halves = Call(aten.split_with_sizes.default, Node("gate_up"), [width, width], -1)
+        pattern = Call(dsa.swiglu.default, getitem(halves, 0), getitem(halves, 1))
+        matches = find(edit.graph, pattern)
+        edit.note(matches.misses)
+        for m in matches.found:
+            edit.replace(m.root, edit.call(dsa.swiglu_packed.default, m["gate_up"], before=m.root))

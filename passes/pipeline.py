@@ -1,0 +1,60 @@
+"""The pipeline: every pass, in order, and the levels between them."""
+
+from dsa_compile.ir.passes import Pass
+from dsa_compile.ir.program import Level
+from dsa_compile.passes.absorb_mla import AbsorbMla
+from dsa_compile.passes.flatten_tokens import FlattenTokens
+from dsa_compile.passes.functionalize import Functionalize
+from dsa_compile.passes.fuse_add_norm import FuseAddNorm
+from dsa_compile.passes.fuse_add_norm_across_layers import FuseAddNormAcrossLayers
+from dsa_compile.passes.insert_paged_caches import InsertPagedCaches
+from dsa_compile.passes.merge_projections import MergeProjections
+from dsa_compile.passes.pack_swiglu import PackSwiglu
+from dsa_compile.passes.recognize_embedding import RecognizeEmbedding
+from dsa_compile.passes.recognize_experts import RecognizeExperts
+from dsa_compile.passes.recognize_layer_norm import RecognizeLayerNorm
+from dsa_compile.passes.recognize_linear import RecognizeLinear
+from dsa_compile.passes.recognize_rms_norm import RecognizeRmsNorm
+from dsa_compile.passes.recognize_rope_half import RecognizeRopeHalf
+from dsa_compile.passes.recognize_rope_interleaved import RecognizeRopeInterleaved
+from dsa_compile.passes.recognize_rope_tables import RecognizeRopeTables
+from dsa_compile.passes.recognize_router import RecognizeRouter
+from dsa_compile.passes.recognize_sparse_attention import RecognizeSparseAttention
+from dsa_compile.passes.recognize_swiglu import RecognizeSwiglu
+from dsa_compile.passes.select_logit_rows import SelectLogitRows
+from dsa_compile.passes.split_short_long import SplitShortLong
+from dsa_compile.passes.strip_noise import StripNoise
+from dsa_compile.passes.token_major import TokenMajor
+
+PIPELINE: tuple[Pass | Level, ...] = (
+    # clean: what export adds and the reference does in place
+    StripNoise(),
+    Functionalize(),
+    # recognise: the only passes that look at aten arithmetic
+    RecognizeEmbedding(),
+    RecognizeRmsNorm(),
+    RecognizeLayerNorm(),
+    RecognizeRopeTables(),
+    RecognizeRopeInterleaved(),
+    RecognizeRopeHalf(),
+    RecognizeRouter(),
+    RecognizeExperts(),
+    RecognizeSwiglu(),
+    RecognizeLinear(),
+    RecognizeSparseAttention(),
+    Level.LOGICAL,
+    # restructure: the shapes and the state that serving needs
+    TokenMajor(),
+    AbsorbMla(),
+    FlattenTokens(),
+    InsertPagedCaches(),
+    # fuse
+    MergeProjections(),
+    PackSwiglu(),
+    FuseAddNorm(),
+    FuseAddNormAcrossLayers(),
+    # specialise
+    SelectLogitRows(),
+    SplitShortLong(),
+    Level.KERNEL,
+)

@@ -1,0 +1,40 @@
+"""Recognise the indexer's LayerNorm over its last dimension.
+
+Before::                                        After::
+
+    y = layer_norm(x, [D], weight, bias, eps)       y = dsa.layer_norm(x, weight, bias, eps)
+
+Declines: a norm without weight or bias, or over several dimensions.
+"""
+
+import torch
+
+from dsa_compile.ir.edit import Editor
+from dsa_compile.ir.match import ANY, Call, Const, Node, find
+from dsa_compile.ir.passes import RegionPass
+from dsa_compile.ir.program import EMBED, HEAD, Program
+from dsa_compile.ir.region import Region
+
+aten, dsa = torch.ops.aten, torch.ops.dsa
+
+
+class RecognizeLayerNorm(RegionPass):
+    """``aten.layer_norm`` becomes ``dsa.layer_norm``."""
+
+    requires = ("strip_noise",)
+
+    def expects(self, program: Program, region: Region) -> int | None:
+        """The norm of the indexer's keys."""
+        return 0 if region.kind in (EMBED, HEAD) else 1
+
+    def rewrite(self, edit: Editor, program: Program) -> None:
+        """Replace every match."""
+        pattern = Call(
+            aten.layer_norm.default, Node("x"), [ANY], Node("weight"), Node("bias"),
+            Const("eps", float), ANY,
+        )  # fmt: skip
+        matches = find(edit.graph, pattern)
+        edit.note(matches.misses)
+        for m in matches.found:
+            args = (m["x"], m["weight"], m["bias"], m["eps"])
+            edit.replace(m.root, edit.call(dsa.layer_norm.default, *args, before=m.root))

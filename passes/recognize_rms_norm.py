@@ -1,0 +1,50 @@
+"""Recognise RMSNorm as the reference writes it.
+
+Before::                                        After::
+
+    h = to.dtype(x, float32)                        y = dsa.rms_norm(x, weight, eps)
+    v = mean(pow(h, 2), [-1], keepdim)
+    n = to.dtype(mul(h, rsqrt(add(v, eps))), x.dtype)
+    y = mul(weight, n)
+
+The epsilon is read from the graph: the norms of the low-rank projections keep 1e-6 whatever the
+configuration says.
+
+Declines: a mean over other dimensions, an intermediate that is used elsewhere.
+"""
+
+import torch
+
+from dsa_compile.ir.edit import Editor
+from dsa_compile.ir.match import Call, Cast, Const, Node, find
+from dsa_compile.ir.passes import RegionPass
+from dsa_compile.ir.program import EMBED, HEAD, Program
+from dsa_compile.ir.region import Region
+
+aten, dsa = torch.ops.aten, torch.ops.dsa
+
+
+def _pattern() -> Call:
+    x = Cast(Node("x"))
+    variance = Call(aten.mean.dim, Call(aten.pow.Tensor_Scalar, x, 2), [-1], True)
+    scale = Call(aten.rsqrt.default, Call(aten.add.Tensor, variance, Const("eps", float)))
+    normed = Call(aten.mul.Tensor, x, scale, commutes=True)
+    return Call(aten.mul.Tensor, Node("weight"), Cast(normed), commutes=True)
+
+
+class RecognizeRmsNorm(RegionPass):
+    """Square, mean, rsqrt and two products become ``dsa.rms_norm``."""
+
+    requires = ("strip_noise",)
+
+    def expects(self, program: Program, region: Region) -> int | None:
+        """Two around the sublayers, two inside the low-rank projections; one before the head."""
+        return {EMBED: 0, HEAD: 1}.get(region.kind, 4)
+
+    def rewrite(self, edit: Editor, program: Program) -> None:
+        """Replace every match."""
+        matches = find(edit.graph, _pattern())
+        edit.note(matches.misses)
+        for m in matches.found:
+            norm = edit.call(dsa.rms_norm.default, m["x"], m["weight"], m["eps"], before=m.root)
+            edit.replace(m.root, norm)

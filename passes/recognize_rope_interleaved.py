@@ -1,0 +1,62 @@
+"""Recognise the rotation of MLA's queries and shared key: interleaved pairs.
+
+Before (heads before tokens)::                      After::
+
+    c = unsqueeze(slice(cos, 2, 0, D/2), 1)             t = transpose(x, 1, 2)
+    s = unsqueeze(slice(sin, 2, 0, D/2), 1)             r = dsa.rope_interleaved(t, cos, sin)
+    a, b = slice(x, 3, 0, END, 2), slice(x, 3, 1, END, 2)
+    y = cat([a·c - b·s, b·c + a·s], -1)                 y = transpose(r, 1, 2)
+
+The result is de-interleaved: all first members of the pairs, then all second ones, a permutation
+that queries and keys share. The transposes go away in ``token_major``.
+
+Declines: tables other than the program's cos and sin (swapped ones included), another dimension.
+"""
+
+import torch
+
+from dsa_compile.ir.edit import Editor
+from dsa_compile.ir.match import Call, Const, Node, find
+from dsa_compile.ir.passes import RegionPass
+from dsa_compile.ir.program import EMBED, HEAD, Program
+from dsa_compile.ir.region import Region
+from dsa_compile.passes.shared import END, value_named
+
+aten, dsa = torch.ops.aten, torch.ops.dsa
+
+
+def _pattern() -> Call:
+    def half(name: str) -> Call:
+        table = Call(aten.slice.Tensor, value_named(name), 2, 0, Const("half", int), shared=True)
+        return Call(aten.unsqueeze.default, table, 1, shared=True)
+
+    x = Node("x")
+    first = Call(aten.slice.Tensor, x, 3, 0, END, 2)
+    second = Call(aten.slice.Tensor, x, 3, 1, END, 2)
+    cos, sin = half("cos"), half("sin")
+    mul = aten.mul.Tensor
+    left = Call(aten.sub.Tensor, Call(mul, first, cos), Call(mul, second, sin))
+    right = Call(aten.add.Tensor, Call(mul, second, cos), Call(mul, first, sin))
+    return Call(aten.cat.default, [left, right], -1)
+
+
+class RecognizeRopeInterleaved(RegionPass):
+    """Even/odd slices and products become ``dsa.rope_interleaved``."""
+
+    requires = ("strip_noise",)
+
+    def expects(self, program: Program, region: Region) -> int | None:
+        """Queries and the shared key of every layer."""
+        return 0 if region.kind in (EMBED, HEAD) else 2
+
+    def rewrite(self, edit: Editor, program: Program) -> None:
+        """Replace every match."""
+        matches = find(edit.graph, _pattern())
+        edit.note(matches.misses)
+        for m in matches.found:
+            assert 2 * m["half"] == m["x"].meta["val"].shape[-1]
+            turned = edit.call(aten.transpose.int, m["x"], 1, 2, before=m.root)
+            rotated = edit.call(
+                dsa.rope_interleaved.default, turned, m["cos"], m["sin"], before=m.root
+            )
+            edit.replace(m.root, edit.call(aten.transpose.int, rotated, 1, 2, before=m.root))

@@ -1,0 +1,36 @@
+"""Recognise the gated activation of dense and shared-expert MLPs.
+
+Before::                        After::
+
+    y = mul(silu(gate), up)         y = dsa.swiglu(gate, up)
+"""
+
+import torch
+
+from dsa_compile.ir.edit import Editor
+from dsa_compile.ir.match import Call, Node, find
+from dsa_compile.ir.passes import RegionPass
+from dsa_compile.ir.program import EMBED, HEAD, Program
+from dsa_compile.ir.region import Region
+
+aten, dsa = torch.ops.aten, torch.ops.dsa
+
+
+class RecognizeSwiglu(RegionPass):
+    """``silu`` and a product become ``dsa.swiglu``."""
+
+    # the routed experts hold one too, and keep it inside dsa.experts
+    requires = ("recognize_experts",)
+
+    def expects(self, program: Program, region: Region) -> int | None:
+        """The dense MLP, or the shared expert."""
+        return 0 if region.kind in (EMBED, HEAD) else 1
+
+    def rewrite(self, edit: Editor, program: Program) -> None:
+        """Replace every match."""
+        gate = Call(aten.silu.default, Node("gate"))
+        matches = find(edit.graph, Call(aten.mul.Tensor, gate, Node("up"), commutes=True))
+        edit.note(matches.misses)
+        for m in matches.found:
+            new = edit.call(dsa.swiglu.default, m["gate"], m["up"], before=m.root)
+            edit.replace(m.root, new)

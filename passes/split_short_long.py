@@ -1,0 +1,74 @@
+"""Split the program into a long and a short variant.
+
+Before::                                        After::
+
+    embed                                           embed.long, embed.short
+    moe: rows = dsa.paged_index_topk(…)             moe.long:  rows = dsa.paged_index_topk(…)
+                                                    moe.short: (rows come in: dense_slots)
+                                                    embed.short: dense_slots = dsa.dense_slots(…)
+
+While no request of a step sees more than ``index_topk`` tokens, top-k selects everything: the short
+variant computes no scores and no top-k, takes the dense rows once for all layers, and still writes
+the indexer's keys, which the first long step will read. Weights are shared.
+"""
+
+import torch
+
+from dsa_compile.ir.edit import Editor
+from dsa_compile.ir.match import calls
+from dsa_compile.ir.passes import Numerics, Pass, PassRecord
+from dsa_compile.ir.program import EMBED, HEAD, Program
+from dsa_compile.ir.region import Region, Role
+
+dsa = torch.ops.dsa
+
+LONG, SHORT = "long", "short"
+_DENSE_SLOTS = "dense_slots"
+
+
+class SplitShortLong(Pass):
+    """Copy every region but the head and take the indexer's work out of the copies."""
+
+    numerics = Numerics.TOLERANCE  # the same rows, gathered in another order
+    requires = ("insert_paged_caches",)
+
+    def expects(self, program: Program, region: Region) -> int | None:
+        """One top-k in every layer."""
+        return 0 if region.kind in (EMBED, HEAD) else 1
+
+    def run(self, program: Program, record: PassRecord) -> None:
+        """Name the regions as they are long, and derive the short ones."""
+        split: dict[str, Region] = {}
+        for kind, region in program.regions.items():
+            if kind == HEAD:
+                split[kind] = region
+                continue
+            short = region.copy(f"{kind}.{SHORT}")
+            region.name = f"{kind}.{LONG}"
+            split |= {region.name: region, short.name: short}
+            edit = Editor(short, program.world, self.name)
+            if kind == EMBED:
+                self._prologue(edit, program)
+            else:
+                self._layer(edit, program)
+                record.by_region[kind] = edit.rewrites
+        program.regions = split
+
+    def _layer(self, edit: Editor, program: Program) -> None:
+        for node in calls(edit.graph, dsa.paged_index_topk.default):
+            width = program.spec.index_topk
+            rows = edit.input(Role.VALUE, _DENSE_SLOTS, ("T", width), torch.int32)
+            edit.replace(node, rows)
+
+    def _prologue(self, edit: Editor, program: Program) -> None:
+        tables = edit.input(Role.BATCH, "block_tables", ("R", "M"), torch.int32)
+        starts = edit.input(Role.BATCH, "cu_seqlens", ("R+1",), torch.int32)
+        lengths = edit.input(Role.BATCH, "context_lens", ("R",), torch.int32)
+        positions = edit.input(Role.BATCH, "positions", ("T",), torch.int64)
+        output = edit.graph.output_node()
+        sizes = (program.config.block_size, program.spec.index_topk)
+        rows = edit.call(
+            dsa.dense_slots.default, tables, starts, lengths, positions, *sizes, before=output
+        )
+        output.args = ((*output.args[0], rows),)  # type: ignore[misc]
+        edit.region.outputs = (*edit.region.outputs, _DENSE_SLOTS)

@@ -63,6 +63,8 @@ class Engine:
             ``decode(ids, skip_special_tokens=...)``, as ``tokenizers.Tokenizer``); None works in
             token ids alone.
 
+    ``scheduler`` is open for those who move cache pages: a lost page is reported to it.
+
     Raises:
         UserError: a limit below 1, or ``max_model_len`` above the model's.
     """
@@ -82,7 +84,7 @@ class Engine:
         self._runner = runner
         self._tokenizer = tokenizer
         self._sampler = Sampler(runner.vocab_size)
-        self._scheduler = Scheduler(
+        self.scheduler = Scheduler(
             SchedulerConfig(
                 num_blocks=runner.num_blocks,
                 block_size=runner.block_size,
@@ -186,7 +188,7 @@ class Engine:
             raise RequestError(f"request {request_id!r}: priority {priority!r} must be an integer")
         prompt_ids = token_ids_of(request_id, prompt, self._runner.vocab_size, self._tokenizer)
         # Before anything is sized by max_tokens, which may be huge.
-        self._scheduler.check_admissible(request_id, len(prompt_ids), params.max_tokens)
+        self.scheduler.check_admissible(request_id, len(prompt_ids), params.max_tokens)
         eos_ids = self._runner.eos_token_ids
         generation = _Generation(
             prompt_ids,
@@ -197,7 +199,7 @@ class Engine:
         request = Request(
             request_id, prompt_ids, params.max_tokens, generation.completion, priority
         )
-        self._scheduler.add(request)
+        self.scheduler.add(request)
         self._live[request] = generation
 
     def step(self) -> list[RequestOutput]:
@@ -206,29 +208,29 @@ class Engine:
         If the model raises, the step is undone and the exception passes on: its requests are still
         there, to be tried again or aborted.
         """
-        step = self._scheduler.schedule()
+        step = self.scheduler.schedule()
         if not step.entries:
             return []
         try:
             logits = self._runner.execute(build_batch(step))
             sampled = self._sample(step, logits)
         except BaseException:
-            self._scheduler.discard(step)
+            self.scheduler.discard(step)
             raise
-        return [self._output(r) for r in self._scheduler.commit(step, self._keep(sampled))]
+        return [self._output(r) for r in self.scheduler.commit(step, self._keep(sampled))]
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request now and return what it has, or None if it is unknown or finished."""
-        request = self._scheduler.abort(request_id)
+        request = self.scheduler.abort(request_id)
         return None if request is None else self._output(request)
 
     def has_unfinished(self) -> bool:
         """Whether any request waits or runs."""
-        return self._scheduler.has_unfinished()
+        return self.scheduler.has_unfinished()
 
     def stats(self) -> SchedulerStats:
         """Requests, blocks, preemptions and prefix hits."""
-        return self._scheduler.stats()
+        return self.scheduler.stats()
 
     def _sample(self, step: ScheduledStep, logits: torch.Tensor) -> dict[Request, SampledToken]:
         requests = [entry.request for entry in step.entries if entry.samples]

@@ -1,0 +1,90 @@
+import numpy as np
+import pytest
+
+from dsa_compile.runtime.batch import build_batch
+from dsa_compile.runtime.request import Request
+from dsa_compile.runtime.step import ScheduledEntry, ScheduledStep
+
+SIZE = 4
+
+
+class Endless:
+    def append(self, token_id):
+        return None
+
+
+def make_step(parts, columns=8):
+    """``parts``: (tokens of the request, blocks, start, count, samples), rows in reverse order."""
+    rows = np.full((len(parts) + 1, columns), -1, np.int32)
+    entries = []
+    for index, (tokens, blocks, start, count, samples) in enumerate(parts):
+        request = Request(f"r{index}", tokens, 1, Endless())
+        request.row = len(parts) - index
+        rows[request.row, : len(blocks)] = blocks
+        entries.append(ScheduledEntry(request, start, count, samples))
+    return ScheduledStep(entries, rows, SIZE)
+
+
+def test_a_mixed_step():
+    batch = build_batch(
+        make_step(
+            [
+                (list(range(100, 107)), [5, 2], 6, 1, True),
+                (list(range(200, 212)), [7, 0, 9], 3, 6, False),
+                (list(range(300, 302)), [1], 0, 2, True),
+            ]
+        )
+    )
+    assert batch.input_ids.tolist() == [106, 203, 204, 205, 206, 207, 208, 300, 301]
+    assert batch.positions.tolist() == [6, 3, 4, 5, 6, 7, 8, 0, 1]
+    assert batch.slot_mapping.tolist() == [10, 31, 0, 1, 2, 3, 36, 4, 5]
+    assert batch.block_tables.tolist() == [[5, 2, -1], [7, 0, 9], [1, -1, -1]]
+    assert batch.cu_seqlens.tolist() == [0, 1, 7, 9]
+    assert batch.context_lens.tolist() == [7, 9, 2]
+    assert batch.logit_rows.tolist() == [0, 8]
+    assert (batch.num_tokens, batch.num_requests) == (9, 3)
+
+
+def test_a_decode_step_equals_the_general_layout():
+    parts = [(list(range(n)), list(range(10 * n, 10 * n + 8)), n - 1, 1, True) for n in (1, 9, 30)]
+    batch = build_batch(make_step(parts))
+    assert batch.positions.tolist() == [0, 8, 29]
+    assert batch.slot_mapping.tolist() == [10 * SIZE, 92 * SIZE, 307 * SIZE + 1]
+    assert batch.block_tables.shape == (3, 8)
+    assert batch.logit_rows.tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("decode", [True, False])
+def test_dtypes_are_the_pinned_ones(decode):
+    batch = build_batch(make_step([([1, 2, 3], [0], 2 * decode, 1 if decode else 3, True)]))
+    types = {name: str(getattr(batch, name).dtype) for name in batch.__slots__}
+    assert types == {
+        "input_ids": "int64",
+        "positions": "int64",
+        "slot_mapping": "int64",
+        "block_tables": "int32",
+        "cu_seqlens": "int32",
+        "context_lens": "int32",
+        "logit_rows": "int64",
+    }
+
+
+def test_a_batch_keeps_its_own_copy():
+    step = make_step([([1, 2, 3], [4], 0, 3, True)])
+    batch = build_batch(step)
+    step.block_rows[:] = -1
+    step.entries[0].request.token_ids[:] = 0
+    assert batch.block_tables.tolist() == [[4]]
+    assert batch.input_ids.tolist() == [1, 2, 3]
+
+
+def test_short_means_no_context_exceeds_topk():
+    batch = build_batch(make_step([([0] * 9, [1, 2, 3], 8, 1, True), ([0], [4], 0, 1, True)]))
+    assert batch.is_short(9)
+    assert not batch.is_short(8)
+
+
+def test_no_logits_are_asked_of_an_unfinished_prompt():
+    batch = build_batch(make_step([([0] * 9, [1, 2, 3], 0, 5, False)]))
+    assert batch.logit_rows.tolist() == []
+    assert batch.logit_rows.dtype == np.int64

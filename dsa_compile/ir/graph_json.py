@@ -162,7 +162,7 @@ class _Reader:
         if not isinstance(entry, dict):
             raise _BadNodeError("is not an object")
         op = entry.get("op")
-        if op not in _FIELDS:
+        if not isinstance(op, str) or op not in _FIELDS:
             raise _BadNodeError(f"op {op!r:.80} is not one of {', '.join(_FIELDS)}")
         unknown = entry.keys() - _FIELDS[op]
         if unknown:

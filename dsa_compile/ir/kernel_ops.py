@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from dsa_compile.ops import REFERENCE
+
 # Layout first, then elementwise work and reductions. `sym_size` reads a shape, never data.
 _ATEN = (
     "alias.default",
@@ -69,8 +71,6 @@ def allowed_targets() -> Mapping[str, Callable[..., Any]]:
     Names are those of ``str(OpOverload)``, such as ``"dsa.rms_norm.default"``, and
     ``"operator.getitem"``, which takes an entry of a multi-output op and nothing else.
     """
-    from dsa_compile.ops import REFERENCE
-
     table: dict[str, Callable[..., Any]] = {str(op): op for op in REFERENCE}
     for name in _ATEN:
         packet, _, overload = name.partition(".")
@@ -118,8 +118,6 @@ def check_call(
         if name in bound:
             raise SchemaMismatchError(f"argument {name!r} is given twice")
         bound[name] = value
-    # aten takes a plain number where an elementwise op expects a second tensor
-    number_for_tensor = target.namespace == "aten"
     for argument in schema.arguments:
         if argument.name not in bound:
             if not argument.has_default_value():
@@ -127,7 +125,10 @@ def check_call(
             continue
         value = bound.pop(argument.name)
         expected = str(argument.real_type)
-        if not _fits(expected, value, yields, number_for_tensor):
+        # aten takes a plain number where an elementwise op expects a second tensor
+        if expected == "Tensor" and argument.name == "other" and type(value) in (int, float):
+            continue
+        if not _fits(expected, value, yields):
             raise SchemaMismatchError(
                 f"argument {argument.name!r} should be {expected}, found {value!r:.80}"
             )
@@ -158,23 +159,17 @@ def _check_getitem(
     return entry
 
 
-def _fits(
-    expected: str, value: Any, yields: Mapping[fx.Node, Yield], number_for_tensor: bool
-) -> bool:
+def _fits(expected: str, value: Any, yields: Mapping[fx.Node, Yield]) -> bool:
     if expected.startswith("Optional["):
         inner = expected.removeprefix("Optional[").removesuffix("]")
-        return value is None or _fits(inner, value, yields, number_for_tensor)
+        return value is None or _fits(inner, value, yields)
     if expected.startswith("List["):
         inner = expected.removeprefix("List[").removesuffix("]")
         if isinstance(value, fx.Node):
             return yields[value] == expected
-        return isinstance(value, list | tuple) and all(
-            _fits(inner, item, yields, False) for item in value
-        )
+        return isinstance(value, list | tuple) and all(_fits(inner, item, yields) for item in value)
     if isinstance(value, fx.Node):
         return yields[value] == expected or (expected == "number" and yields[value] == "int")
-    if expected == "Tensor":
-        return number_for_tensor and type(value) in (int, float)
     return type(value) in _PYTHON_TYPES.get(expected, ())
 
 

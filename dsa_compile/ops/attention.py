@@ -72,7 +72,7 @@ def _per_head(x: Tensor, weight: Tensor) -> Tensor:
     """``[..., H, i] x [H, i, o] -> [..., H, o]``."""
     flat = x.flatten(0, -3).transpose(0, 1)
     out = torch.bmm(flat, weight).transpose(0, 1).contiguous()
-    return out.view(*x.shape[:-1], -1) if x.dim() > 3 else out
+    return out.view(*x.shape[:-1], weight.shape[2]) if x.dim() > 3 else out
 
 
 def latent_attention(

@@ -41,7 +41,7 @@ def index_topk(q: Tensor, k: Tensor, weights: Tensor, topk: int, scale: float) -
     batch, length = k.shape[:2]
     out = torch.full((batch, length, topk), -1, dtype=torch.int32)
     positions = torch.arange(length, dtype=torch.int32)
-    for b in range(batch):
+    for b in range(batch if length else 0):
         _select_sequence(q[b], weights[b], k[b], positions, scale, out[b])
     return out
 
@@ -228,7 +228,7 @@ def _select_batch(
     block_size = cache.shape[1]
     blocks = -(-int(lengths.max()) // block_size)
     present = tables[:, :blocks].clamp(min=0)
-    keys = cache.index_select(0, present.flatten()).view(q.shape[0], blocks * block_size, -1)
+    keys = cache.index_select(0, present.flatten()).view(q.shape[0], -1, cache.shape[2])
     logits = torch.baddbmm(
         weights.new_empty(1), q.float(), keys.float().transpose(1, 2), beta=0, alpha=scale
     )

@@ -45,7 +45,7 @@ def router(
     scores = F.linear(x.float(), weight.float()).sigmoid_()
     choice = scores + bias
     if topk_group < n_group:
-        grouped = choice.view(choice.shape[0], n_group, -1)
+        grouped = choice.unflatten(1, (n_group, -1))
         group_scores = grouped.topk(2, sorted=False).values.sum(-1)
         kept = group_scores.topk(topk_group, sorted=False).indices
         dropped = torch.ones_like(group_scores, dtype=torch.bool).scatter_(1, kept, False)
@@ -101,7 +101,7 @@ def experts(x: Tensor, weights: Tensor, indices: Tensor, gate_up: Tensor, down: 
     hidden = _grouped_linear(x.index_select(0, order // top_k), gate_up, ends)
     outputs = _grouped_linear(swiglu_packed(hidden), down, ends)
     outputs = torch.empty_like(outputs).index_copy_(0, order, outputs)
-    weighted = outputs.view(tokens, top_k, -1) * weights.unsqueeze(-1)
+    weighted = outputs.view(tokens, top_k, x.shape[1]) * weights.unsqueeze(-1)
     return weighted.sum(1).to(x.dtype)
 
 

@@ -1,0 +1,173 @@
+"""Every op's schema, fake and registration, on inputs the other tests do not share."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+
+from dsa_compile import ops
+
+SCHEMAS = """
+rms_norm(Tensor x, Tensor weight, float eps) -> Tensor
+layer_norm(Tensor x, Tensor weight, Tensor bias, float eps) -> Tensor
+rope_interleaved(Tensor x, Tensor cos, Tensor sin) -> Tensor
+rope_half(Tensor x, Tensor cos, Tensor sin) -> Tensor
+rope_tables(Tensor positions, Tensor inv_freq, float scaling, ScalarType dtype) -> (Tensor cos, Tensor sin)
+linear(Tensor x, Tensor weight) -> Tensor
+embedding(Tensor ids, Tensor weight) -> Tensor
+swiglu(Tensor gate, Tensor up) -> Tensor
+router(Tensor x, Tensor weight, Tensor bias, int n_group, int topk_group, int top_k, bool normalize, float scale) -> (Tensor weights, Tensor indices)
+experts(Tensor x, Tensor weights, Tensor indices, Tensor gate_up, Tensor down) -> Tensor
+index_topk(Tensor q, Tensor k, Tensor weights, int topk, float scale) -> Tensor
+sparse_attention(Tensor q, Tensor k, Tensor v, Tensor indices, float scale) -> Tensor
+absorb_query(Tensor q_nope, Tensor w_uk) -> Tensor
+expand_output(Tensor o_latent, Tensor w_uv) -> Tensor
+latent_attention(Tensor q_latent, Tensor q_pe, Tensor ckv, Tensor k_pe, Tensor indices, float scale) -> Tensor
+add_rms_norm(Tensor x, Tensor residual, Tensor weight, float eps) -> (Tensor normed, Tensor residual_out)
+swiglu_packed(Tensor gate_up) -> Tensor
+write_latent_cache(Tensor ckv, Tensor k_pe, Tensor(a!) cache, Tensor slot_mapping) -> ()
+write_index_cache(Tensor k, Tensor(a!) cache, Tensor slot_mapping) -> ()
+paged_index_topk(Tensor q, Tensor weights, Tensor cache, Tensor block_tables, Tensor cu_seqlens, Tensor context_lens, int topk, float scale) -> Tensor
+dense_slots(Tensor block_tables, Tensor cu_seqlens, Tensor context_lens, Tensor positions, int block_size, int width) -> Tensor
+paged_latent_attention(Tensor q_latent, Tensor q_pe, Tensor cache, Tensor slots, float scale) -> Tensor
+"""  # noqa: E501
+
+
+def randn(*shape):
+    return torch.randn(shape)
+
+
+def ints(high, *shape, dtype=torch.int32):
+    return torch.randint(0, high, shape, dtype=dtype)
+
+
+def permuted(*shape):
+    """Dense, with the strides of another order of dimensions: results must not inherit them."""
+    return torch.randn(shape[::-1]).permute(*range(len(shape))[::-1])
+
+
+PAGED = (
+    torch.tensor([[3, 1, -1], [0, 2, 4]], dtype=torch.int32),
+    torch.tensor([0, 1, 6], dtype=torch.int32),
+    torch.tensor([7, 9], dtype=torch.int32),
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    args: tuple
+
+
+CASES = [
+    Case("rms_norm", (randn(3, 5, 8), randn(8), 1e-6)),
+    Case("rms_norm", (randn(3, 8).bfloat16(), randn(8), 1e-6)),
+    Case("rms_norm", (permuted(3, 5, 8), randn(8), 1e-6)),
+    Case("layer_norm", (randn(3, 5, 8), randn(8), randn(8), 1e-6)),
+    Case("layer_norm", (permuted(3, 5, 8), randn(8), randn(8), 1e-6)),
+    Case("rope_interleaved", (randn(3, 5, 2, 8), randn(3, 5, 8), randn(3, 5, 8))),
+    Case("rope_interleaved", (permuted(3, 5, 2, 8), randn(3, 5, 8), randn(3, 5, 8))),
+    Case("rope_half", (randn(6, 2, 8), randn(6, 8), randn(6, 8))),
+    Case("rope_half", (permuted(6, 2, 8), randn(6, 8), randn(6, 8))),
+    Case("rope_tables", (ints(99, 3, 5, dtype=torch.int64), randn(4), 1.5, torch.bfloat16)),
+    Case("linear", (permuted(3, 5, 8), randn(7, 8))),
+    Case("embedding", (ints(9, 3, 5, dtype=torch.int64), randn(9, 8))),
+    Case("swiglu", (randn(3, 5, 8), randn(3, 5, 8))),
+    Case("swiglu", (permuted(3, 5, 8), permuted(3, 5, 8))),
+    Case("swiglu_packed", (randn(6, 8),)),
+    Case("router", (randn(6, 8), randn(12, 8), randn(12), 3, 2, 4, True, 2.5)),
+    Case("router", (permuted(6, 8), randn(12, 8), randn(12), 1, 1, 4, False, 2.5)),
+    Case(
+        "experts",
+        (
+            permuted(6, 8),
+            torch.rand(6, 2),
+            ints(5, 6, 2, dtype=torch.int64),
+            randn(5, 8, 8),
+            randn(5, 8, 4),
+        ),
+    ),
+    Case("index_topk", (permuted(2, 9, 3, 4), permuted(2, 9, 4), permuted(2, 9, 3), 5, 0.5)),
+    Case(
+        "sparse_attention",
+        (permuted(2, 9, 3, 4), permuted(2, 9, 3, 4), randn(2, 9, 3, 6), ints(9, 2, 9, 5), 0.5),
+    ),
+    Case("absorb_query", (permuted(2, 9, 3, 4), randn(3, 4, 7))),
+    Case("absorb_query", (randn(6, 3, 4), randn(3, 4, 7))),
+    Case("expand_output", (permuted(2, 9, 3, 7), randn(3, 4, 7))),
+    Case(
+        "latent_attention",
+        (permuted(2, 9, 3, 7), randn(2, 9, 3, 4), randn(2, 9, 7), randn(2, 9, 4), ints(9, 2, 9, 5),
+         0.5),
+    ),
+    Case("add_rms_norm", (randn(6, 8), permuted(6, 8), randn(8), 1e-6)),
+    Case("write_latent_cache", (randn(6, 5), randn(6, 3), randn(4, 4, 8), torch.arange(6))),
+    Case("write_index_cache", (randn(6, 5), randn(4, 4, 5), torch.arange(6))),
+    Case("paged_index_topk", (permuted(8, 3, 4), permuted(8, 3), randn(5, 4, 4), *PAGED, 6, 0.5)),
+    Case("dense_slots", (*PAGED, ints(9, 8, dtype=torch.int64), 4, 12)),
+    Case("paged_latent_attention",
+         (permuted(6, 3, 5), randn(6, 3, 2), randn(4, 4, 7), ints(16, 6, 3), 0.5)),
+]  # fmt: skip
+IDS = [f"{case.name}-{i}" for i, case in enumerate(CASES)]
+
+
+def test_the_schemas_are_the_agreed_ones():
+    agreed = {line.split("(")[0]: f"dsa::{line}" for line in SCHEMAS.strip().splitlines()}
+    registered = {op._schema.name.removeprefix("dsa::"): str(op._schema) for op in ops.REFERENCE}
+    assert registered == agreed
+    assert {case.name for case in CASES} == set(agreed)
+
+
+def test_references_take_the_names_of_the_schema():
+    for op, function in ops.REFERENCE.items():
+        names = [argument.name for argument in op._schema.arguments]
+        code = function.__code__
+        assert list(code.co_varnames[: code.co_argcount]) == names, op
+
+
+@pytest.mark.parametrize("case", CASES, ids=IDS)
+def test_schema_and_fake_hold(case):
+    op = getattr(torch.ops.dsa, case.name).default
+    torch.library.opcheck(op, case.args)
+
+
+@pytest.mark.parametrize("case", CASES, ids=IDS)
+def test_results_are_fresh_and_contiguous(case):
+    results = ops.REFERENCE[getattr(torch.ops.dsa, case.name).default](*case.args)
+    for result in results if isinstance(results, tuple) else (results,):
+        if result is not None:
+            assert result.is_contiguous()
+            storages = [a.untyped_storage() for a in case.args if isinstance(a, torch.Tensor)]
+            assert all(result.untyped_storage().data_ptr() != s.data_ptr() for s in storages)
+
+
+@pytest.mark.parametrize("case", CASES, ids=IDS)
+def test_fakes_guard_on_no_size(case):
+    env = ShapeEnv()
+    mode = FakeTensorMode(shape_env=env)
+
+    def symbolic(tensor):
+        context = StatelessSymbolicContext(
+            dynamic_sizes=[DimDynamic.DYNAMIC] + [DimDynamic.STATIC] * (tensor.dim() - 1)
+        )
+        return mode.from_tensor(tensor.contiguous(), symbolic_context=context)
+
+    args = [symbolic(a) if isinstance(a, torch.Tensor) else a for a in case.args]
+    before = len(env.guards)
+    with mode:
+        results = getattr(torch.ops.dsa, case.name)(*args)
+    assert len(env.guards) == before
+    expected = ops.REFERENCE[getattr(torch.ops.dsa, case.name).default](*case.args)
+    if expected is None:
+        return
+    pairs = zip(
+        results if isinstance(results, tuple) else (results,),
+        expected if isinstance(expected, tuple) else (expected,),
+        strict=True,
+    )
+    for got, want in pairs:
+        assert isinstance(got.shape[0], torch.SymInt)
+        assert got.dtype is want.dtype
+        assert tuple(got.shape[1:]) == tuple(want.shape[1:])

@@ -1,0 +1,80 @@
+"""Text from tokens one at a time, equal to decoding them all at once."""
+
+from typing import Protocol
+
+_REPLACEMENT = "\ufffd"
+# A UTF-8 character has four bytes, so at most three can be waiting for the rest.
+_MAX_PENDING = 3
+# Decoding again from a few tokens back gives a decoder its context (a character begun in an
+# earlier token, a leading space) at a bounded cost a token.
+_LONGEST_WINDOW = 12
+_SHORTEST_WINDOW = 4
+
+
+class Tokenizer(Protocol):
+    """The part of a tokenizer that makes text; ``tokenizers.Tokenizer`` has it."""
+
+    def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
+        """Text of the tokens; bytes that are no UTF-8 become U+FFFD."""
+        ...
+
+
+class Detokenizer:
+    """Decodes a growing sequence, holding back characters whose bytes are not all there.
+
+    Args:
+        tokenizer: decodes short runs of tokens.
+        skip_special_tokens: leave special tokens out of the text.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True) -> None:
+        self._tokenizer = tokenizer
+        self._skip_special_tokens = skip_special_tokens
+        self._window: list[int] = []
+        self._text = ""
+        self._given = 0
+
+    def append(self, token: int) -> str:
+        """Add a token; return the text that is now certain, possibly empty."""
+        text = self._decode([*self._window, token])
+        # Tokens without text (special ones) would fill the window and hide a character's start.
+        # The first few stay: a decoder may treat what follows them differently.
+        settled = self._text or len(self._window) > _LONGEST_WINDOW
+        if settled and text == self._text and not self._decode([token]):
+            return ""
+        self._window.append(token)
+        self._text = text
+        certain = len(self._text)
+        lowest = max(self._given, certain - _MAX_PENDING)
+        while certain > lowest and self._text[certain - 1] == _REPLACEMENT:
+            certain -= 1
+        new = self._text[self._given : certain]
+        self._given = max(self._given, certain)
+        if len(self._window) > _LONGEST_WINDOW and self._given:
+            self._shorten()
+        return new
+
+    def finish(self) -> str:
+        """The text held back so far; call once, after the last token."""
+        rest = self._text[self._given :]
+        self._given = len(self._text)
+        return rest
+
+    def _decode(self, ids: list[int]) -> str:
+        return self._tokenizer.decode(ids, skip_special_tokens=self._skip_special_tokens)
+
+    def _shorten(self) -> None:
+        """Forget old tokens, if the rest alone decodes to the same text from the last given on.
+
+        The shortest window holds every token of a character still incomplete. Several lengths are
+        tried, because a cut inside an earlier character may change what follows it.
+        """
+        kept = self._text[self._given - 1 :]
+        waiting = len(self._text) - self._given
+        for length in range(_SHORTEST_WINDOW, 2 * _SHORTEST_WINDOW):
+            text = self._decode(self._window[-length:])
+            if text.endswith(kept):
+                self._window = self._window[-length:]
+                self._text = text
+                self._given = len(text) - waiting
+                return

@@ -1,0 +1,109 @@
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from dsa_compile.runtime.detokenizer import Detokenizer
+
+
+class Bytes:
+    """A tokenizer whose tokens are any byte strings; None is a skipped special token."""
+
+    def __init__(self, pieces):
+        self.pieces = pieces
+        self.decoded = 0
+
+    def decode(self, ids, skip_special_tokens=True):
+        self.decoded += len(ids)
+        assert skip_special_tokens
+        return b"".join(self.pieces[i] or b"" for i in ids).decode("utf-8", errors="replace")
+
+
+def stream(tokenizer, ids):
+    detokenizer = Detokenizer(tokenizer)
+    pieces = [detokenizer.append(i) for i in ids]
+    return [*pieces, detokenizer.finish()]
+
+
+@pytest.fixture(scope="module")
+def byte_level():
+    """A byte-level BPE with every byte, a few merges and a special token."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    merges = [("Ġ", "h"), ("h", "e"), ("ð", "Ł"), ("ðŁ", "ĺ"), ("ä", "¸"), ("¸", "Ń"), ("Ń", "ä")]
+    vocab = {piece: i for i, piece in enumerate(letters + [a + b for a, b in merges])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken("<eos>", special=True)])
+    return tokenizer
+
+
+@st.composite
+def split_bytes(draw):
+    raw = draw(st.one_of(st.text(max_size=60).map(str.encode), st.binary(max_size=60)))
+    cuts = sorted(draw(st.lists(st.integers(0, len(raw)), max_size=40)))
+    bounds = [0, *cuts, len(raw)]
+    pieces = [raw[a:b] for a, b in pairwise(bounds)]
+    for at in draw(st.lists(st.integers(0, len(pieces)), max_size=8)):
+        pieces.insert(at, None)
+    return pieces
+
+
+@settings(max_examples=800, deadline=None)
+@given(split_bytes())
+def test_any_split_gives_the_text_of_one_decode(pieces):
+    tokenizer = Bytes(pieces)
+    ids = list(range(len(pieces)))
+    assert "".join(stream(tokenizer, ids)) == tokenizer.decode(ids)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.text(alphabet="aé中😀 ", min_size=20, max_size=60), st.data())
+def test_characters_never_come_in_parts(text, data):
+    raw = text.encode()
+    pieces = []
+    while raw:
+        size = data.draw(st.integers(1, 5))
+        pieces.append(raw[:size])
+        raw = raw[size:]
+    got = stream(Bytes(pieces), range(len(pieces)))
+    assert "\ufffd" not in "".join(got)
+    assert "".join(got) == text
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(0, 263), max_size=60))
+def test_byte_level_bpe(byte_level, ids):
+    assert "".join(stream(byte_level, ids)) == byte_level.decode(ids)
+
+
+def test_byte_level_bpe_text_and_special_token(byte_level):
+    ids = byte_level.encode(" hello 😀中 he").ids
+    eos = byte_level.token_to_id("<eos>")
+    assert "".join(stream(byte_level, [*ids, eos])) == " hello 😀中 he"
+
+
+def test_a_leading_space_that_the_decoder_drops_is_dropped_once():
+    tokenizer = Tokenizer(models.WordLevel({"▁the": 0, "▁cat": 1, "s": 2}, unk_token="s"))
+    tokenizer.decoder = decoders.Metaspace()
+    ids = [0, 1, 2, 0, 1] * 20
+    assert "".join(stream(tokenizer, ids)) == tokenizer.decode(ids)
+
+
+def test_text_comes_as_soon_as_it_is_certain():
+    pieces = [b"ab", "é".encode()[:1], "é".encode()[1:] + b"c", b"d"]
+    assert stream(Bytes(pieces), range(4)) == ["ab", "", "éc", "d", ""]
+
+
+def test_bytes_that_never_complete_come_at_the_end():
+    assert stream(Bytes([b"a\xe4", b"\xb8"]), range(2)) == ["a", "", "\ufffd"]
+
+
+@pytest.mark.parametrize("piece", [b"word ", b"\xff", b"\xad\xe4\xb8", None])
+def test_work_per_token_does_not_grow(piece):
+    n = 4000
+    tokenizer = Bytes([piece] * n)
+    stream(tokenizer, range(n))
+    assert tokenizer.decoded < 20 * n

@@ -2,11 +2,10 @@
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from dsa_compile.artifact.manifest import MANIFEST, Manifest, read_manifest
 from dsa_compile.artifact.paths import resolve_inside
@@ -15,14 +14,12 @@ from dsa_compile.artifact.strict_json import load_json
 from dsa_compile.errors import ArtifactError, UserError
 from dsa_compile.ir.graph_json import region_from_json
 from dsa_compile.ir.region import Region
+from dsa_compile.weights.hashing import hash_files
 from dsa_compile.weights.safetensors_file import SafetensorsFile
 
 VERIFY = ("full", "header")
 # Folders in which a file that the manifest does not list is an error, not clutter.
 _CLOSED = ("graphs", "weights")
-_READERS = 4  # threads that hash files; the disk is the limit beyond
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -54,12 +51,13 @@ class Artifact:
             raise UserError(f"unknown verify {verify!r}; choose one of {', '.join(VERIFY)}")
         if not path.is_dir():
             raise ArtifactError(f"{path}: no such directory; give the output of dsa-compile")
+        file = resolve_inside(path, MANIFEST)
+        if file is None:
+            raise ArtifactError(f"{path / MANIFEST}: missing; is this an artifact?")
         try:
-            data = (path / MANIFEST).read_bytes()
+            data = file.read_bytes()
         except OSError as error:
-            raise ArtifactError(
-                f"{path / MANIFEST}: cannot be read ({error.strerror}); is this an artifact?"
-            ) from None
+            raise ArtifactError(f"{file}: cannot be read ({error.strerror})") from None
         artifact = cls(path, read_manifest(data, str(path / MANIFEST)), verify)
         artifact._check_files()
         return artifact
@@ -124,9 +122,8 @@ class Artifact:
                 "say where the model is now"
             )
         # Links are followed wherever they lead: a download cache is made of them.
-        _all(
-            self._check_weights, [(root / file.name, file) for file in self.manifest.weights.files]
-        )
+        files = {root / file.name: file for file in self.manifest.weights.files}
+        _check_contents(files, self.verify, trust_hub_cache=True)
         return root
 
     def _located(self, path: str) -> Path:
@@ -139,11 +136,11 @@ class Artifact:
 
     def _check_files(self) -> None:
         files = self.manifest.files
-        packed = {}
+        packed: dict[str, WeightFile] = {}
         if self.manifest.weights.mode == "pack":
             packed = {f"weights/{file.name}": file for file in self.manifest.weights.files}
-        jobs = [(self._located(file.path), packed.get(file.path, file)) for file in files]
-        _all(self._check_weights, jobs)
+        located = {self._located(file.path): packed.get(file.path, file) for file in files}
+        _check_contents(located, self.verify, trust_hub_cache=False)
         listed = {file.path for file in files}
         for folder in _CLOSED:
             for parent, _, names in os.walk(self.path / folder):
@@ -154,26 +151,27 @@ class Artifact:
                             f"{self.path / extra}: not part of the artifact; remove it"
                         )
 
-    def _check_weights(self, job: tuple[Path, FileRecord | WeightFile]) -> None:
-        path, record = job
+
+def _check_contents(
+    files: Mapping[Path, FileRecord | WeightFile], verify: str, *, trust_hub_cache: bool
+) -> None:
+    """Compare sizes, then hashes: of headers alone where ``verify`` and the record allow."""
+    whole: dict[Path, str] = {}
+    for path, record in files.items():
         try:
             size = path.stat().st_size
-            if size != record.size:
-                raise ArtifactError(
-                    f"{path}: {size} bytes, {record.size} when compiled; {_CHANGED}"
-                )
-            if (
-                self.verify == "header"
-                and isinstance(record, WeightFile)
-                and record.header_sha256 is not None
-            ):
-                found = SafetensorsFile.open(path, ArtifactError).header_sha256
-                _compare(path, record.header_sha256, found)
-                return
-            with path.open("rb") as file:
-                _compare(path, record.sha256, hashlib.file_digest(file, "sha256").hexdigest())
         except OSError as error:
             raise ArtifactError(f"{path}: cannot be read ({error.strerror})") from None
+        if size != record.size:
+            raise ArtifactError(f"{path}: {size} bytes, {record.size} when compiled; {_CHANGED}")
+        header = record.header_sha256 if isinstance(record, WeightFile) else None
+        if verify == "header" and header is not None:
+            _compare(path, header, SafetensorsFile.open(path, ArtifactError).header_sha256)
+        else:
+            whole[path] = record.sha256
+    found = hash_files(whole, ArtifactError, trust_hub_cache=trust_hub_cache)
+    for path, digest in found.items():
+        _compare(path, whole[path], digest)
 
 
 _CHANGED = "it has changed since, restore it or recompile"
@@ -182,14 +180,3 @@ _CHANGED = "it has changed since, restore it or recompile"
 def _compare(path: Path, recorded: str, found: str) -> None:
     if recorded != found:
         raise ArtifactError(f"{path}: not the content that was compiled; {_CHANGED}")
-
-
-def _all(check: Callable[[T], None], jobs: Iterable[T]) -> None:
-    """Run the checks side by side; the first in order that fails raises."""
-    with ThreadPoolExecutor(min(_READERS, os.cpu_count() or 1)) as pool:
-        futures = [pool.submit(check, job) for job in jobs]
-        try:
-            for future in futures:
-                future.result()
-        finally:
-            pool.shutdown(cancel_futures=True)

@@ -3,11 +3,14 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
+from pathlib import Path
 
 import torch
 
+from dsa_compile.errors import CheckpointError
 from dsa_compile.model_spec import ModelSpec
 from dsa_compile.version import __version__
+from dsa_compile.weights.safetensors_file import SafetensorsFile
 
 PRODUCER = "dsa-compile"
 
@@ -64,6 +67,19 @@ class WeightFile:
     size: int
     sha256: str
     header_sha256: str | None
+
+    @classmethod
+    def of(cls, directory: Path, name: str, sha256: str) -> "WeightFile":
+        """Describe a file whose content hash is known; its header is read.
+
+        Raises:
+            CheckpointError: it cannot be read or its header is damaged.
+        """
+        path = directory / name
+        if path.suffix != ".safetensors":
+            return cls(name, path.stat().st_size, sha256, None)
+        opened = SafetensorsFile.open(path, CheckpointError)
+        return cls(name, opened.size, sha256, opened.header_sha256)
 
 
 @dataclass(frozen=True)

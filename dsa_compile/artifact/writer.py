@@ -5,7 +5,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -13,13 +13,14 @@ from typing import Any
 
 from dsa_compile.artifact.manifest import MANIFEST, Manifest
 from dsa_compile.artifact.paths import is_plain
-from dsa_compile.artifact.records import FileRecord, RegionRecord
+from dsa_compile.artifact.records import FileRecord, RegionRecord, WeightFile
 from dsa_compile.artifact.staging import Staging
 from dsa_compile.artifact.strict_json import dump_json
 from dsa_compile.errors import ArtifactError
 from dsa_compile.ir.graph_json import region_to_json
 from dsa_compile.ir.printer import region_to_python
 from dsa_compile.ir.region import Region
+from dsa_compile.weights.pack import PackedFile
 
 # What a server needs of the model directory besides config and weights.
 TOKENIZER_FILES = (
@@ -86,14 +87,19 @@ class ArtifactWriter:
             shutil.copyfile(source, target)
 
     def add_dir(self, path: str) -> Path:
-        """Make a directory and return where it is for now, for the caller to fill."""
+        """Make a directory if there is none, and return where it is for now, to be filled."""
         with self._writing(path) as target:
-            target.mkdir()
+            target.mkdir(exist_ok=True)
         return target
 
-    def add_hash(self, record: FileRecord) -> None:
-        """Say the size and hash of a file that the caller wrote, so that it is not read again."""
-        self._hashed[record.path] = record
+    def add_packed(self, files: Iterable[PackedFile]) -> tuple[WeightFile, ...]:
+        """Take over files written to ``weights/``; their contents are not hashed again."""
+        folder = self._staging.path / "weights"
+        records = tuple(WeightFile.of(folder, file.name, file.sha256) for file in files)
+        for record in records:
+            path = f"weights/{record.name}"
+            self._hashed[path] = FileRecord(path, record.size, record.sha256)
+        return records
 
     def add_region(self, region: Region) -> RegionRecord:
         """Write a region's graph, as JSON with one node a line and as Python to read."""
@@ -143,7 +149,7 @@ class ArtifactWriter:
     def _writing(self, path: str) -> Iterator[Path]:
         assert is_plain(path), path
         target = self._staging.path / path
-        assert not target.exists(), f"{path} is written twice"
+        assert not target.is_file(), f"{path} is written twice"
         with self._guarded(path):
             target.parent.mkdir(parents=True, exist_ok=True)
             yield target

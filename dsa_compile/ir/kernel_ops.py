@@ -14,7 +14,7 @@ from torch import fx
 
 from dsa_compile.ops import REFERENCE
 
-# Layout first, then elementwise work and reductions. `sym_size` reads a shape, never data.
+# Layout first, then elementwise work and reductions.
 _ATEN = (
     "alias.default",
     "cat.default",
@@ -32,7 +32,6 @@ _ATEN = (
     "split_with_sizes.default",
     "squeeze.dim",
     "stack.default",
-    "sym_size.int",
     "transpose.int",
     "unbind.int",
     "unflatten.int",

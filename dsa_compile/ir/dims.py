@@ -74,7 +74,7 @@ def size_name(size: int | torch.SymInt) -> str:
     if isinstance(size, int):
         return str(size)
     names = _NAMES[size.node.shape_env]
-    named = {s: sympy.Symbol(names[s]) for s in size.node.expr.free_symbols}
+    named = {s: sympy.Symbol(names.get(s, str(s))) for s in size.node.expr.free_symbols}
     return str(size.node.expr.xreplace(named))
 
 
@@ -83,7 +83,7 @@ def symbol_names(size: int | torch.SymInt) -> set[str]:
     if isinstance(size, int):
         return set()
     names = _NAMES[size.node.shape_env]
-    return {names[symbol] for symbol in size.node.expr.free_symbols}
+    return {names.get(symbol, str(symbol)) for symbol in size.node.expr.free_symbols}
 
 
 def shape_names(value: torch.Tensor) -> tuple[str, ...]:

@@ -66,6 +66,21 @@ class Program:
             return 1
         return sum(entry.kind == kind for entry in self.layers)
 
+    @property
+    def order(self) -> tuple[str, ...]:
+        """Kinds of region in the order a step runs them, each layer kind once."""
+        return (EMBED, *self.layer_kinds, HEAD)
+
+    @property
+    def variants(self) -> tuple[str, ...]:
+        """Names of the variants; empty if the program is not split."""
+        found = (region.variant for region in self.regions.values())
+        return tuple(dict.fromkeys(variant for variant in found if variant is not None))
+
+    def region(self, kind: str, variant: str | None) -> Region:
+        """The region of a kind in one variant; kinds that are not split serve every variant."""
+        return self.regions.get(f"{kind}.{variant}") or self.regions[kind]
+
     def of_kind(self, kind: str) -> list[Region]:
         """The variants of a kind, or its only region."""
         return [region for region in self.regions.values() if region.kind == kind]

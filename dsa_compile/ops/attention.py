@@ -81,7 +81,7 @@ def latent_attention(
     """:func:`sparse_attention` after MLA absorption: one latent key and value for all heads.
 
     Args:
-        q_latent: ``[B, S, H, R]``.
+        q_latent: ``[B, S, H, R]``; without B it is one sequence, and so are the others.
         q_pe: ``[B, S, H, dr]``.
         ckv: ``[B, S, R]``, key and value.
         k_pe: ``[B, S, dr]``, the rotated part of the key.
@@ -91,6 +91,9 @@ def latent_attention(
     Returns:
         ``[B, S, H, R]``.
     """
+    if ckv.dim() == 2:
+        one = (x[None] for x in (q_latent, q_pe, ckv, k_pe, indices))
+        return latent_attention(*one, scale)[0]
     batch, length = ckv.shape[:2]
     rows = torch.cat((ckv, k_pe), -1).flatten(0, 1)
     first = torch.arange(batch, dtype=indices.dtype, device=indices.device) * length

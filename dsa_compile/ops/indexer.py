@@ -28,7 +28,7 @@ def index_topk(q: Tensor, k: Tensor, weights: Tensor, topk: int, scale: float) -
     """Causal selection inside dense sequences.
 
     Args:
-        q: ``[B, S, heads, D]``.
+        q: ``[B, S, heads, D]``; without B it is one sequence, and so are the others.
         k: ``[B, S, D]``, one key head.
         weights: fp32 ``[B, S, heads]``, already times ``heads**-0.5``.
         topk: columns of the result.
@@ -38,6 +38,8 @@ def index_topk(q: Tensor, k: Tensor, weights: Tensor, topk: int, scale: float) -
         int32 ``[B, S, topk]``: positions, best first, -1 where fewer than ``topk`` are visible.
     """
     _check("index_topk", q, weights)
+    if q.dim() == 3:
+        return index_topk(q[None], k[None], weights[None], topk, scale)[0]
     batch, length = k.shape[:2]
     out = torch.full((batch, length, topk), -1, dtype=torch.int32)
     positions = torch.arange(length, dtype=torch.int32)
@@ -47,7 +49,7 @@ def index_topk(q: Tensor, k: Tensor, weights: Tensor, topk: int, scale: float) -
 
 
 def _index_topk_fake(q: Tensor, k: Tensor, weights: Tensor, topk: int, scale: float) -> Tensor:
-    return q.new_empty((*q.shape[:2], topk), dtype=torch.int32)
+    return q.new_empty((*q.shape[:-2], topk), dtype=torch.int32)
 
 
 def paged_index_topk(

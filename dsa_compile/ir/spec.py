@@ -1,0 +1,124 @@
+"""The legal form of a program at each level, as data, checked at every boundary."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+import dsa_compile.ops  # noqa: F401  registers the ops named below
+from dsa_compile.errors import CompileError
+from dsa_compile.ir.dims import shape_names, symbol_names
+from dsa_compile.ir.edit import describe
+from dsa_compile.ir.kernel_ops import allowed_targets
+from dsa_compile.ir.program import Level, Program
+from dsa_compile.ir.region import Region, Role
+
+aten, dsa = torch.ops.aten, torch.ops.dsa
+
+# Ops on dense batches, with state nowhere; gone by the KERNEL level.
+_DENSE_ONLY = frozenset(
+    {dsa.index_topk.default, dsa.sparse_attention.default, dsa.latent_attention.default}
+)
+# What moves data without computing, with symbolic sizes; gone by the KERNEL level too.
+_SYMBOLIC = frozenset({aten.sym_size.int})
+_KERNEL_ONLY = frozenset(
+    {
+        dsa.add_rms_norm.default,
+        dsa.swiglu_packed.default,
+        dsa.write_latent_cache.default,
+        dsa.write_index_cache.default,
+        dsa.paged_index_topk.default,
+        dsa.dense_slots.default,
+        dsa.paged_latent_attention.default,
+    }
+)
+
+
+@dataclass(frozen=True)
+class Legal:
+    """What may stand in a graph of one level."""
+
+    targets: frozenset[object]
+    token_symbols: frozenset[str]  # at most one dimension of a value may grow with these
+    roles: frozenset[Role]
+
+
+def _legal() -> dict[Level, Legal]:
+    common = frozenset(allowed_targets().values())
+    every = frozenset(Role)
+    return {
+        Level.LOGICAL: Legal(
+            (common | _SYMBOLIC) - _KERNEL_ONLY, frozenset({"S"}), every - {Role.CACHE}
+        ),
+        Level.KERNEL: Legal(common - _DENSE_ONLY, frozenset({"T", "S", "B"}), every),
+    }
+
+
+def violations(program: Program, level: Level) -> Iterator[str]:
+    """Everything in a program that its level forbids, one sentence each; lazily."""
+    legal = _legal().get(level)
+    if legal is None:
+        return  # whatever export gives is legal there
+    for region in program.regions.values():
+        for node in region.graph.nodes:
+            reason = _node_problem(node, legal)
+            if reason:
+                where = node.meta.get("path") or "top"
+                yield f"{region.name}: {where}: node {node.name} {reason}"
+        yield from _weight_problems(program, region)
+    yield from _value_problems(program)
+
+
+def verify(program: Program, level: Level) -> None:
+    """Raise CompileError naming the first violation of ``level``."""
+    for problem in violations(program, level):
+        raise CompileError(f"not a legal {level.name} program: {problem}")
+
+
+def _node_problem(node: fx.Node, legal: Legal) -> str | None:
+    if node.op == "output":
+        return None
+    if node.op == "placeholder":
+        role = node.meta.get("role")
+        return None if role in legal.roles else f"has role {role}"
+    if node.op != "call_function":
+        return f"is a {node.op}"
+    if node.target not in legal.targets:
+        return f"calls {node.target}"
+    value = node.meta["val"]
+    for item in value if isinstance(value, tuple | list) else (value,):
+        if not isinstance(item, torch.Tensor):
+            continue
+        growing = [s for s in item.shape if symbol_names(s) & legal.token_symbols]
+        if len(growing) > 1:
+            return f"is quadratic in tokens: {describe(item)}"
+        if any(symbol_names(s) - _KNOWN for s in item.shape):
+            return f"has a size that depends on data: {', '.join(shape_names(item))}"
+    return None
+
+
+_KNOWN = frozenset({"B", "S", "T", "R", "R+1", "M", "N", "P"})
+
+
+def _weight_problems(program: Program, region: Region) -> Iterator[str]:
+    entries = program.weights.entries(region.kind)
+    for node in region.inputs_of(Role.WEIGHT):
+        key, value = node.meta["key"], node.meta["val"]
+        entry = entries.get(key)
+        if entry is None:
+            yield f"{region.name}: weight {key} is not in the weight plan"
+        elif (entry.torch_dtype, entry.shape) != (value.dtype, tuple(value.shape)):
+            yield f"{region.name}: weight {key} is {describe(value)} but planned as {entry}"
+
+
+def _value_problems(program: Program) -> Iterator[str]:
+    """Values must be produced before they are read, in every variant."""
+    for variant in program.variants or (None,):
+        known: set[str] = set()
+        for kind in program.order:
+            region = program.region(kind, variant)
+            for node in region.inputs_of(Role.VALUE):
+                if node.meta["key"] not in known:
+                    yield f"{region.name}: reads {node.meta['key']}, which nothing has made"
+            known |= set(region.outputs)

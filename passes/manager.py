@@ -1,0 +1,82 @@
+"""Run the pipeline: check what the user switched off, run, and verify each level."""
+
+import difflib
+from collections.abc import Callable, Sequence
+
+from dsa_compile.config import CompileConfig
+from dsa_compile.errors import UserError
+from dsa_compile.ir.passes import Pass, PassRecord
+from dsa_compile.ir.program import Level, Program
+from dsa_compile.ir.spec import verify
+from dsa_compile.passes.pipeline import PIPELINE
+
+# What the runtime itself builds on: a program without these is not one it can run.
+RUNTIME_REQUIRES = (
+    "recognize_embedding",
+    "recognize_rope_tables",
+    "recognize_rope_half",
+    "recognize_router",
+    "recognize_experts",
+    "insert_paged_caches",
+    "select_logit_rows",
+)
+
+
+def pass_names(pipeline: Sequence[Pass | Level] = PIPELINE) -> tuple[str, ...]:
+    """Names of the passes, in order."""
+    return tuple(step.name for step in pipeline if isinstance(step, Pass))
+
+
+def check_selection(config: CompileConfig, pipeline: Sequence[Pass | Level] = PIPELINE) -> None:
+    """Refuse a selection of passes that cannot work, before anything is compiled.
+
+    Raises:
+        UserError: an unknown name, or a disabled pass that an enabled one needs.
+    """
+    names = pass_names(pipeline)
+    asked = [*config.disable, *([config.stop_after] if config.stop_after else [])]
+    for name in asked:
+        if name not in names:
+            close = difflib.get_close_matches(name, names, n=1)
+            hint = f"; did you mean {close[0]!r}?" if close else f"; passes: {', '.join(names)}"
+            raise UserError(f"unknown pass {name!r}{hint}")
+    if config.stop_after in config.disable:
+        raise UserError(f"cannot stop after {config.stop_after!r}: it is disabled")
+    needed = {} if config.stop_after else {name: "the runtime" for name in RUNTIME_REQUIRES}
+    for step in pipeline:
+        if isinstance(step, Pass) and step.name not in config.disable:
+            needed.update(dict.fromkeys(step.requires, step.name))
+            if step.name == config.stop_after:
+                break
+    for name in config.disable:
+        if name in needed:
+            raise UserError(
+                f"cannot disable {name!r}: {needed[name]} needs it"
+                + ("" if needed[name] == "the runtime" else "; disable that one too")
+            )
+
+
+def run_pipeline(
+    program: Program,
+    progress: Callable[[PassRecord], None] = lambda record: None,
+    pipeline: Sequence[Pass | Level] = PIPELINE,
+) -> None:
+    """Run every pass that the program's configuration leaves on.
+
+    Args:
+        program: at the EXPORTED level; rewritten in place, records appended.
+        progress: called after each pass.
+
+    Raises:
+        UserError: see :func:`check_selection`.
+        CompileError: a pass broke its promise, or a level's form is not met.
+    """
+    check_selection(program.config, pipeline)
+    for step in pipeline:
+        if isinstance(step, Level):
+            verify(program, step)
+            program.level = step
+        elif step.name not in program.config.disable:
+            progress(step(program))
+            if step.name == program.config.stop_after:
+                return

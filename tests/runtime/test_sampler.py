@@ -1,0 +1,395 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dsa_compile.errors import RequestError
+from dsa_compile.runtime import sampler as sampler_module
+from dsa_compile.runtime.draw import draw, ordered_top, uniforms
+from dsa_compile.runtime.sampler import Sampler, SamplingState
+from dsa_compile.runtime.sampling_params import SamplingParams
+
+EOS = 3
+
+
+def state(vocab, prompt=(1, 2, 2), output=(), **options):
+    options.setdefault("max_tokens", 1000)
+    made = SamplingState(SamplingParams(**options), list(prompt), [EOS], vocab)
+    for token in output:
+        made.append(token)
+    return made
+
+
+def sample(logits, states):
+    return Sampler(logits.shape[1]).sample(logits, states)
+
+
+def random_logits(rows, vocab, seed=0, spread=3.0):
+    return torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed)) * spread
+
+
+def naive_probabilities(logits, prompt, output, params):
+    """The distribution a row is drawn from, token by token in plain Python (float64)."""
+    x = [float(v) for v in logits]
+    for token, amount in (params.logit_bias or {}).items():
+        x[token] += amount
+    if len(output) < params.min_tokens:
+        for token in params.end_ids([EOS]):
+            x[token] = -math.inf
+    for token in {*prompt, *output}:
+        penalty = params.repetition_penalty
+        x[token] = x[token] / penalty if x[token] > 0 else x[token] * penalty
+    for token in set(output):
+        x[token] -= params.frequency_penalty * output.count(token) + params.presence_penalty
+    x = [v / params.temperature for v in x]
+    top = max(x)
+    p = [math.exp(v - top) for v in x]
+    order = sorted(range(len(p)), key=lambda i: (-x[i], i))
+    order = [i for i in order if p[i] > 0 and p[i] >= params.min_p]
+    if params.top_k > 0:
+        order = order[: params.top_k]
+    kept, mass, goal = [], 0.0, params.top_p * sum(p[i] for i in order)
+    for i in order:
+        if mass >= goal:
+            break
+        kept.append(i)
+        mass += p[i]
+    result = [0.0] * len(p)
+    for i in kept:
+        result[i] = p[i] / mass
+    return np.array(result)
+
+
+def drawn_frequencies(logits, count, prompt=(1, 2, 2), output=(), **options):
+    vocab = logits.shape[-1]
+    states = [state(vocab, prompt, output, seed=i, **options) for i in range(count)]
+    tokens = [t.token_id for t in sample(logits.expand(count, vocab), states)]
+    return np.bincount(tokens, minlength=vocab) / count
+
+
+OPTIONS = [
+    {},
+    {"temperature": 0.5},
+    {"temperature": 2.0},
+    {"top_k": 5},
+    {"top_k": 1},
+    {"top_k": 99},
+    {"top_p": 0.8},
+    {"top_p": 0.01},
+    {"top_p": 0.999, "temperature": 3.0},
+    {"min_p": 0.1},
+    {"min_p": 1.0},
+    {"top_k": 8, "top_p": 0.7, "min_p": 0.02, "temperature": 1.5},
+    {"logit_bias": {0: 4.0, 7: -100.0}},
+    {"min_tokens": 5, "stop_token_ids": (9,)},
+    {"repetition_penalty": 1.8},
+    {"repetition_penalty": 0.6},
+    {"presence_penalty": 1.5},
+    {"frequency_penalty": -0.7},
+    {
+        "repetition_penalty": 1.3,
+        "presence_penalty": 0.4,
+        "frequency_penalty": 0.6,
+        "logit_bias": {4: 2.0, EOS: 5.0},
+        "min_tokens": 4,
+        "top_p": 0.9,
+    },
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_draws_follow_the_defined_distribution(options):
+    count = 6_000
+    logits = random_logits(1, 24, seed=5, spread=2.0)
+    prompt, output = (1, 2, 2), (4, 4, 5)
+    params = SamplingParams(max_tokens=1000, **options)
+    want = naive_probabilities(logits[0], prompt, output, params)
+    got = drawn_frequencies(logits, count, prompt, output, **options)
+    assert not got[want == 0].any(), "a token outside the filters was drawn"
+    # The seeds are fixed, so this cannot flake; five standard deviations leave room for 24 tokens.
+    assert (np.abs(got - want) <= 5 * np.sqrt(want * (1 - want) / count) + 1e-9).all()
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.integers(0, 2**31),
+    st.integers(2, 700),
+    st.integers(0, 50),
+    st.floats(0.05, 1.0),
+    st.floats(0.0, 0.3),
+    st.floats(0.2, 4.0),
+)
+def test_inverse_cdf_walks_through_the_kept_tokens(seed, vocab, top_k, top_p, min_p, temperature):
+    logits = random_logits(1, vocab, seed)
+    params = SamplingParams(top_k=top_k, top_p=top_p, min_p=min_p, temperature=temperature)
+    want = naive_probabilities(logits[0], (), (), params)
+    points = 400
+    u = (torch.arange(points, dtype=torch.float64) + 0.5) / points
+    scaled = ((logits - logits.max()) / temperature).repeat(points, 1)
+    tokens = draw(
+        scaled,
+        torch.full((points,), min(top_k, vocab) if top_k else vocab),
+        torch.full((points,), top_p, dtype=torch.float64),
+        torch.full((points,), min_p, dtype=torch.float64),
+        u,
+    )
+    got = np.bincount(tokens.numpy(), minlength=vocab) / points
+    # Evenly spread points meet each token's interval to within two points.
+    assert (np.abs(got - want) <= 2 / points).all()
+
+
+def test_greedy_takes_the_lowest_of_equals():
+    logits = torch.zeros(3, 600)
+    logits[1, [50, 400]] = 1.0
+    states = [state(600, temperature=0.0) for _ in range(3)]
+    assert [t.token_id for t in sample(logits, states)] == [0, 50, 0]
+    penalised = [state(600, temperature=0.0, repetition_penalty=2.0) for _ in range(3)]
+    assert [t.token_id for t in sample(logits, penalised)] == [0, 50, 0]
+
+
+@pytest.mark.parametrize("options", [{"top_k": 3}, {"top_p": 0.25, "top_k": 6}, {"top_p": 0.3}])
+def test_filters_cut_equals_by_lowest_id(options):
+    logits = torch.full((1, 10), -1.0)
+    logits[0, [2, 4, 5, 6, 7, 9]] = 2.0
+    params = SamplingParams(**options)
+    want = naive_probabilities(logits[0], (), (), params) > 0
+    got = drawn_frequencies(logits, 500, **options) > 0
+    assert (got == want).all()
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.lists(st.integers(-2, 2), min_size=9, max_size=9), min_size=1, max_size=4),
+    st.integers(1, 9),
+)
+def test_ordered_top_is_a_stable_sort(rows, k):
+    logits = torch.tensor(rows, dtype=torch.float32)
+    values, ids = ordered_top(logits, k)
+    for row, row_ids in zip(rows, ids.tolist(), strict=True):
+        assert row_ids == sorted(range(9), key=lambda i: (-row[i], i))[:k]
+    assert torch.equal(values, logits.gather(1, ids))
+
+
+def stream(logits_of_step, options, neighbours=0, swap=False, prompt=(1, 2)):
+    """Tokens of one request whose logits depend on its own tokens, among other requests."""
+    vocab = 300
+    mine = state(vocab, prompt, **options)
+    others = [state(vocab, (5,), temperature=1.0, top_p=0.5 + 0.01 * i) for i in range(neighbours)]
+    others += [state(vocab, (5,), temperature=0.0, logprobs=2) for _ in range(neighbours)]
+    tokens = []
+    for step in range(25):
+        own = logits_of_step(step)
+        rest = random_logits(len(others), vocab, seed=step + 999)
+        rows, states = torch.cat([own, rest]), [mine, *others]
+        if swap:
+            order = torch.randperm(len(states), generator=torch.Generator().manual_seed(step))
+            rows, states = rows[order], [states[i] for i in order.tolist()]
+        chosen = dict(zip(map(id, states), sample(rows, states), strict=True))
+        for one in states:
+            one.append(chosen[id(one)].token_id)
+        tokens.append(chosen[id(mine)].token_id)
+    return tokens
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"top_k": 40}, {"top_p": 0.9}, {"min_p": 0.01, "presence_penalty": 1.0}]
+)
+def test_a_seeded_request_does_not_see_its_batch(options):
+    options = {"seed": 11, **options}
+
+    def logits(step):
+        return random_logits(1, 300, seed=step)
+
+    alone = stream(logits, options)
+    assert stream(logits, options, neighbours=6) == alone
+    assert stream(logits, options, neighbours=6, swap=True) == alone
+    assert stream(logits, {**options, "seed": 12}) != alone
+    assert len(set(alone)) > 5
+
+
+def test_a_retried_step_draws_the_same_token():
+    logits = random_logits(8, 200)
+    states = [state(200, seed=i) for i in range(8)]
+    first = sample(logits, states)
+    assert sample(logits, states) == first
+    for one, token in zip(states, first, strict=True):
+        one.append(token.token_id)
+    assert sample(logits, states) != first
+
+
+def test_unseeded_requests_differ():
+    logits = torch.zeros(20, 500)
+    tokens = [t.token_id for t in sample(logits, [state(500) for _ in range(20)])]
+    assert len(set(tokens)) > 10
+
+
+def test_uniforms_are_uniform_and_unrelated():
+    seeds, steps = np.meshgrid(np.arange(200, dtype=np.uint64), np.arange(100, dtype=np.uint64))
+    u = uniforms(seeds.ravel(), steps.ravel()).numpy()
+    assert u.min() >= 0
+    assert u.max() < 1
+    assert len(np.unique(u)) == len(u)
+    counts = np.histogram(u, bins=20, range=(0, 1))[0]
+    chi_square = ((counts - 1000) ** 2 / 1000).sum()
+    assert chi_square < 43.8  # 99.9 % point at 19 degrees of freedom
+    grid = u.reshape(100, 200)
+    for a, b in ((grid[1:], grid[:-1]), (grid[:, 1:], grid[:, :-1])):
+        assert abs(np.corrcoef(a.ravel(), b.ravel())[0, 1]) < 0.03
+
+
+def test_the_last_uniform_stays_inside_the_kept_tokens():
+    u = torch.tensor([1 - 2.0**-52], dtype=torch.float64)
+    one = torch.ones(1, dtype=torch.float64)
+    zero = torch.zeros(1, dtype=torch.float64)
+    for vocab in (5, 128, 200, 1000):
+        scaled = random_logits(1, vocab)
+        scaled -= scaled.max()
+        scaled[0, -2:] = -torch.inf
+        for k, p in ((vocab, 1.0), (vocab, 0.9), (vocab - 1, 1.0)):
+            token = draw(scaled.clone(), torch.tensor([k]), p * one, zero, u)
+            assert scaled[0, token] > -torch.inf
+
+
+def test_a_wide_nucleus_in_a_large_vocabulary():
+    vocab, rows = 6000, 64
+    logits = random_logits(1, vocab, spread=0.5).expand(rows, vocab)
+    want = naive_probabilities(logits[0], (), (), SamplingParams(top_p=0.95)) > 0
+    assert want.sum() > 4096
+    tokens = [t.token_id for t in sample(logits, [state(vocab, top_p=0.95) for _ in range(rows)])]
+    assert want[tokens].all()
+    assert len(set(tokens)) > rows // 2
+
+
+def test_rows_are_worked_on_in_bounded_groups(monkeypatch):
+    logits = random_logits(10, 64)
+    options = [{"top_k": 1 + i, "seed": i, "logprobs": 1} for i in range(10)]
+    whole = sample(logits, [state(64, **o) for o in options])
+    monkeypatch.setattr(sampler_module, "_CHUNK_LOGITS", 3 * 64)
+    assert sample(logits, [state(64, **o) for o in options]) == whole
+
+
+def test_penalties_follow_the_output_as_it_grows():
+    vocab = 40
+    rng = np.random.default_rng(0)
+    options = {"repetition_penalty": 1.2, "presence_penalty": 0.3, "frequency_penalty": 0.25}
+    prompts = [rng.integers(0, vocab, n).tolist() for n in (1, 5, 60)]
+    states = [state(vocab, p, temperature=0.0, **options) for p in prompts]
+    outputs = [[], [], []]
+    changed = 0
+    for step in range(60):
+        logits = random_logits(3, vocab, seed=step, spread=1.0)
+        chosen = [t.token_id for t in sample(logits, states)]
+        params = SamplingParams(**options)
+        for i, token in enumerate(chosen):
+            want = naive_probabilities(logits[i], prompts[i], outputs[i], params)
+            assert token == want.argmax()
+            changed += token != int(logits[i].argmax())
+            outputs[i].append(token)
+            states[i].append(token)
+    assert changed > 50
+
+
+def test_end_tokens_come_back_after_min_tokens():
+    logits = torch.zeros(1, 8)
+    logits[0, EOS] = 5.0
+    logits[0, 6] = 4.0
+    one = state(8, temperature=0.0, min_tokens=2, stop_token_ids=(6,))
+    tokens = []
+    for _ in range(3):
+        tokens.append(sample(logits, [one])[0].token_id)
+        one.append(tokens[-1])
+    assert tokens == [0, 0, EOS]
+    ignoring = state(8, temperature=0.0, min_tokens=2, ignore_eos=True)
+    assert sample(logits, [ignoring])[0].token_id == EOS
+
+
+def test_logprobs_are_of_the_raw_distribution():
+    logits = random_logits(4, 50)
+    logits[3, 10:] = -torch.inf
+    options = [
+        {"temperature": 0.0, "logprobs": 0},
+        {"temperature": 2.0, "logprobs": 3, "logit_bias": {7: 50.0}, "seed": 1},
+        {"temperature": 0.0, "logprobs": 500, "repetition_penalty": 1.5},
+        {"temperature": 1.0, "logprobs": 500, "seed": 1},
+    ]
+    chosen = sample(logits, [state(50, **o) for o in options])
+    assert chosen[1].token_id == 7
+    for row, token in zip(logits.double().log_softmax(1), chosen, strict=True):
+        entry = token.logprob
+        assert entry.token_id == token.token_id
+        assert entry.logprob == pytest.approx(row[token.token_id].item(), abs=1e-5)
+        assert entry.rank == 1 + int((row > row[token.token_id]).sum())
+        order = row.argsort(descending=True, stable=True)[: len(entry.top)].tolist()
+        assert [i for i, _ in entry.top] == order
+        assert [v for _, v in entry.top] == pytest.approx(row[order].tolist(), abs=1e-5)
+    assert [len(t.logprob.top) for t in chosen] == [0, 3, 50, 10]
+    for token in chosen[2:]:
+        assert sum(math.exp(v) for _, v in token.logprob.top) == pytest.approx(1.0, abs=1e-5)
+
+
+def test_logprobs_only_where_asked_for():
+    chosen = sample(random_logits(2, 20), [state(20), state(20, logprobs=0)])
+    assert chosen[0].logprob is None
+    assert chosen[1].logprob.top == ()
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("options", [{"temperature": 0.0}, {"seed": 3, "logprobs": 1}])
+def test_a_broken_row_fails_alone(bad, options):
+    logits = random_logits(4, 100)
+    whole = sample(logits, [state(100, **options) for _ in range(4)])
+    logits[1, 60] = bad
+    logits[2] = -torch.inf
+    chosen = sample(logits, [state(100, **options) for _ in range(4)])
+    for row in (1, 2):
+        assert chosen[row].token_id == -1
+        assert chosen[row].logprob is None
+        assert "logits" in chosen[row].failed
+    assert [chosen[0], chosen[3]] == [whole[0], whole[3]]
+    assert chosen[0].failed is None
+
+
+def test_options_that_leave_no_token_fail_the_row_alone():
+    logits = torch.full((2, 8), -torch.inf)
+    logits[:, EOS] = 1.0
+    chosen = sample(logits, [state(8, min_tokens=1, logprobs=1), state(8)])
+    assert "sampling options leave no token" in chosen[0].failed
+    assert chosen[1].token_id == EOS
+
+
+def test_impossible_tokens_are_never_drawn_and_logits_are_left_alone():
+    logits = random_logits(200, 50)
+    logits[:, ::2] = -torch.inf
+    before = logits.clone()
+    states = [state(50, temperature=5.0, logit_bias={0: 100.0, 1: 1.0}) for _ in range(200)]
+    assert all(t.token_id % 2 for t in sample(logits, states))
+    assert torch.equal(logits, before)
+
+
+@pytest.mark.parametrize("temperature", [1e-5, 1e-3, 1e30])
+def test_extreme_temperatures(temperature):
+    logits = random_logits(50, 30, spread=1e4)
+    chosen = sample(logits, [state(30, temperature=temperature) for _ in range(50)])
+    tokens = [t.token_id for t in chosen]
+    if temperature < 1:
+        assert tokens == logits.argmax(1).tolist()
+    else:
+        assert len(set(tokens)) > 15
+
+
+@pytest.mark.parametrize("field", [{"logit_bias": {30: 1.0}}, {"stop_token_ids": [30]}])
+def test_tokens_outside_the_vocabulary_are_refused(field):
+    with pytest.raises(RequestError, match=r"names token 30; the model's ids are 0 to 29"):
+        state(30, **field)
+
+
+def test_end_tokens_the_vocabulary_lacks_are_no_trouble():
+    one = SamplingState(SamplingParams(temperature=0.0, min_tokens=1), [1], [999], 30)
+    assert sample(random_logits(1, 30), [one])[0].failed is None
+
+
+def test_no_rows():
+    assert Sampler(10).sample(torch.empty(0, 10), []) == []

@@ -15,6 +15,21 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import DeepseekV32Config, DeepseekV32ForCausalLM
 
+from dsa_compile.testing.tokenizer import save_byte_tokenizer
+
+__all__ = [
+    "dequantise",
+    "dequantised_twin",
+    "hub_config",
+    "quantise",
+    "save_byte_tokenizer",
+    "save_hf",
+    "save_hub",
+    "tiny_config",
+    "tiny_model",
+    "yarn_parameters",
+]
+
 FP8_BLOCK = (128, 128)
 _FP8_MAX = torch.finfo(torch.float8_e4m3fn).max
 # Parameters the reference keeps in fp32 when the rest of the model is bf16.
@@ -233,25 +248,6 @@ def hub_config(config: DeepseekV32Config, *, fp8: bool = True, mtp: bool = True)
             "weight_block_size": list(FP8_BLOCK),
         }
     return values
-
-
-def save_byte_tokenizer(directory: Path) -> None:
-    """Write ``tokenizer.json``: one token a byte, ``<bos>`` = 0, ``<eos>`` = 1, 258 tokens in all.
-
-    It loads with ``tokenizers.Tokenizer.from_file`` and encodes without adding special tokens.
-    """
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    special = ["<bos>", "<eos>"]
-    vocab = {token: number for number, token in enumerate([*special, *alphabet])}
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in special])
-    directory = Path(directory)
-    directory.mkdir(parents=True, exist_ok=True)
-    tokenizer.save(str(directory / "tokenizer.json"))
 
 
 def _per_expert(state: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -1,7 +1,7 @@
 """A model directory's weights: checked whole from the headers, then read a slab at a time."""
 
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,14 +15,12 @@ from dsa_compile.weights.hashing import hash_files
 from dsa_compile.weights.layout import Part, stored_parts
 from dsa_compile.weights.materialize import write_expr
 from dsa_compile.weights.plan import WeightEntry
-from dsa_compile.weights.safetensors_file import SafetensorsFile, StoredTensor
+from dsa_compile.weights.safetensors_file import SafetensorsFile
 from dsa_compile.weights.shard_index import read_shard_index
+from dsa_compile.weights.validation import FP8, check_part, open_homes, require_keys, set_aside
 
-_PLAIN = (torch.float32, torch.bfloat16, torch.float16)
-_FP8 = torch.float8_e4m3fn
 # Bytes of stored data held at once when they cannot be read straight into place.
-_SLAB = 16 << 20
-_LAYER = re.compile(r"model\.layers\.(\d+)\.")
+_SLAB = 8 << 20
 
 
 @dataclass(frozen=True)
@@ -57,6 +55,7 @@ class Checkpoint:
         self._parts = parts
         self._homes = homes
         self._block = block
+        self._raw, self._values = _Scratch(), _Scratch()
         files = {home.path: home for home in homes.values()}
         self.files = tuple(
             CheckpointFile(self._name(path), home.size, home.header_sha256)
@@ -79,15 +78,15 @@ class Checkpoint:
         parameters = canonical_parameters(spec, layers)
         parts = {n: stored_parts(n, p.shape, index) for n, p in parameters.items()}
         wanted = [part for group in parts.values() for part in group]
-        _require(model_dir, [part.key for part in wanted], index)
+        require_keys(model_dir, [part.key for part in wanted], index)
         used = {part.key for part in wanted}
         used |= {part.scale_key for part in wanted if part.scale_key in index}
-        homes = _open_homes(model_dir, used, index)
+        homes = open_homes(model_dir, used, index)
         block = spec.quantization.block if spec.quantization else None
         for part in wanted:
-            _check_part(part, homes, block)
+            check_part(part, homes, block)
         unused = [key for key in index if key not in used]
-        notes = _set_aside(model_dir, unused, spec, layers)
+        notes = set_aside(model_dir, unused, spec, layers)
         return cls(model_dir, parameters, parts, homes, block, notes)
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -104,7 +103,7 @@ class Checkpoint:
         """Fill ``out`` (of the parameter's shape, any strides, dtype or device) with a parameter.
 
         FP8 blocks are dequantised in fp32 and rounded once, to ``out.dtype``. Beyond ``out`` this
-        holds one slab of the stored data.
+        holds a few megabytes, whatever the parameter's size. Not for several threads at once.
         """
         assert tuple(out.shape) == self.shape(name), (name, out.shape)
         for part in self._parts[name]:
@@ -136,148 +135,61 @@ class Checkpoint:
     def _read_part(self, part: Part, out: Tensor) -> None:
         home = self._homes[part.key]
         stored = home.tensors[part.key]
-        if stored.dtype == out.dtype and out.is_contiguous() and out.device.type == "cpu":
-            home.read_rows(part.key, 0, out)
-            return
-        scales = self._scale_rows(part) if stored.dtype == _FP8 else None
-        step = _slab_rows(stored, self._block if scales is not None else None)
-        raw = torch.empty((min(step, stored.shape[0]), *stored.shape[1:]), dtype=stored.dtype)
-        for start in range(0, stored.shape[0], step):
-            slab = raw[: min(step, stored.shape[0] - start)]
-            home.read_rows(part.key, start, slab)
-            target = out[start : start + len(slab)]
-            if scales is None:
-                target.copy_(slab)
-            else:
-                _dequantise(slab, scales[start // self._block_rows :], self._block_rows, target)
+        if stored.dtype == FP8:
+            self._read_quantised(part, out)
+        elif stored.dtype == out.dtype and out.is_contiguous() and out.device.type == "cpu":
+            home.read_elements(part.key, 0, out)
+        else:
+            self._read_plain(home, part.key, 0, out)
 
-    @property
-    def _block_rows(self) -> int:
+    def _read_plain(self, home: SafetensorsFile, key: str, start: int, out: Tensor) -> None:
+        """Copy and convert the elements of ``out`` from number ``start`` of the stored tensor."""
+        if out.dim() > 2:
+            for number, matrix in enumerate(out):
+                self._read_plain(home, key, start + number * matrix.numel(), matrix)
+            return
+        width = out[0].numel()
+        dtype = home.tensors[key].dtype
+        step = max(1, _SLAB // (width * dtype.itemsize))
+        for row in range(0, len(out), step):
+            target = out[row : row + step]
+            slab = self._raw.take(target.shape, dtype)
+            home.read_elements(key, start + row * width, slab)
+            target.copy_(slab)
+
+    def _read_quantised(self, part: Part, out: Tensor) -> None:
         assert self._block is not None
-        return self._block[0]
+        home = self._homes[part.key]
+        height, width = self._block[0], part.shape[1]
+        scales = self._scale_rows(part)
+        step = max(height, _SLAB // width // height * height)
+        for row in range(0, len(out), step):
+            slab = self._raw.take(out[row : row + step].shape, FP8)
+            home.read_elements(part.key, row * width, slab)
+            for first in range(0, len(slab), height):
+                stored = slab[first : first + height]
+                values = self._values.take(stored.shape, torch.float32).copy_(stored)
+                values *= scales[(row + first) // height]
+                out[row + first : row + first + height].copy_(values)
 
     def _scale_rows(self, part: Part) -> Tensor:
         """Scales of one FP8 matrix, spread over its columns: fp32 [block rows, columns]."""
         assert self._block is not None
         home = self._homes[part.scale_key]
-        stored = home.tensors[part.scale_key]
-        scale = torch.empty(stored.shape, dtype=stored.dtype)
-        home.read_rows(part.scale_key, 0, scale)
+        scale = torch.empty(home.tensors[part.scale_key].shape, dtype=torch.float32)
+        home.read_elements(part.scale_key, 0, scale)
         return scale.repeat_interleave(self._block[1], dim=1)[:, : part.shape[1]]
 
 
-def _dequantise(slab: Tensor, scales: Tensor, height: int, out: Tensor) -> None:
-    for number, start in enumerate(range(0, len(slab), height)):
-        rows = slice(start, start + height)
-        out[rows].copy_(slab[rows].float().mul_(scales[number]))
+class _Scratch:
+    """Memory kept between reads; taken and freed each time, it would fragment the heap."""
 
+    def __init__(self) -> None:
+        self._bytes = torch.empty(0, dtype=torch.uint8)
 
-def _slab_rows(stored: StoredTensor, block: tuple[int, int] | None) -> int:
-    row_bytes = torch.Size(stored.shape[1:]).numel() * stored.dtype.itemsize
-    rows = max(1, _SLAB // max(1, row_bytes))
-    return rows if block is None else max(block[0], rows - rows % block[0])
-
-
-def _require(model_dir: Path, keys: Iterable[str], index: Mapping[str, str]) -> None:
-    missing = [key for key in keys if key not in index]
-    if missing:
-        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        raise CheckpointError(
-            f"{model_dir}: the weights lack {missing[0]!r}{more}; "
-            "is the download complete, and does config.json belong to it?"
-        )
-
-
-def _open_homes(
-    model_dir: Path, used: Iterable[str], index: Mapping[str, str]
-) -> dict[str, SafetensorsFile]:
-    """Open the files that hold the ``used`` keys, and check them against the index."""
-    names = {key: index[key] for key in used}
-    opened: dict[str, SafetensorsFile] = {}
-    for name in sorted(set(names.values())):
-        path = model_dir / name
-        if not path.exists():
-            key = min(k for k, n in names.items() if n == name)
-            raise CheckpointError(f"{path}: missing; it should hold {key!r} (download it again)")
-        opened[name] = SafetensorsFile.open(path, CheckpointError)
-        for key in opened[name].tensors:
-            if key not in index:
-                raise CheckpointError(f"{path}: holds {key!r}, which the index does not list")
-            if index[key] != name:
-                raise CheckpointError(
-                    f"{path}: holds {key!r}, which the index places in {index[key]}; "
-                    "a tensor must be in one file only"
-                )
-    for key, name in names.items():
-        if key not in opened[name].tensors:
-            raise CheckpointError(f"{model_dir / name}: lacks {key!r}, which the index places here")
-    return {key: opened[name] for key, name in names.items()}
-
-
-def _check_part(
-    part: Part, homes: Mapping[str, SafetensorsFile], block: tuple[int, int] | None
-) -> None:
-    home = homes[part.key]
-    stored = home.tensors[part.key]
-    where = f"{home.path}: {part.key!r}"
-    if stored.shape != part.shape:
-        raise CheckpointError(
-            f"{where} has shape {list(stored.shape)}, config.json asks for {list(part.shape)}"
-        )
-    if stored.dtype in _PLAIN:
-        if part.scale_key in homes:
-            raise CheckpointError(
-                f"{homes[part.scale_key].path}: {part.scale_key!r} gives scales, "
-                f"but the weight is plain {_short(stored.dtype)}"
-            )
-        return
-    if stored.dtype != _FP8 or len(part.shape) != 2:
-        allowed = "F32, BF16, F16" + (", or F8_E4M3 with scales" if len(part.shape) == 2 else "")
-        raise CheckpointError(f"{where} is stored as {_short(stored.dtype)}; wanted {allowed}")
-    if block is None:
-        raise CheckpointError(f"{where} is FP8, but config.json has no quantization_config")
-    if part.scale_key not in homes:
-        raise CheckpointError(f"{where} is FP8, but its scales {part.scale_key!r} are missing")
-    _check_scale(part, homes[part.scale_key], block)
-
-
-def _check_scale(part: Part, home: SafetensorsFile, block: tuple[int, int]) -> None:
-    scale = home.tensors[part.scale_key]
-    where = f"{home.path}: {part.scale_key!r}"
-    if scale.dtype != torch.float32:
-        raise CheckpointError(f"{where} is stored as {_short(scale.dtype)}; scales must be F32")
-    grid = tuple(-(-size // step) for size, step in zip(part.shape, block, strict=True))
-    if scale.shape != grid:
-        raise CheckpointError(
-            f"{where} has shape {list(scale.shape)}, but {list(part.shape)} in blocks of "
-            f"{list(block)} needs {list(grid)}"
-        )
-
-
-def _short(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _set_aside(
-    model_dir: Path, unused: Iterable[str], spec: ModelSpec, layers: Sequence[int]
-) -> tuple[str, ...]:
-    """Notes on what is skipped on purpose; raises CheckpointError for what should not be there."""
-    first, last = spec.num_hidden_layers, spec.num_hidden_layers + spec.num_nextn_predict_layers
-    skipped: dict[int, int] = {}
-    unexpected = []
-    for key in unused:
-        match = _LAYER.match(key)
-        layer = int(match[1]) if match else last
-        if layer >= last or layer in layers:
-            unexpected.append(key)
-        elif layer >= first:
-            skipped[layer] = skipped.get(layer, 0) + 1
-    if unexpected:
-        listed = ", ".join(sorted(unexpected)[:3]) + (", …" if len(unexpected) > 3 else "")
-        raise CheckpointError(
-            f"{model_dir}: {len(unexpected)} tensors do not belong to this model: {listed}; "
-            "does config.json belong to these weights?"
-        )
-    return tuple(
-        f"MTP layer {layer}: {count} tensors skipped" for layer, count in sorted(skipped.items())
-    )
+    def take(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """A contiguous tensor of undefined content, valid until the next call."""
+        size = math.prod(shape) * dtype.itemsize
+        if size > len(self._bytes):
+            self._bytes = torch.empty(max(size, _SLAB), dtype=torch.uint8)
+        return self._bytes[:size].view(dtype).view(*shape)

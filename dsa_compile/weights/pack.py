@@ -163,7 +163,7 @@ class PackedWeights:
         """Weight ``key`` of the region ``stem``, on the CPU."""
         file, stored = self._stored(stem, key)
         out = torch.empty(stored.shape, dtype=stored.dtype)
-        file.read_rows(key, 0, out)
+        file.read_elements(key, 0, out)
         return out
 
     def fill(
@@ -177,7 +177,7 @@ class PackedWeights:
                 f"the weight plan says {entry.torch_dtype} {list(entry.shape)}"
             )
         if out.device.type == "cpu" and out.is_contiguous():
-            file.read_rows(key, 0, out)
+            file.read_elements(key, 0, out)
         else:
             out.copy_(self.read(stem, key))
 

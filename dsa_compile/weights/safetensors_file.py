@@ -60,19 +60,17 @@ class SafetensorsFile:
         tensors = _parse_header(header, start, size, path, error)
         return cls(path, size, hashlib.sha256(header).hexdigest(), tensors, error)
 
-    def read_rows(self, name: str, start: int, out: Tensor) -> None:
-        """Fill ``out`` with the rows of tensor ``name`` from row ``start`` on.
+    def read_elements(self, name: str, start: int, out: Tensor) -> None:
+        """Fill ``out`` with the elements of tensor ``name``, row-major, from number ``start`` on.
 
-        ``out`` must be contiguous, on the CPU and of the stored dtype; its first dimension counts
-        the rows taken. A scalar is one row.
+        ``out`` must be contiguous, on the CPU and of the stored dtype.
         """
         stored = self.tensors[name]
         assert out.dtype == stored.dtype
-        row = math.prod(stored.shape[1:]) * stored.dtype.itemsize
         target = tensor_bytes(out)
         try:
             with self.path.open("rb", buffering=0) as file:
-                file.seek(stored.offset + start * row)
+                file.seek(stored.offset + start * stored.dtype.itemsize)
                 done = 0
                 while done < len(target):
                     count = file.readinto(target[done:])

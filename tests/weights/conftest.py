@@ -3,10 +3,7 @@ from transformers import DeepseekV32Config
 
 from dsa_compile.model_spec import ModelSpec
 from dsa_compile.testing.models import save_hf, save_hub, tiny_config, tiny_model
-
-
-def spec_of(directory):
-    return ModelSpec.from_config(DeepseekV32Config.from_pretrained(directory).to_dict())
+from dsa_compile.weights.checkpoint import Checkpoint
 
 
 @pytest.fixture(scope="session")
@@ -47,9 +44,15 @@ def fused_dir(model, tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def open_checkpoint():
-    from dsa_compile.weights.checkpoint import Checkpoint
+def spec_of():
+    def parse(directory):
+        return ModelSpec.from_config(DeepseekV32Config.from_pretrained(directory).to_dict())
 
+    return parse
+
+
+@pytest.fixture(scope="session")
+def open_checkpoint(spec_of):
     def open_(directory, layers=(0, 1, 2)):
         return Checkpoint.open(directory, spec_of(directory), layers)
 

@@ -32,7 +32,7 @@ def test_plain_layouts(layout, dtype, model, request, open_checkpoint):
     assert checkpoint.notes == ()
 
 
-@pytest.mark.parametrize("slab", [1, 70_000, 16 << 20])
+@pytest.mark.parametrize("slab", [1, 70_000, 8 << 20])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_fp8_hub_layout(dtype, slab, model, hub_dir, open_checkpoint, monkeypatch):
     """One block, a few, and all at once: the slab's size changes nothing."""

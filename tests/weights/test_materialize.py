@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from dsa_compile.errors import ArtifactError
+from dsa_compile.testing.models import dequantised_twin
 from dsa_compile.weights.materialize import load_layer, materialize, write_expr
 from dsa_compile.weights.plan import (
     Concat,
@@ -14,6 +15,7 @@ from dsa_compile.weights.plan import (
     Transpose,
     WeightEntry,
     WeightPlan,
+    infer_shape,
 )
 
 VARIABLES = {"layer": "model.layers.1", "next_norm": "model.layers.2.input_layernorm"}
@@ -38,8 +40,6 @@ READER = Tensors(a=torch.randn(6, 4), b=torch.randn(2, 4), c=torch.randn(4, 6))
 
 
 def made(expr, dtype="float32", variables=None):
-    from dsa_compile.weights.plan import infer_shape
-
     entry = WeightEntry(dtype, infer_shape(expr, variables or {}, READER.shape), expr)
     # Poison: an element left unwritten shows.
     out = torch.full(entry.shape, 77, dtype=entry.torch_dtype)
@@ -93,8 +93,6 @@ def layer_plan(checkpoint, dtype):
     heads, nope, v, lora = 8, 16, 16, 512
 
     def entry(expr, dtype=dtype):
-        from dsa_compile.weights.plan import infer_shape
-
         return WeightEntry(dtype, infer_shape(expr, VARIABLES, checkpoint.shape), expr)
 
     def attention(name):
@@ -128,8 +126,6 @@ def expected_layer(state, dtype):
 @pytest.mark.parametrize("layout", ["hub_dir", "hf_dir", "fused_dir"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_layer_of_a_checkpoint(layout, dtype, model, request, open_checkpoint):
-    from dsa_compile.testing.models import dequantised_twin
-
     twin = dequantised_twin(model) if layout == "hub_dir" else model
     checkpoint = open_checkpoint(request.getfixturevalue(layout))
     plan = layer_plan(checkpoint, dtype)

@@ -1,1 +1,1 @@
-"""lowering"""
+"""From a program at the KERNEL level to an artifact for one target."""

@@ -37,6 +37,7 @@ class Manifest:
     Attributes:
         compile: the options of the compilation; ``target``, ``recipe``, ``dtype`` and
             ``block_size`` repeat what a reader of the file looks for first.
+        kernels: for each op in the graphs, by full name, the provider bound to it.
         variants: ``("long", "short")`` if regions are split by context length, else empty.
         tokenizer: files of the tokenizer and the generation defaults.
         files: every file but the manifest itself.
@@ -55,6 +56,7 @@ class Manifest:
     model: ModelRecord
     layers: tuple[LayerRecord, ...]
     regions: tuple[RegionRecord, ...]
+    kernels: Mapping[str, str]
     variants: tuple[str, ...]
     weights: WeightsRecord
     caches: tuple[CacheRecord, ...]
@@ -71,6 +73,7 @@ class Manifest:
         model: ModelRecord,
         layers: tuple[LayerRecord, ...],
         regions: tuple[RegionRecord, ...],
+        kernels: Mapping[str, str],
         variants: tuple[str, ...],
         weights: WeightsRecord,
         caches: tuple[CacheRecord, ...],
@@ -90,6 +93,7 @@ class Manifest:
             model=model,
             layers=layers,
             regions=regions,
+            kernels=kernels,
             variants=variants,
             weights=weights,
             caches=caches,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import fx
 
+from dsa_compile.ir.calls import EMBED, HEAD
 from dsa_compile.config import CompileConfig
 from dsa_compile.ir.dims import FakeWorld
 from dsa_compile.ir.region import Region, Role
@@ -16,9 +17,6 @@ from dsa_compile.weights.plan import WeightPlan
 
 if TYPE_CHECKING:
     from dsa_compile.ir.passes import PassRecord
-
-EMBED = "embed"
-HEAD = "head"
 
 
 class Level(IntEnum):

@@ -1,0 +1,110 @@
+"""The whole way from a model directory to an artifact."""
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dsa_compile.artifact.manifest import Manifest
+from dsa_compile.artifact.writer import ArtifactWriter
+from dsa_compile.config import CompileConfig
+from dsa_compile.frontend.build import build_program, layer_plan, load_spec
+from dsa_compile.ir.passes import PassRecord
+from dsa_compile.ir.program import Program
+from dsa_compile.lowering.emit import emit
+from dsa_compile.passes.manager import check_selection, run_pipeline
+from dsa_compile.weights.checkpoint import Checkpoint
+
+
+class Progress:
+    """What happens during a compilation; override what you want to show. Does nothing itself."""
+
+    def phase(self, name: str) -> None:
+        """A phase begins."""
+
+    def passed(self, record: PassRecord) -> None:
+        """A pass has run."""
+
+    def weights(self, done: int) -> None:
+        """So many more bytes of weights have been hashed or written."""
+
+
+@dataclass
+class CompileResult:
+    """What a compilation made.
+
+    Attributes:
+        path: the artifact.
+        manifest: as written.
+        program: at the level it reached.
+        seconds: by phase, in order.
+        notes: what was left out, for the user to read.
+    """
+
+    path: Path
+    manifest: Manifest
+    program: Program
+    seconds: dict[str, float] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+def compile_model(
+    model_dir: Path | str,
+    out: Path | str,
+    *,
+    force: bool = False,
+    progress: Progress | None = None,
+    **options: Any,
+) -> CompileResult:
+    """Compile a model directory into an artifact.
+
+    Args:
+        model_dir: a Hugging Face directory of a DeepSeek-V3.2 model, in the layout of
+            ``save_pretrained`` or of the hub.
+        out: where the artifact will be; must not exist unless ``force``.
+        force: replace an artifact that is there.
+        progress: is told of phases, passes and bytes.
+        options: fields of :class:`~dsa_compile.config.CompileConfig`.
+
+    Raises:
+        UserError: anything wrong with the options, the configuration, the weights or the output;
+            nothing is left half-written.
+    """
+    config = CompileConfig(**options)
+    check_selection(config)
+    model_dir, out = Path(model_dir), Path(out)
+    progress = progress or Progress()
+    clock = _Clock(progress)
+    with ArtifactWriter(out, force) as writer:
+        clock.start("read")
+        spec = load_spec(model_dir)
+        checkpoint = None
+        if config.weights != "none":
+            layers = [entry.index for entry in layer_plan(spec, config.layers)]
+            checkpoint = Checkpoint.open(model_dir, spec, layers)
+        clock.start("export")
+        program = build_program(model_dir, config)
+        clock.start("passes")
+        run_pipeline(program, progress.passed)
+        clock.start("emit")
+        manifest = emit(program, writer, model_dir, checkpoint, progress.weights)
+        clock.stop()
+    notes = tuple(checkpoint.notes) if checkpoint is not None else ()
+    return CompileResult(out, manifest, program, clock.seconds, notes)
+
+
+class _Clock:
+    def __init__(self, progress: Progress) -> None:
+        self.seconds: dict[str, float] = {}
+        self._progress = progress
+        self._name = ""
+        self._since = 0.0
+
+    def start(self, name: str) -> None:
+        self.stop()
+        self._name, self._since = name, time.perf_counter()
+        self._progress.phase(name)
+
+    def stop(self) -> None:
+        if self._name:
+            self.seconds[self._name] = time.perf_counter() - self._since

@@ -1,0 +1,131 @@
+"""Write a program as an artifact directory."""
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from dsa_compile.artifact.manifest import Manifest
+from dsa_compile.artifact.records import (
+    CacheRecord,
+    LayerRecord,
+    ModelRecord,
+    PassSummary,
+    WeightFile,
+    WeightsRecord,
+)
+from dsa_compile.artifact.writer import ArtifactWriter
+from dsa_compile.ir.calls import step_calls
+from dsa_compile.ir.passes import PassRecord
+from dsa_compile.ir.program import Program
+from dsa_compile.ir.region import Role
+from dsa_compile.lowering.providers import bind_kernels
+from dsa_compile.weights.checkpoint import Checkpoint
+from dsa_compile.weights.pack import write_packed
+
+PLAN = "weights/plan.json"
+
+
+def emit(
+    program: Program,
+    writer: ArtifactWriter,
+    model_dir: Path,
+    checkpoint: Checkpoint | None,
+    progress: Callable[[int], None] = lambda count: None,
+) -> Manifest:
+    """Write everything and commit.
+
+    Args:
+        program: at the KERNEL level, or earlier if it was compiled for inspection.
+        writer: an open writer.
+        model_dir: for tokenizer files, and for the reference to the weights.
+        checkpoint: the model's weights; None to leave them out.
+        progress: called with bytes of weights hashed or written since its last call.
+
+    Raises:
+        ArtifactError: the artifact cannot be written.
+        CheckpointError: the weights cannot be read.
+    """
+    regions = tuple(writer.add_region(region) for region in program.regions.values())
+    weights = _write_weights(program, writer, model_dir, checkpoint, progress)
+    manifest = Manifest.build(
+        config=program.config,
+        model=ModelRecord(program.spec, _fingerprint(program, weights.files)),
+        layers=tuple(LayerRecord(e.index, e.kind, dict(e.vars)) for e in program.layers),
+        regions=regions,
+        kernels=bind_kernels(program),
+        variants=program.variants,
+        weights=weights,
+        caches=_caches(program),
+        passes=_write_records(writer, program.records),
+        tokenizer=writer.add_tokenizer(model_dir),
+    )
+    return writer.commit(manifest)
+
+
+def _write_weights(
+    program: Program,
+    writer: ArtifactWriter,
+    model_dir: Path,
+    checkpoint: Checkpoint | None,
+    progress: Callable[[int], None],
+) -> WeightsRecord:
+    mode = program.config.weights
+    if checkpoint is None:
+        return WeightsRecord(mode, None, None, ())
+    for call in step_calls(program.layers):
+        program.weights.validate(call.kind, call.vars, checkpoint.shape)
+    writer.add_json(PLAN, program.weights.to_json())
+    if mode == "pack":
+        folder = writer.add_dir("weights")
+        calls = step_calls(program.layers)
+        packed = write_packed(folder, program.weights, calls, checkpoint, progress)
+        return WeightsRecord(mode, PLAN, None, writer.add_packed(packed))
+    hashes = checkpoint.hash_files(progress)
+    files = tuple(WeightFile.of(model_dir, name, digest) for name, digest in hashes.items())
+    return WeightsRecord(mode, PLAN, str(model_dir.resolve()), files)
+
+
+def _caches(program: Program) -> tuple[CacheRecord, ...]:
+    found: dict[str, CacheRecord] = {}
+    for region in program.regions.values():
+        for node in region.inputs_of(Role.CACHE):
+            value = node.meta["val"]
+            dtype = str(value.dtype).removeprefix("torch.")
+            found[node.meta["key"]] = CacheRecord(node.meta["key"], int(value.shape[-1]), dtype)
+    return tuple(found.values())
+
+
+def _write_records(
+    writer: ArtifactWriter, records: Sequence[PassRecord]
+) -> tuple[PassSummary, ...]:
+    return tuple(_write_record(writer, i, record) for i, record in enumerate(records, start=1))
+
+
+def _write_record(writer: ArtifactWriter, number: int, record: PassRecord) -> PassSummary:
+    folder = f"passes/{number:02d}_{record.name}"
+    before: str | None = None
+    after: str | None = None
+    if record.before:
+        before, after = f"{folder}/before.py", f"{folder}/after.py"
+        writer.add_text(before, "\n\n".join(text for text in record.before.values() if text))
+        writer.add_text(after, "\n\n".join(text for text in record.after.values() if text))
+    return PassSummary(
+        name=record.name,
+        numerics=record.numerics.value,
+        rewrites=record.rewrites,
+        expected=record.expected,
+        by_region=record.by_region,
+        nodes_before=record.nodes_before,
+        nodes_after=record.nodes_after,
+        seconds=round(record.seconds, 6),
+        near_misses=tuple(str(miss) for miss in record.near_misses),
+        before=before,
+        after=after,
+    )
+
+
+def _fingerprint(program: Program, files: Sequence[WeightFile]) -> str:
+    """Tells one model from another: its geometry and the headers of its weights."""
+    content = [program.spec.to_json(), [[f.name, f.size, f.header_sha256] for f in files]]
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,80 @@
+"""From an artifact directory to a runner: graphs, weights, caches."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from dsa_compile.ir.calls import step_calls
+from dsa_compile.artifact.reader import Artifact
+from dsa_compile.errors import ArtifactError, UserError
+from dsa_compile.runtime.model_runner import ModelRunner
+from dsa_compile.weights.checkpoint import Checkpoint
+from dsa_compile.weights.materialize import WeightSource, load_layer
+from dsa_compile.weights.pack import PackedFile, PackedWeights
+from dsa_compile.weights.plan import WeightPlan
+
+# Caches for this many tokens, or for the model's longest sequence if that is shorter, by default.
+DEFAULT_CACHE_TOKENS = 65_536
+
+
+def load_runner(
+    path: Path | str,
+    *,
+    num_blocks: int | None = None,
+    verify: str = "full",
+    model_dir: Path | None = None,
+) -> ModelRunner:
+    """Open an artifact, load its weights and make caches.
+
+    Args:
+        path: the artifact.
+        num_blocks: blocks of each cache; None for :data:`DEFAULT_CACHE_TOKENS`.
+        verify: how thoroughly weight files are checked, ``full`` or ``header``.
+        model_dir: where the model is now, for an artifact that refers to it and was moved.
+
+    Raises:
+        ArtifactError: not a sound artifact, compiled for inspection only, or its weights are missing or not the ones
+            compiled.
+        CheckpointError: the model's files do not hold what the artifact needs.
+        UserError: fewer than one block.
+    """
+    artifact = Artifact.open(path, verify)
+    manifest = artifact.manifest
+    if manifest.compile.stop_after:
+        raise ArtifactError(
+            f"{artifact.path}: compiled with --stop-after {manifest.compile.stop_after}, "
+            "for inspection; compile without it to run"
+        )
+    if num_blocks is None:
+        tokens = min(DEFAULT_CACHE_TOKENS, manifest.model.spec.max_position_embeddings)
+        num_blocks = -(-tokens // manifest.block_size)
+    if num_blocks < 1:
+        raise UserError(f"num_blocks={num_blocks} must be at least 1")
+    regions = {record.name: artifact.region(record.name) for record in manifest.regions}
+    return ModelRunner(manifest, regions, _load_weights(artifact, model_dir), num_blocks)
+
+
+def _load_weights(artifact: Artifact, model_dir: Path | None) -> list[Mapping[str, torch.Tensor]]:
+    manifest = artifact.manifest
+    if manifest.weights.plan is None:
+        raise ArtifactError(
+            f"{artifact.path}: compiled with --weights none, it holds graphs only; "
+            "compile with --weights reference or pack to run"
+        )
+    plan = WeightPlan.from_json(artifact.read_json(manifest.weights.plan))
+    source = _source(artifact, model_dir)
+    return [
+        load_layer(plan, call.kind, call.vars, source, stem=call.stem)
+        for call in step_calls(manifest.layers)
+    ]
+
+
+def _source(artifact: Artifact, model_dir: Path | None) -> WeightSource:
+    manifest = artifact.manifest
+    if manifest.weights.mode == "pack":
+        files = [PackedFile(f.name, f.size, f.sha256) for f in manifest.weights.files]
+        # the artifact's own check has hashed them already, as thoroughly as was asked for
+        return PackedWeights.open(artifact.path / "weights", files, verify="header")
+    indices = [layer.index for layer in manifest.layers]
+    return Checkpoint.open(artifact.model_dir(model_dir), manifest.model.spec, indices)

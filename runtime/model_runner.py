@@ -1,0 +1,84 @@
+"""Run an artifact's graphs over paged caches."""
+
+from collections.abc import Mapping
+from dataclasses import fields
+
+import torch
+
+from dsa_compile.ir.calls import EMBED, HEAD, step_calls
+from dsa_compile.artifact.manifest import Manifest
+from dsa_compile.ir.region import Region, Role
+from dsa_compile.runtime.batch import Batch
+from dsa_compile.runtime.executor import BoundRegion, bind
+
+LONG, SHORT = "long", "short"
+_BATCH_FIELDS = tuple(field.name for field in fields(Batch))
+
+
+class ModelRunner:
+    """A :class:`~dsa_compile.runtime.runner.Runner` over an artifact.
+
+    Owns both paged caches of every layer: ``[num_blocks, block_size, width]`` each, under one block
+    id.
+
+    Args:
+        manifest: of the artifact.
+        regions: its graphs by name.
+        weights: for each call of a step (``embed``, each layer in order, ``head``) the weights by
+            key.
+        num_blocks: blocks of each cache.
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        regions: Mapping[str, Region],
+        weights: list[Mapping[str, torch.Tensor]],
+        num_blocks: int,
+    ) -> None:
+        spec = manifest.model.spec
+        self.num_blocks = num_blocks
+        self.block_size = manifest.block_size
+        self.vocab_size = spec.vocab_size
+        self.max_model_len = spec.max_position_embeddings
+        self.eos_token_ids = spec.eos_token_ids
+        self._topk = spec.index_topk
+        kinds = [call.kind for call in step_calls(manifest.layers)]
+        caches = [
+            self._make_caches(manifest) if kind not in (EMBED, HEAD) else {} for kind in kinds
+        ]
+        functions = {name: bind(region, manifest.kernels) for name, region in regions.items()}
+        self._calls: dict[str, list[BoundRegion]] = {}
+        for variant in manifest.variants or (LONG,):
+            names = [n if (n := f"{kind}.{variant}") in regions else kind for kind in kinds]
+            self._calls[variant] = [
+                BoundRegion(
+                    regions[name], functions[name], {Role.WEIGHT: weight, Role.CACHE: cache}
+                )
+                for name, weight, cache in zip(names, weights, caches, strict=True)
+            ]
+
+    def _make_caches(self, manifest: Manifest) -> dict[str, torch.Tensor]:
+        # zeroed: a block's unwritten rows are gathered and masked, and NaN times zero is NaN
+        return {
+            cache.key: torch.zeros(
+                (self.num_blocks, self.block_size, cache.width), dtype=getattr(torch, cache.dtype)
+            )
+            for cache in manifest.caches
+        }
+
+    @torch.inference_mode()
+    def execute(self, batch: Batch) -> torch.Tensor:
+        """Run one step; see :meth:`Runner.execute`.
+
+        The short graphs run when no request's context exceeds ``index_topk``.
+        """
+        short = SHORT in self._calls and batch.is_short(self._topk)
+        tensors = {name: torch.from_numpy(getattr(batch, name)) for name in _BATCH_FIELDS}
+        calls = self._calls[SHORT if short else LONG]
+        for call in calls[:-1]:
+            call.run(tensors)
+        if not len(batch.logit_rows):
+            return torch.empty((0, self.vocab_size))
+        calls[-1].run(tensors)
+        return tensors["logits"].float()

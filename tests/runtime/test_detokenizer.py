@@ -107,3 +107,11 @@ def test_work_per_token_does_not_grow(piece):
     tokenizer = Bytes([piece] * n)
     stream(tokenizer, range(n))
     assert tokenizer.decoded < 20 * n
+
+
+@pytest.mark.parametrize("first", [b"", b"\xff"])
+def test_a_first_character_in_parts_after_many_special_tokens(first):
+    for specials in range(20):
+        for gap in range(5):
+            pieces = [None] * specials + [first, b"\xf0", *[None] * gap, b"\x9f", b"\x98", b"\x80"]
+            assert "".join(stream(Bytes(pieces), range(len(pieces)))).endswith("😀")

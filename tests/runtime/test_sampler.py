@@ -102,7 +102,7 @@ OPTIONS = [
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_draws_follow_the_defined_distribution(options):
-    count = 6_000
+    count = 4_000
     logits = random_logits(1, 24, seed=5, spread=2.0)
     prompt, output = (1, 2, 2), (4, 4, 5)
     params = SamplingParams(max_tokens=1000, **options)
@@ -113,7 +113,7 @@ def test_draws_follow_the_defined_distribution(options):
     assert (np.abs(got - want) <= 5 * np.sqrt(want * (1 - want) / count) + 1e-9).all()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     st.integers(0, 2**31),
     st.integers(2, 700),
@@ -126,7 +126,7 @@ def test_inverse_cdf_walks_through_the_kept_tokens(seed, vocab, top_k, top_p, mi
     logits = random_logits(1, vocab, seed)
     params = SamplingParams(top_k=top_k, top_p=top_p, min_p=min_p, temperature=temperature)
     want = naive_probabilities(logits[0], (), (), params)
-    points = 400
+    points = 200
     u = (torch.arange(points, dtype=torch.float64) + 0.5) / points
     scaled = ((logits - logits.max()) / temperature).repeat(points, 1)
     tokens = draw(
@@ -150,7 +150,7 @@ def test_greedy_takes_the_lowest_of_equals():
     assert [t.token_id for t in sample(logits, penalised)] == [0, 50, 0]
 
 
-@pytest.mark.parametrize("options", [{"top_k": 3}, {"top_p": 0.25, "top_k": 6}, {"top_p": 0.3}])
+@pytest.mark.parametrize("options", [{"top_k": 3}, {"top_p": 0.5, "top_k": 6}, {"top_p": 0.3}])
 def test_filters_cut_equals_by_lowest_id(options):
     logits = torch.full((1, 10), -1.0)
     logits[0, [2, 4, 5, 6, 7, 9]] = 2.0
@@ -240,17 +240,21 @@ def test_uniforms_are_uniform_and_unrelated():
         assert abs(np.corrcoef(a.ravel(), b.ravel())[0, 1]) < 0.03
 
 
-def test_the_last_uniform_stays_inside_the_kept_tokens():
-    u = torch.tensor([1 - 2.0**-52], dtype=torch.float64)
-    one = torch.ones(1, dtype=torch.float64)
-    zero = torch.zeros(1, dtype=torch.float64)
-    for vocab in (5, 128, 200, 1000):
-        scaled = random_logits(1, vocab)
-        scaled -= scaled.max()
-        scaled[0, -2:] = -torch.inf
-        for k, p in ((vocab, 1.0), (vocab, 0.9), (vocab - 1, 1.0)):
-            token = draw(scaled.clone(), torch.tensor([k]), p * one, zero, u)
-            assert scaled[0, token] > -torch.inf
+@pytest.mark.parametrize("vocab", [5, 128, 200, 1000])
+@pytest.mark.parametrize(("short", "top_p"), [(0, 1.0), (0, 0.9), (1, 1.0)])
+def test_the_last_uniform_stays_inside_the_kept_tokens(vocab, short, top_p):
+    rows = 300
+    scaled = random_logits(rows, vocab)
+    scaled[:, -2:] = -torch.inf
+    scaled -= scaled.amax(1, keepdim=True)
+    tokens = draw(
+        scaled.clone(),
+        torch.full((rows,), vocab - short),
+        torch.full((rows,), top_p, dtype=torch.float64),
+        torch.zeros(rows, dtype=torch.float64),
+        torch.full((rows,), 1 - 2.0**-52, dtype=torch.float64),
+    )
+    assert tokens.max() < vocab - 2
 
 
 def test_a_wide_nucleus_in_a_large_vocabulary():

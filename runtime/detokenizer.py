@@ -50,7 +50,7 @@ class Detokenizer:
             certain -= 1
         new = self._text[self._given : certain]
         self._given = max(self._given, certain)
-        if len(self._window) > _LONGEST_WINDOW and self._given:
+        if len(self._window) > _LONGEST_WINDOW:
             self._shorten()
         return new
 
@@ -69,7 +69,7 @@ class Detokenizer:
         The shortest window holds every token of a character still incomplete. Several lengths are
         tried, because a cut inside an earlier character may change what follows it.
         """
-        kept = self._text[self._given - 1 :]
+        kept = self._text[max(0, self._given - 1) :]
         waiting = len(self._text) - self._given
         for length in range(_SHORTEST_WINDOW, 2 * _SHORTEST_WINDOW):
             text = self._decode(self._window[-length:])

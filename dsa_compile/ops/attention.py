@@ -12,6 +12,8 @@ from dsa_compile.ops.library import define
 GATHER_BYTES = 8 << 20
 """Bound on the gathered rows and scores of one chunk of tokens (a single token may exceed it)."""
 
+_UNREAD = torch.empty(1)  # the addend of a product whose beta is 0
+
 
 def sparse_attention(q: Tensor, k: Tensor, v: Tensor, indices: Tensor, scale: float) -> Tensor:
     """Attention of every query to its selected keys.
@@ -136,8 +138,10 @@ def _paged_latent_attention_fake(
 def _attend(query: Tensor, rows: Tensor, slots: Tensor, scale: float, latent: int) -> Tensor:
     """Attend from ``[T, H, W]`` to ``rows[slots]``, whose first ``latent`` columns are values."""
     tokens, heads, width = query.shape
-    out = query.new_empty((tokens, heads, latent))
     step = max(1, GATHER_BYTES // max(1, 4 * slots.shape[1] * (width + 2 * heads)))
+    if tokens <= step:
+        return _attend_chunk(query, rows, slots, scale, latent)
+    out = query.new_empty((tokens, heads, latent))
     for start in range(0, tokens, step):
         out[start : start + step] = _attend_chunk(
             query[start : start + step], rows, slots[start : start + step], scale, latent
@@ -146,20 +150,31 @@ def _attend(query: Tensor, rows: Tensor, slots: Tensor, scale: float, latent: in
 
 
 def _attend_chunk(query: Tensor, rows: Tensor, slots: Tensor, scale: float, latent: int) -> Tensor:
-    tokens, heads, width = query.shape
-    used = (slots.amax(0) >= 0).nonzero()
-    if not used.numel():
-        return query.new_zeros((tokens, heads, latent))
+    host = slots.numpy()
+    if host.size and host.min() >= 0:  # long contexts: nothing to trim, mask or blank
+        gathered = _gather(rows, slots)
+        logits = torch.baddbmm(
+            _UNREAD, query.float(), gathered.transpose(1, 2), beta=0, alpha=scale
+        )
+        return torch.bmm(logits.softmax(-1), gathered[..., :latent]).to(query.dtype)
+
+    used = (host >= 0).any(0).nonzero()[0]
+    if not used.size:
+        return query.new_zeros((*query.shape[:2], latent))
     slots = slots[:, : int(used[-1]) + 1]
-    absent = slots < 0
+    absent = (slots < 0).unsqueeze(1)
     # an absent slot reads a row of its own token: another's could hold a NaN, and 0 * NaN spreads
     own = slots.amax(1, keepdim=True)
-    slots = torch.where(absent, own, slots).clamp_(min=0)
-    gathered = rows.index_select(0, slots.flatten()).view(tokens, -1, width).float()
-    bias = absent.unsqueeze(1).float().masked_fill_(absent.unsqueeze(1), float("-inf"))
+    gathered = _gather(rows, torch.where(absent.squeeze(1), own, slots).clamp_(min=0))
+    bias = torch.where(absent, float("-inf"), 0.0)
     logits = torch.baddbmm(bias, query.float(), gathered.transpose(1, 2), alpha=scale)
     out = torch.bmm(logits.softmax(-1), gathered[..., :latent])
-    return out.masked_fill_(own.unsqueeze(2) < 0, 0.0)
+    return out.masked_fill_(own.unsqueeze(2) < 0, 0.0).to(query.dtype)
+
+
+def _gather(rows: Tensor, slots: Tensor) -> Tensor:
+    """fp32 ``[T, K, W]``."""
+    return rows.index_select(0, slots.flatten()).view(*slots.shape, rows.shape[1]).float()
 
 
 SPARSE_ATTENTION = define(

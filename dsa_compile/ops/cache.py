@@ -65,8 +65,8 @@ def block_rows(block_tables: Tensor, block_size: int, blocks: int) -> Tensor:
         int32 ``[R, blocks * block_size]``; rows of absent blocks are negative.
     """
     offsets = torch.arange(block_size, dtype=torch.int32, device=block_tables.device)
-    starts = block_tables[:, :blocks] * block_size
-    return (starts.unsqueeze(-1) + offsets).flatten(1)
+    listed = block_tables[:, :blocks].unsqueeze(-1)
+    return torch.add(offsets, listed, alpha=block_size).flatten(1)
 
 
 def dense_slots(

@@ -4,8 +4,6 @@
 position. The best ``topk`` come out best first; equal scores go to the lower position.
 """
 
-from collections.abc import Iterator
-
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -22,6 +20,7 @@ context may exceed it, and so may the keys of that context."""
 # (row, key) pairs that are cheaper to score for nothing than to put into a batch of their own.
 _SMALL_BATCH = 1 << 14
 _INT32_MIN = -(1 << 31)
+_UNREAD = torch.empty(1)  # the addend of a product whose beta is 0
 
 
 def index_topk(q: Tensor, k: Tensor, weights: Tensor, topk: int, scale: float) -> Tensor:
@@ -94,7 +93,7 @@ def paged_index_topk(
     # rows before the start of a context (a batch captured with empty contexts) see nothing
     counts = np.minimum(bounds[1:] - bounds[:-1], lengths)
     single = (counts == 1).nonzero()[0]
-    if single.size == lengths.size == q.shape[0]:  # pure decode: nothing to pick out
+    if single.size and single.size == lengths.size == q.shape[0]:  # pure decode: take all as it is
         return _select_singles(q, weights, cache, block_tables, lengths, topk, scale)
 
     out = torch.full((q.shape[0], topk), -1, dtype=torch.int32)
@@ -198,7 +197,7 @@ def _select_singles(
     Returns:
         int32 ``[R, topk]`` physical rows.
     """
-    groups = list(_alike(lengths, _bytes_per_key(q.shape[1], q.shape[2])))
+    groups = _alike(lengths, _bytes_per_key(q.shape[1], q.shape[2]))
     if len(groups) == 1:
         return _select_batch(q, weights, cache, tables, lengths, topk, scale)
     out = torch.empty((q.shape[0], topk), dtype=torch.int32)
@@ -232,30 +231,37 @@ def _select_batch(
     present = tables[:, :blocks].clamp(min=0)
     keys = cache.index_select(0, present.flatten()).view(q.shape[0], -1, cache.shape[2])
     logits = torch.baddbmm(
-        weights.new_empty(1), q.float(), keys.float().transpose(1, 2), beta=0, alpha=scale
-    )
-    scores = torch.bmm(weights.unsqueeze(1), logits.relu_()).squeeze(1)
-    hidden = torch.arange(scores.shape[1]) >= torch.from_numpy(lengths).unsqueeze(1)
-    best = _best_first(scores.masked_fill_(hidden, float("-inf")), topk)
-    slots = block_rows(present, block_size, blocks).masked_fill_(hidden, -1).gather(1, best)
+        _UNREAD, q.float(), keys.float().transpose(1, 2), beta=0, alpha=scale
+    ).relu_()
+    scores = torch.bmm(weights.unsqueeze(1), logits).squeeze(1)
+    ends = torch.from_numpy(lengths).unsqueeze(1)
+    # masked after the sums: the rows past a context's end may hold anything, NaN included
+    scores.masked_fill_(torch.arange(scores.shape[1], dtype=torch.int32) >= ends, float("-inf"))
+    best = _best_first(scores, topk)
+    slots = block_rows(present, block_size, blocks).gather(1, best).masked_fill_(best >= ends, -1)
     if slots.shape[1] == topk:
         return slots
     return torch.nn.functional.pad(slots, (0, topk - slots.shape[1]), value=-1)
 
 
-def _alike(lengths: npt.NDArray[np.int32], key_bytes: int) -> Iterator[npt.NDArray[np.int64]]:
+def _alike(lengths: npt.NDArray[np.int32], key_bytes: int) -> list[npt.NDArray[np.int64]]:
     """Split contexts into batches of similar length that respect :data:`SCORE_BYTES`."""
+    pairs = int(lengths.max()) * lengths.size
+    if pairs * key_bytes <= SCORE_BYTES and pairs - int(lengths.sum()) <= _SMALL_BATCH:
+        return [np.arange(lengths.size)]
     order = np.argsort(-lengths, kind="stable")
     ascending = lengths[order[::-1]]
+    groups = []
     start = 0
     while start < order.size:
-        longest = int(ascending[order.size - 1 - start])
+        longest = int(lengths[order[start]])
         stop = min(order.size, start + max(1, SCORE_BYTES // (longest * key_bytes)))
         long = order.size - int(np.searchsorted(ascending, longest // 2, side="right"))
         if (stop - long) * longest > _SMALL_BATCH:
             stop = long
-        yield order[start:stop]
+        groups.append(order[start:stop])
         start = stop
+    return groups
 
 
 def _bytes_per_key(heads: int, dim: int) -> int:
@@ -267,8 +273,8 @@ def _best_first(scores: Tensor, topk: int) -> Tensor:
     """Columns of the largest scores, ties to the lower column.
 
     Sorts one int64 per score: above, its bits made monotonic (two's complement of IEEE's sign and
-    magnitude, so that -0.0 and +0.0 are one value); below, the reversed column. This is faster than
-    a top-k of the floats, whose comparison looks for NaN.
+    magnitude, so that -0.0 and +0.0 are one value); less the column. This is faster than a top-k
+    of the floats, whose comparison looks for NaN.
 
     Args:
         scores: fp32 ``[n, W]``.
@@ -280,8 +286,7 @@ def _best_first(scores: Tensor, topk: int) -> Tensor:
     width = scores.shape[1]
     bits = scores.view(torch.int32)
     ordered = torch.where(bits < 0, _INT32_MIN - bits, bits)
-    reversed_column = torch.arange(width - 1, -1, -1)
-    keys = ordered.long().bitwise_left_shift_(32).bitwise_or_(reversed_column)
+    keys = ordered.long().bitwise_left_shift_(32).sub_(torch.arange(width))
     return keys.topk(min(topk, width)).indices
 
 

@@ -17,6 +17,7 @@ REFERENCE: dict[OpOverload, Callable[..., Any]] = {}
 """The plain function behind every op, taking the op's arguments by position.
 
 Calling it saves the dispatcher's share of a call, which at decode sizes is a fair part of the op.
+It works in place on its own temporaries and knows no autograd: call it with gradients off.
 """
 
 

@@ -1,5 +1,9 @@
+import itertools
+
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from dsa_compile.ops import indexer
 
@@ -70,6 +74,31 @@ def test_dense_selection_is_exact(shape, topk, dtype):
     assert torch.equal(torch.ops.dsa.index_topk(q, keys, weights, topk, 0.5), expected)
 
 
+REQUESTS = st.lists(
+    st.integers(0, 6).flatmap(lambda n: st.tuples(st.just(n), st.integers(n, n + 30))), max_size=6
+)
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    requests=REQUESTS,
+    padding=st.integers(0, 2),
+    block_size=st.sampled_from([1, 4, 16]),
+    topk=st.integers(1, 20),
+    budget=st.sampled_from([1, 4000, 4 << 20]),
+)
+def test_any_mix_of_requests_is_exact(paged_batch, requests, padding, block_size, topk, budget):
+    batch = paged_batch(requests, block_size=block_size, padding=padding)
+    q, weights, cache = paged_inputs(batch)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(indexer, "SCORE_BYTES", budget)
+        patch.setattr(indexer, "_SMALL_BATCH", min(budget, 64))
+        got = torch.ops.dsa.paged_index_topk(q, weights, cache, *batch.index_args(), topk, 0.5)
+    assert torch.equal(got, naive_paged(batch, q, weights, cache, topk, 0.5))
+
+
 def test_selection_of_real_numbers_is_right_up_to_rounding(paged_batch):
     batch = paged_batch([(1, 300), (40, 170), (1, 90), (64, 64)], block_size=16)
     cache = torch.randn(batch.num_blocks, 16, DIM)
@@ -83,7 +112,7 @@ def test_selection_of_real_numbers_is_right_up_to_rounding(paged_batch):
         picked = [slot for slot in got[t].tolist() if slot >= 0]
         assert len(set(picked)) == len(picked) == min(32, len(rows))
         values = [score_of.pop(slot) for slot in picked]
-        assert all(a >= b - 1e-5 for a, b in zip(values, values[1:], strict=False))
+        assert all(a >= b - 1e-5 for a, b in itertools.pairwise(values))
         assert max(score_of.values(), default=-1e9) <= values[-1] + 1e-5
 
 

@@ -55,6 +55,16 @@ PAGED = (
 )
 
 
+HOST_PLANNED = {
+    "index_topk",
+    "latent_attention",
+    "paged_index_topk",
+    "paged_latent_attention",
+    "write_index_cache",
+    "write_latent_cache",
+}
+
+
 @dataclass(frozen=True)
 class Case:
     name: str
@@ -82,11 +92,11 @@ CASES = [
     Case(
         "experts",
         (
-            permuted(6, 8),
+            permuted(6, 8).bfloat16(),
             torch.rand(6, 2),
             ints(5, 6, 2, dtype=torch.int64),
-            randn(5, 8, 8),
-            randn(5, 8, 4),
+            randn(5, 16, 8).bfloat16(),
+            randn(5, 8, 8).bfloat16(),
         ),
     ),
     Case("index_topk", (permuted(2, 9, 3, 4), permuted(2, 9, 4), permuted(2, 9, 3), 5, 0.5)),
@@ -171,3 +181,16 @@ def test_fakes_guard_on_no_size(case):
         assert isinstance(got.shape[0], torch.SymInt)
         assert got.dtype is want.dtype
         assert tuple(got.shape[1:]) == tuple(want.shape[1:])
+
+
+@pytest.mark.parametrize("case", CASES, ids=IDS)
+def test_references_for_any_device_read_nothing_on_the_host(case):
+    """On the meta device a read of a tensor's contents raises, as it would stall an accelerator."""
+    op = getattr(torch.ops.dsa, case.name).default
+    if not torch._C._dispatch_has_kernel_for_dispatch_key(
+        op.name(), torch._C.DispatchKey.CompositeExplicitAutograd
+    ):
+        assert case.name in HOST_PLANNED
+        return
+    assert case.name not in HOST_PLANNED
+    ops.REFERENCE[op](*(a.to("meta") if isinstance(a, torch.Tensor) else a for a in case.args))

@@ -14,7 +14,7 @@ __all__ = ["__version__", "compile"]
 
 
 def compile(model_dir: str, out: str, **options: Any) -> "CompileResult":
-    """Compile a model directory into an artifact: see :func:`dsa_compile.compiling.compile_model`."""
+    """Compile a model directory: see :func:`dsa_compile.compiling.compile_model`."""
     # here, and not above: a serving process imports this package and must not load transformers
     from dsa_compile.compiling import compile_model
 

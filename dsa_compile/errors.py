@@ -1,7 +1,7 @@
 """Errors meant for users: one line that says what is wrong and what to do.
 
-Everything a user can cause raises a subclass of :class:`UserError`; the command-line tools print its
-message and exit with status 2. ``assert`` is kept for our own invariants.
+Everything a user can cause raises a subclass of :class:`UserError`; the command-line tools print
+its message and exit with status 2. ``assert`` is kept for our own invariants.
 """
 
 
@@ -14,11 +14,11 @@ class ConfigError(UserError):
 
 
 class CheckpointError(UserError):
-    """The weights on disk are missing, truncated, misshapen or do not belong to the configuration."""
+    """The weights are missing, truncated, misshapen or not those of the configuration."""
 
 
 class CompileError(UserError):
-    """A pass could not do what it promises; names the pass, the module and the nearest near-miss."""
+    """A pass could not do what it promises; names the pass and the nearest near-miss."""
 
 
 class ArtifactError(UserError):

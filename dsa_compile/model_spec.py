@@ -36,7 +36,7 @@ class BlockQuantization:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """One DeepSeek-V3.2 geometry. All sizes count elements; ``layer_kinds`` has one entry a layer."""
+    """One DeepSeek-V3.2 geometry. Sizes count elements; ``layer_kinds`` has one entry a layer."""
 
     vocab_size: int
     hidden_size: int

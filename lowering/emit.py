@@ -1,5 +1,6 @@
 """Write a program as an artifact directory."""
 
+import difflib
 import hashlib
 import json
 from collections.abc import Callable, Sequence
@@ -108,8 +109,13 @@ def _write_record(writer: ArtifactWriter, number: int, record: PassRecord) -> Pa
     after: str | None = None
     if record.before:
         before, after = f"{folder}/before.py", f"{folder}/after.py"
-        writer.add_text(before, "\n\n".join(text for text in record.before.values() if text))
-        writer.add_text(after, "\n\n".join(text for text in record.after.values() if text))
+        texts = [
+            "\n\n".join(text for text in side.values() if text)
+            for side in (record.before, record.after)
+        ]
+        writer.add_text(before, texts[0])
+        writer.add_text(after, texts[1])
+        writer.add_text(f"{folder}/changes.diff", _diff(*texts))
     return PassSummary(
         name=record.name,
         numerics=record.numerics.value,
@@ -123,6 +129,13 @@ def _write_record(writer: ArtifactWriter, number: int, record: PassRecord) -> Pa
         before=before,
         after=after,
     )
+
+
+def _diff(before: str, after: str) -> str:
+    lines = difflib.unified_diff(
+        before.splitlines(keepends=True), after.splitlines(keepends=True), "before.py", "after.py"
+    )
+    return "".join(lines)
 
 
 def _fingerprint(program: Program, files: Sequence[WeightFile]) -> str:

@@ -9,8 +9,8 @@ Before::                                        After::
                                                             return h, n
     head:   n = dsa.rms_norm(hidden, w_final)       head:   (normed comes in)
 
-Every layer keeps the same graph: which norm ``w_next`` is, the layer plan says (``{next_norm}``: the
-next layer's input norm, or the model's final norm after the last layer).
+Every layer keeps the same graph: which norm ``w_next`` is, the layer plan says (``{next_norm}``:
+the next layer's input norm, or the model's final norm after the last layer).
 
 Declines: layers whose norms differ in epsilon, or that do not end in an addition.
 """
@@ -23,8 +23,8 @@ from dsa_compile.ir.match import Call, Const, Match, NearMiss, Node, find
 from dsa_compile.ir.passes import Pass, PassRecord
 from dsa_compile.ir.program import EMBED, HEAD, Program
 from dsa_compile.ir.region import Region, Role
-from dsa_compile.passes.shared import value_named
 from dsa_compile.passes.fuse_add_norm import fuse
+from dsa_compile.passes.shared import value_named
 from dsa_compile.weights.plan import Load, WeightEntry
 
 aten, dsa = torch.ops.aten, torch.ops.dsa

@@ -12,9 +12,6 @@ from dsa_compile.passes.pipeline import PIPELINE
 
 # What the runtime itself builds on: a program without these is not one it can run.
 RUNTIME_REQUIRES = (
-    "recognize_embedding",
-    "recognize_rope_tables",
-    "recognize_rope_half",
     "recognize_router",
     "recognize_experts",
     "insert_paged_caches",
@@ -42,7 +39,7 @@ def check_selection(config: CompileConfig, pipeline: Sequence[Pass | Level] = PI
             raise UserError(f"unknown pass {name!r}{hint}")
     if config.stop_after in config.disable:
         raise UserError(f"cannot stop after {config.stop_after!r}: it is disabled")
-    needed = {} if config.stop_after else {name: "the runtime" for name in RUNTIME_REQUIRES}
+    needed = {} if config.stop_after else dict.fromkeys(RUNTIME_REQUIRES, "the runtime")
     for step in pipeline:
         if isinstance(step, Pass) and step.name not in config.disable:
             needed.update(dict.fromkeys(step.requires, step.name))

@@ -11,8 +11,8 @@ Before::                                                    After::
                                                                     q, k, v, idx, scale)
 
 Two ops and not one: indices can then be shared between layers, replaced by dense ones for short
-sequences, and timed apart. They are rewritten together because the reference's indices name *future*
-positions where fewer than k are visible and rely on the causal mask to hide them; ours are -1.
+sequences, and timed apart. They are rewritten together because the reference's indices name
+*future* positions where fewer than k are visible and rely on the causal mask to hide them; ours are -1.
 
 Declines: a mask other than the program's causal mask, scores in another precision than fp32.
 """

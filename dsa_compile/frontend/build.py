@@ -50,7 +50,7 @@ def build_program(model_dir: Path, config: CompileConfig) -> Program:
     )
     signatures: dict[str, tuple[tuple[Input, ...], tuple[str, ...]]] = {
         EMBED: ((ids, positions), ("hidden", "causal_mask", "cos", "sin")),
-        **{kind: ((hidden, mask, cos, sin), ("hidden",)) for kind in kinds},
+        **dict.fromkeys(kinds, ((hidden, mask, cos, sin), ("hidden",))),
         HEAD: ((hidden,), ("logits",)),
     }
     regions = {

@@ -1,7 +1,7 @@
 """Symbolic sizes: one fake-tensor world in which every graph of a program is typed.
 
-A size that varies from step to step is a symbol with a name of ours (``T`` tokens, ``R`` requests);
-everything else is a number. A test that looks for an ``S×S`` tensor, or a printer that shows shapes,
+A size that varies from step to step is a symbol with a name of ours (``T`` tokens, ``R``
+requests); everything else is a number. A test that looks for an ``S×S`` tensor, or a printer that shows shapes,
 reads those names.
 """
 

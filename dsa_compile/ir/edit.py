@@ -40,7 +40,7 @@ class Editor:
         return node
 
     def replace(self, old: fx.Node, new: fx.Node) -> None:
-        """Let every user of ``old`` use ``new``, which must have the same type; counts a rewrite."""
+        """Let every user of ``old`` use ``new``, of the same type; counts a rewrite."""
         self.swap(old, new)
         self.rewrites += 1
 

@@ -44,6 +44,8 @@ _ATEN = (
     "detach.default",
     "div.Scalar",
     "div.Tensor",
+    "embedding.default",
+    "layer_norm.default",
     "mean.dim",
     "mul.Scalar",
     "mul.Tensor",

@@ -1,7 +1,7 @@
 """Structural patterns over fx graphs, with a reason for every near-miss.
 
-A pattern is a tree of :class:`Call` over operator overloads; arguments are patterns, or constants
-compared by value. Operators are matched after filling in their schema's defaults, so ``topk(x, k)``
+A pattern is a tree of :class:`Call` over operator overloads; arguments are patterns, or
+constants compared by value. Operators are matched after filling in their schema's defaults, so ``topk(x, k)``
 and ``topk(x, k, -1, True, True)`` are the same call. A pattern object that appears twice in one tree
 must match the same node both times: that is how shared sub-expressions are written.
 
@@ -144,13 +144,13 @@ def match_at(root: fx.Node, pattern: Call) -> Match | NearMiss:
         state = _node(pattern, root, _State({}, {}, ()))
         interior = list(state.interior)
         _exclusive(root, interior, state)
-    except _Failed as failure:
+    except _MatchError as failure:
         where = failure.node if failure.node is not None else root
         return NearMiss(root.meta.get("path", ""), where.name, failure.reason, failure.depth)
     return Match(root, state.bound, interior)
 
 
-class _Failed(Exception):
+class _MatchError(Exception):
     def __init__(self, node: fx.Node | None, reason: str, depth: int) -> None:
         super().__init__(reason)
         self.node, self.reason, self.depth = node, reason, depth
@@ -163,9 +163,9 @@ class _State:
     interior: tuple[fx.Node, ...]
     shared: frozenset[fx.Node] = frozenset()
 
-    def fail(self, node: Any, reason: str) -> _Failed:
+    def fail(self, node: Any, reason: str) -> _MatchError:
         at = node if isinstance(node, fx.Node) else None
-        return _Failed(at, reason, len(self.interior))
+        return _MatchError(at, reason, len(self.interior))
 
     def bind(self, name: str | None, value: Any) -> "_State":
         if name is None:
@@ -232,11 +232,11 @@ def _call(pattern: Call, arg: Any, state: _State) -> _State:
     orders: Iterable[Sequence[Any]] = (
         (values, [values[1], values[0], *values[2:]]) if pattern.commutes else (values,)
     )
-    failure: _Failed | None = None
+    failure: _MatchError | None = None
     for order in orders:
         try:
             return _arguments(pattern, arg, names, order, state)
-        except _Failed as failed:
+        except _MatchError as failed:
             failure = failed if failure is None or failed.depth > failure.depth else failure
     assert failure is not None
     raise failure
@@ -272,7 +272,7 @@ def _exclusive(root: fx.Node, interior: list[fx.Node], state: _State) -> None:
             continue
         for user in node.users:
             if user not in inside:
-                raise _Failed(node, f"extra user {user.name} outside the match", len(interior))
+                raise _MatchError(node, f"extra user {user.name} outside the match", len(interior))
 
 
 def arguments(node: fx.Node) -> tuple[list[str], list[Any]]:

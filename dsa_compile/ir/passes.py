@@ -145,7 +145,12 @@ def _printed(region: Region) -> str:
 
 
 def _nodes(program: Program) -> int:
-    return sum(r.node_count() * program.multiplicity(r.kind) for r in program.regions.values())
+    """Computing nodes that one step runs, in the first variant."""
+    variant = next(iter(program.variants), None)
+    return sum(
+        program.region(kind, variant).node_count() * program.multiplicity(kind)
+        for kind in program.order
+    )
 
 
 def _drop_unused_values(program: Program) -> None:

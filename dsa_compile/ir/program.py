@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import fx
 
-from dsa_compile.ir.calls import EMBED, HEAD
 from dsa_compile.config import CompileConfig
+from dsa_compile.ir.calls import EMBED, HEAD
 from dsa_compile.ir.dims import FakeWorld
 from dsa_compile.ir.region import Region, Role
 from dsa_compile.model_spec import ModelSpec

@@ -1,0 +1,267 @@
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import dsa_compile.runtime
+from dsa_compile.cli.generate import main
+from dsa_compile.errors import ArtifactError, RequestError
+from dsa_compile.runtime.logprobs import TokenLogprobs
+from dsa_compile.runtime.outputs import Completion, RequestOutput
+from dsa_compile.runtime.sampling_params import SamplingParams
+
+
+class Letters:
+    """Token i is the i-th letter."""
+
+    def decode(self, ids, skip_special_tokens=True):
+        return "".join(chr(ord("a") + i) for i in ids)
+
+
+class StubEngine:
+    """Counts up from each prompt's last token; later requests take more steps."""
+
+    tokenizer = None
+    fails = ()
+    loaded = None
+    params = None
+
+    def __init__(self):
+        self.requests = {}
+
+    @classmethod
+    def load(cls, path, **options):
+        cls.loaded = (path, options)
+        if path == "missing":
+            raise ArtifactError("missing: no such\ndirectory")
+        return cls()
+
+    def add_request(self, request_id, prompt, params, priority=0):
+        if isinstance(prompt, str):
+            if self.tokenizer is None:
+                raise RequestError(f"request {request_id!r}: text needs a tokenizer")
+            prompt = [ord(c) - ord("a") for c in prompt]
+        type(self).params = params
+        self.requests[request_id] = (prompt, [], Completion(params, [25], self.tokenizer))
+
+    def has_unfinished(self):
+        return any(c.finish_reason is None for _, _, c in self.requests.values())
+
+    def step(self):
+        outputs = []
+        for name, (prompt, tokens, completion) in reversed(self.requests.items()):
+            if completion.finish_reason:
+                continue
+            tokens.append((prompt[-1] + len(tokens) + 1) % 26)
+            completion.append(tokens[-1])
+            error = None
+            if name in self.fails:
+                completion.finish_reason = "error"
+                error = f"request {name!r}: logits hold NaN"
+            wanted = completion._params.logprobs is not None
+            entries = [TokenLogprobs(t, -0.5, 1, ((t, -0.5),)) for t in tokens]
+            outputs.append(
+                RequestOutput(
+                    name,
+                    prompt,
+                    list(tokens),
+                    completion.text,
+                    completion.finish_reason,
+                    entries if wanted else None,
+                    error,
+                )
+            )
+        return outputs
+
+
+@pytest.fixture
+def engine(monkeypatch):
+    class Engine(StubEngine):
+        pass
+
+    monkeypatch.setattr(dsa_compile.runtime, "Engine", Engine)
+    return Engine
+
+
+@pytest.fixture
+def engine_with_text(engine):
+    engine.tokenizer = Letters()
+    return engine
+
+
+CLOSING = r"{} tokens for {} in \d+\.\d\d s: \d+\.\d tok/s\n"
+
+
+def test_token_ids(engine, capsys):
+    assert main(["art", "--prompt-ids", "1 2 3", "7,8", "--max-tokens", "3"]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    want = (
+        "[1/2] prompt: 1 2 3\noutput token ids: 4 5 6\n(3 tokens; reached --max-tokens)\n\n"
+        "[2/2] prompt: 7 8\noutput token ids: 9 10 11\n(3 tokens; reached --max-tokens)\n\n"
+    )
+    assert out.startswith(want)
+    assert re.fullmatch(CLOSING.format(6, "2 prompts"), out.removeprefix(want))
+    assert engine.loaded == ("art", {})
+
+
+@pytest.mark.parametrize("stream", [[], ["--stream"]])
+def test_text_printed_at_once_or_as_it_comes_reads_the_same(engine_with_text, capsys, stream):
+    command = ["art", "--prompt", "abc", "k", "--stop", "gh", "--max-tokens", "6", *stream]
+    assert main(command) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(
+        "[1/2] prompt: abc\noutput: def\n(5 tokens; the model or a stop option ended it)\n\n"
+        "[2/2] prompt: k\noutput: lmnopq\n(6 tokens; reached --max-tokens)\n\n11 tokens for"
+    )
+
+
+def test_stream_prints_before_the_end(engine_with_text, capsys, monkeypatch):
+    seen = []
+    step = engine_with_text.step
+
+    def observed(self):
+        seen.append(capsys.readouterr().out)
+        return step(self)
+
+    monkeypatch.setattr(engine_with_text, "step", observed)
+    main(["art", "--prompt", "a", "--max-tokens", "4", "--stream"])
+    assert seen == ["", "[1/1] prompt: a\noutput: b", "c", "d"]
+
+
+def test_json(engine_with_text, capsys):
+    assert main(["art", "--prompt", "abc", "z", "--json", "--logprobs", "1"]) == 0
+    out, err = capsys.readouterr()
+    first, second = (json.loads(line) for line in out.splitlines())
+    assert first == {
+        "index": 0,
+        "prompt": "abc",
+        "prompt_token_ids": [0, 1, 2],
+        "token_ids": list(range(3, 19)),
+        "text": "defghijklmnopqrs",
+        "finish_reason": "length",
+        "logprobs": [
+            {"token_id": t, "logprob": -0.5, "rank": 1, "top": [[t, -0.5]]} for t in range(3, 19)
+        ],
+        "error": None,
+        "cached_tokens": 0,
+    }
+    assert second["index"] == 1
+    assert re.fullmatch(CLOSING.format(32, "2 prompts"), err)
+
+
+def test_logprobs_are_listed(engine, capsys):
+    main(["art", "--prompt-ids", "1", "--max-tokens", "1", "--logprobs", "1"])
+    assert "  token 2: logprob -0.500, rank 1; likeliest 2: -0.500\n" in capsys.readouterr().out
+
+
+def test_prompt_file(engine_with_text, capsys, tmp_path):
+    file = tmp_path / "prompts"
+    file.write_text("ab\n\n  \nc\n")
+    assert main(["art", "--prompt-file", str(file), "--max-tokens", "1"]) == 0
+    assert re.findall(r"prompt: (.*)", capsys.readouterr().out) == ["ab", "c"]
+
+
+def test_options_reach_the_engine(engine):
+    command = (
+        "art --prompt-ids 1 --max-tokens 5 --min-tokens 1 --temperature 0.5 --top-k 4 --top-p 0.9 "
+        "--min-p 0.1 --seed 7 --repetition-penalty 1.1 --presence-penalty 0.2 "
+        "--frequency-penalty 0.3 --stop-token-ids 8 9 --logprobs 2 --ignore-eos --num-blocks 12 "
+        "--max-batched-tokens 64 --model-dir weights"
+    )
+    assert main(command.split()) == 0
+    assert engine.params == SamplingParams(
+        max_tokens=5,
+        min_tokens=1,
+        temperature=0.5,
+        top_k=4,
+        top_p=0.9,
+        min_p=0.1,
+        seed=7,
+        repetition_penalty=1.1,
+        presence_penalty=0.2,
+        frequency_penalty=0.3,
+        stop_token_ids=(8, 9),
+        logprobs=2,
+        ignore_eos=True,
+    )
+    options = {"num_blocks": 12, "max_batched_tokens": 64, "model_dir": Path("weights")}
+    assert engine.loaded == ("art", options)
+
+
+def test_a_failed_request_is_reported_and_the_others_are_printed(engine, capsys):
+    engine.fails = ("prompt 1",)
+    assert main(["art", "--prompt-ids", "1", "5", "--max-tokens", "2"]) == 1
+    out, err = capsys.readouterr()
+    assert "(1 token; failed)" in out
+    assert "output token ids: 6 7\n" in out
+    assert err == "dsa-generate: error: request 'prompt 1': logits hold NaN\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (["art"], "one of the arguments --prompt --prompt-ids --prompt-file is required"),
+        (["--prompt-ids", "1"], "required: ARTIFACT"),
+        (["art", "--prompt-ids", "1 x"], "--prompt-ids takes integers such as"),
+        (["art", "--prompt-ids", " "], "--prompt-ids takes integers such as"),
+        (["art", "--prompt", "hi"], "text needs a tokenizer"),
+        (["art", "--prompt-ids", "1", "--prompt", "a"], "not allowed with argument"),
+        (["art", "--prompt-ids", "1", "--json", "--stream"], "not allowed with argument"),
+        (["art", "--prompt-ids", "1", "--top-p", "2"], "top_p must be a number in (0, 1]; got 2.0"),
+        (["art", "--prompt-ids", "1", "--top-p", "x"], "--top-p: invalid float value: 'x'"),
+        (["art", "--prompt-ids", "1", "--stop", "x"], "stop needs a tokenizer"),
+        (["art", "--prompt-ids", "1", "--bogus"], "unrecognized arguments: --bogus"),
+        (["missing", "--prompt-ids", "1"], "missing: no such directory"),
+        (["art", "--prompt-file", "/no/such/file"], "cannot read --prompt-file /no/such/file: No"),
+    ],
+)
+def test_user_errors_are_one_line_and_status_2(engine, capsys, command, message):
+    assert main(command) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("dsa-generate: error: ")
+    assert message in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "message"), [(b"\n \n", "has no prompts"), (b"\xff", "it is not UTF-8 text")]
+)
+def test_bad_prompt_files(engine, capsys, tmp_path, content, message):
+    file = tmp_path / "prompts"
+    file.write_bytes(content)
+    assert main(["art", "--prompt-file", str(file)]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_help_states_the_defaults_that_hold(capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["--help"])
+    assert caught.value.code == 0
+    text = " ".join(capsys.readouterr().out.split())
+    stated = dict(re.findall(r"--([a-z-]+) [XN] [^(]*\(default ([\d.]+)[:)]", text))
+    del stated["max-batched-tokens"]
+    assert len(stated) == 8
+    for name, value in stated.items():
+        assert float(value) == getattr(SamplingParams(), name.replace("-", "_")), name
+
+
+def test_an_interrupt_is_one_line(engine, capsys, monkeypatch):
+    def interrupted(self):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(engine, "step", interrupted)
+    assert main(["art", "--prompt-ids", "1"]) == 130
+    assert capsys.readouterr().err == "dsa-generate: error: interrupted\n"
+
+
+def test_generating_needs_no_transformers_and_help_no_torch():
+    code = (
+        "import sys, dsa_compile.cli.generate; assert 'torch' not in sys.modules\n"
+        "import dsa_compile.runtime; assert 'transformers' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -4,6 +4,7 @@ Indices name distinct keys; -1 names none, wherever it stands. A row without any
 Products and softmax are fp32; one rounding to the query's dtype ends them.
 """
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,7 +20,7 @@ def sparse_attention(q: Tensor, k: Tensor, v: Tensor, indices: Tensor, scale: fl
     """Attention of every query to its selected keys.
 
     Args:
-        q: ``[B, S, H, Dqk]``.
+        q: ``[B, S, H, Dqk]``; without B it is one sequence, and so are the others.
         k: ``[B, S, H, Dqk]``.
         v: ``[B, S, H, Dv]``.
         indices: int32 ``[B, S, K]``, positions in the same sequence.
@@ -28,6 +29,8 @@ def sparse_attention(q: Tensor, k: Tensor, v: Tensor, indices: Tensor, scale: fl
     Returns:
         ``[B, S, H, Dv]``.
     """
+    if q.dim() == 3:
+        return sparse_attention(q[None], k[None], v[None], indices[None], scale)[0]
     batch, length, heads, _ = q.shape
     keys = k.permute(0, 2, 3, 1).float()
     values = v.transpose(1, 2).float()
@@ -94,8 +97,9 @@ def latent_attention(
         ``[B, S, H, R]``.
     """
     if ckv.dim() == 2:
-        one = (x[None] for x in (q_latent, q_pe, ckv, k_pe, indices))
-        return latent_attention(*one, scale)[0]
+        return latent_attention(
+            q_latent[None], q_pe[None], ckv[None], k_pe[None], indices[None], scale
+        )[0]
     batch, length = ckv.shape[:2]
     rows = torch.cat((ckv, k_pe), -1).flatten(0, 1)
     first = torch.arange(batch, dtype=indices.dtype, device=indices.device) * length
@@ -158,7 +162,7 @@ def _attend_chunk(query: Tensor, rows: Tensor, slots: Tensor, scale: float, late
         )
         return torch.bmm(logits.softmax(-1), gathered[..., :latent]).to(query.dtype)
 
-    used = (host >= 0).any(0).nonzero()[0]
+    used = np.flatnonzero((host >= 0).any(0))
     if not used.size:
         return query.new_zeros((*query.shape[:2], latent))
     slots = slots[:, : int(used[-1]) + 1]

@@ -75,6 +75,20 @@ def test_latent_attention_is_the_formula(shape, dtype):
     close(got, expected, dtype)
 
 
+def test_without_a_batch_dimension_it_is_one_sequence():
+    q, v = torch.randn(1, 9, H, 6), torch.randn(1, 9, H, 5)
+    ckv, k_pe = torch.randn(1, 9, R), torch.randn(1, 9, DR)
+    indices = causal_choice(1, 9, 4)
+    for op, args in (
+        (torch.ops.dsa.sparse_attention, (q, q + 1, v, indices)),
+        (
+            torch.ops.dsa.latent_attention,
+            (torch.randn(1, 9, H, R), torch.randn(1, 9, H, DR), ckv, k_pe, indices),
+        ),
+    ):
+        assert torch.equal(op(*(a[0] for a in args), 0.4), op(*args, 0.4)[0])
+
+
 def test_absorption_changes_the_form_not_the_result():
     """Head form on expanded keys and values = latent form between absorb and expand, in fp64."""
     shape, dn, dv = (2, 11), 6, 5

@@ -74,6 +74,12 @@ def test_dense_selection_is_exact(shape, topk, dtype):
     assert torch.equal(torch.ops.dsa.index_topk(q, keys, weights, topk, 0.5), expected)
 
 
+def test_without_a_batch_dimension_it_is_one_sequence():
+    q, weights, keys = exact_inputs(11, 11)
+    got = torch.ops.dsa.index_topk(q, keys, weights, 4, 0.5)
+    assert torch.equal(got, torch.ops.dsa.index_topk(q[None], keys[None], weights[None], 4, 0.5)[0])
+
+
 REQUESTS = st.lists(
     st.integers(0, 6).flatmap(lambda n: st.tuples(st.just(n), st.integers(n, n + 30))), max_size=6
 )

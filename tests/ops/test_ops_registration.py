@@ -104,6 +104,12 @@ CASES = [
         "sparse_attention",
         (permuted(2, 9, 3, 4), permuted(2, 9, 3, 4), randn(2, 9, 3, 6), ints(9, 2, 9, 5), 0.5),
     ),
+    Case("index_topk", (randn(9, 3, 4), randn(9, 4), randn(9, 3), 5, 0.5)),
+    Case("sparse_attention", (randn(9, 3, 4), randn(9, 3, 4), randn(9, 3, 6), ints(9, 9, 5), 0.5)),
+    Case(
+        "latent_attention",
+        (randn(9, 3, 7), randn(9, 3, 4), randn(9, 7), randn(9, 4), ints(9, 9, 5), 0.5),
+    ),
     Case("absorb_query", (permuted(2, 9, 3, 4), randn(3, 4, 7))),
     Case("absorb_query", (randn(6, 3, 4), randn(3, 4, 7))),
     Case("expand_output", (permuted(2, 9, 3, 7), randn(3, 4, 7))),

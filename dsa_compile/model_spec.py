@@ -82,7 +82,7 @@ class ModelSpec:
         """Parse the dict form of a ``DeepseekV32Config``; every field must be present.
 
         Raises:
-            ConfigError: another architecture, a missing field, or a value outside what is supported.
+            ConfigError: another architecture, a missing field, or an unsupported value.
         """
         require_model_type(config)
         for name, wanted in _FIXED.items():

@@ -20,8 +20,9 @@ import torch
 from dsa_compile.ir.edit import Editor
 from dsa_compile.ir.match import ANY, Call, Const, Match, Node, find, getitem
 from dsa_compile.ir.passes import Numerics, RegionPass
-from dsa_compile.ir.program import EMBED, HEAD, Program
+from dsa_compile.ir.program import Program
 from dsa_compile.ir.region import Region, Role
+from dsa_compile.passes.shared import each_layer
 from dsa_compile.weights.plan import Narrow, Reshape, WeightEntry
 
 aten, dsa = torch.ops.aten, torch.ops.dsa
@@ -51,7 +52,7 @@ class AbsorbMla(RegionPass):
 
     def expects(self, program: Program, region: Region) -> int | None:
         """Every layer's attention."""
-        return 0 if region.kind in (EMBED, HEAD) else 1
+        return each_layer(region, 1)
 
     def rewrite(self, edit: Editor, program: Program) -> None:
         """Replace every match and cut its projection in the weight plan."""

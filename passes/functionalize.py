@@ -52,7 +52,8 @@ class Functionalize(RegionPass):
         for node in calls(edit.graph, *_OUT_OF_PLACE):
             written = node.args[0]
             assert isinstance(written, fx.Node)
-            value = edit.call(_OUT_OF_PLACE[node.target], *node.args, before=node)
+            target = _OUT_OF_PLACE[node.target]  # type: ignore[index]
+            value = edit.call(target, *node.args, before=node)
             for user in [u for u in written.users if u not in (node, value) and node < u]:
                 user.replace_input_with(written, value)
             edit.replace(node, value)
@@ -82,8 +83,7 @@ class Functionalize(RegionPass):
                 continue
             user.replace_input_with(buffer, value)
         for copy in copies:
-            view = copy.args[0]
-            assert isinstance(view, fx.Node)
+            (written,) = copy.all_input_nodes[:1]
             edit.erase(copy)
-            edit.erase(view)
+            edit.erase(written)
         edit.replace(buffer, value)

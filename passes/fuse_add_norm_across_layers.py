@@ -18,13 +18,14 @@ Declines: layers whose norms differ in epsilon, or that do not end in an additio
 import torch
 from torch import fx
 
+from dsa_compile.ir.calls import EMBED, HEAD
 from dsa_compile.ir.edit import Editor
 from dsa_compile.ir.match import Call, Const, Match, NearMiss, Node, find
 from dsa_compile.ir.passes import Pass, PassRecord
-from dsa_compile.ir.program import EMBED, HEAD, Program
+from dsa_compile.ir.program import Program
 from dsa_compile.ir.region import Region, Role
 from dsa_compile.passes.fuse_add_norm import fuse
-from dsa_compile.passes.shared import value_named
+from dsa_compile.passes.shared import each_layer, value_named
 from dsa_compile.weights.plan import Load, WeightEntry
 
 aten, dsa = torch.ops.aten, torch.ops.dsa
@@ -39,7 +40,7 @@ class FuseAddNormAcrossLayers(Pass):
 
     def expects(self, program: Program, region: Region) -> int | None:
         """The end of every layer."""
-        return 0 if region.kind in (EMBED, HEAD) else 1
+        return each_layer(region, 1)
 
     def run(self, program: Program, record: PassRecord) -> None:
         """Move the norm from the start of each region to the end of the one before."""

@@ -18,8 +18,9 @@ import torch
 from dsa_compile.ir.edit import Editor
 from dsa_compile.ir.match import Call, Const, Match, Node, find
 from dsa_compile.ir.passes import Numerics, RegionPass
-from dsa_compile.ir.program import EMBED, HEAD, Program
+from dsa_compile.ir.program import Program
 from dsa_compile.ir.region import Region, Role
+from dsa_compile.passes.shared import each_layer
 
 dsa = torch.ops.dsa
 
@@ -46,7 +47,7 @@ class InsertPagedCaches(RegionPass):
 
     def expects(self, program: Program, region: Region) -> int | None:
         """Both caches in every layer."""
-        return 0 if region.kind in (EMBED, HEAD) else 1
+        return each_layer(region, 1)
 
     def rewrite(self, edit: Editor, program: Program) -> None:
         """Replace every match."""

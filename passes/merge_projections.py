@@ -21,8 +21,9 @@ from torch import fx
 from dsa_compile.ir.edit import Editor
 from dsa_compile.ir.match import NearMiss, calls
 from dsa_compile.ir.passes import Numerics, RegionPass
-from dsa_compile.ir.program import EMBED, HEAD, Program
+from dsa_compile.ir.program import Program
 from dsa_compile.ir.region import Region, Role
+from dsa_compile.passes.shared import each_layer
 from dsa_compile.weights.plan import Concat, WeightEntry
 
 aten, dsa = torch.ops.aten, torch.ops.dsa
@@ -50,7 +51,7 @@ class MergeProjections(RegionPass):
 
     def expects(self, program: Program, region: Region) -> int | None:
         """The low-rank projections, and the gate and up of the one dense MLP."""
-        return 0 if region.kind in (EMBED, HEAD) else 2
+        return each_layer(region, 2)
 
     def rewrite(self, edit: Editor, program: Program) -> None:
         """Merge every group that is present."""

@@ -18,9 +18,9 @@ import torch
 from dsa_compile.ir.edit import Editor
 from dsa_compile.ir.match import Call, Const, Node, find
 from dsa_compile.ir.passes import RegionPass
-from dsa_compile.ir.program import EMBED, HEAD, Program
+from dsa_compile.ir.program import Program
 from dsa_compile.ir.region import Region
-from dsa_compile.passes.shared import END, value_named
+from dsa_compile.passes.shared import END, each_layer, value_named
 
 aten, dsa = torch.ops.aten, torch.ops.dsa
 
@@ -47,7 +47,7 @@ class RecognizeRopeInterleaved(RegionPass):
 
     def expects(self, program: Program, region: Region) -> int | None:
         """Queries and the shared key of every layer."""
-        return 0 if region.kind in (EMBED, HEAD) else 2
+        return each_layer(region, 2)
 
     def rewrite(self, edit: Editor, program: Program) -> None:
         """Replace every match."""

@@ -12,7 +12,8 @@ Before::                                                    After::
 
 Two ops and not one: indices can then be shared between layers, replaced by dense ones for short
 sequences, and timed apart. They are rewritten together because the reference's indices name
-*future* positions where fewer than k are visible and rely on the causal mask to hide them; ours are -1.
+*future* positions where fewer than k are visible and rely on the causal mask to hide them; ours
+are -1.
 
 Declines: a mask other than the program's causal mask, scores in another precision than fp32.
 """
@@ -36,9 +37,9 @@ from dsa_compile.ir.match import (
     match_at,
 )
 from dsa_compile.ir.passes import RegionPass
-from dsa_compile.ir.program import EMBED, HEAD, Program
+from dsa_compile.ir.program import Program
 from dsa_compile.ir.region import Region
-from dsa_compile.passes.shared import value_named
+from dsa_compile.passes.shared import each_layer, value_named
 
 aten, dsa = torch.ops.aten, torch.ops.dsa
 
@@ -86,7 +87,7 @@ class RecognizeSparseAttention(RegionPass):
 
     def expects(self, program: Program, region: Region) -> int | None:
         """Every layer is sparse."""
-        return 0 if region.kind in (EMBED, HEAD) else 1
+        return each_layer(region, 1)
 
     def rewrite(self, edit: Editor, program: Program) -> None:
         """Match attention first, then the scoring behind its indices."""

@@ -10,8 +10,9 @@ import torch
 from dsa_compile.ir.edit import Editor
 from dsa_compile.ir.match import Call, Node, find
 from dsa_compile.ir.passes import RegionPass
-from dsa_compile.ir.program import EMBED, HEAD, Program
+from dsa_compile.ir.program import Program
 from dsa_compile.ir.region import Region
+from dsa_compile.passes.shared import each_layer
 
 aten, dsa = torch.ops.aten, torch.ops.dsa
 
@@ -24,7 +25,7 @@ class RecognizeSwiglu(RegionPass):
 
     def expects(self, program: Program, region: Region) -> int | None:
         """The dense MLP, or the shared expert."""
-        return 0 if region.kind in (EMBED, HEAD) else 1
+        return each_layer(region, 1)
 
     def rewrite(self, edit: Editor, program: Program) -> None:
         """Replace every match."""

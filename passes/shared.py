@@ -2,8 +2,9 @@
 
 from torch import fx
 
+from dsa_compile.ir.calls import EMBED, HEAD
 from dsa_compile.ir.match import Node
-from dsa_compile.ir.region import Role
+from dsa_compile.ir.region import Region, Role
 
 # How aten spells "to the end" in slices.
 END = 2**63 - 1
@@ -18,3 +19,8 @@ def value_named(name: str) -> Node:
         return f"is {node.name}, not the input {name}"
 
     return Node(name, reason)
+
+
+def each_layer(region: Region, count: int) -> int:
+    """``count`` sites in every layer, none in prologue and head."""
+    return 0 if region.kind in (EMBED, HEAD) else count

@@ -14,11 +14,13 @@ the indexer's keys, which the first long step will read. Weights are shared.
 
 import torch
 
+from dsa_compile.ir.calls import EMBED, HEAD
 from dsa_compile.ir.edit import Editor
 from dsa_compile.ir.match import calls
 from dsa_compile.ir.passes import Numerics, Pass, PassRecord
-from dsa_compile.ir.program import EMBED, HEAD, Program
+from dsa_compile.ir.program import Program
 from dsa_compile.ir.region import Region, Role
+from dsa_compile.passes.shared import each_layer
 
 dsa = torch.ops.dsa
 
@@ -34,7 +36,7 @@ class SplitShortLong(Pass):
 
     def expects(self, program: Program, region: Region) -> int | None:
         """One top-k in every layer."""
-        return 0 if region.kind in (EMBED, HEAD) else 1
+        return each_layer(region, 1)
 
     def run(self, program: Program, record: PassRecord) -> None:
         """Name the regions as they are long, and derive the short ones."""

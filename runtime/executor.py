@@ -52,13 +52,14 @@ def bind(region: Region, kernels: Mapping[str, str]) -> Callable[..., tuple[torc
     for node in graph.nodes:
         if node.op == "call_function":
             node.target = _function(node.target, kernels)
-    return fx.GraphModule(torch.nn.Module(), graph).forward  # type: ignore[no-any-return]
+    return fx.GraphModule(torch.nn.Module(), graph).forward
 
 
 def _function(target: Any, kernels: Mapping[str, str]) -> Callable[..., Any]:
     name = str(target)
     if not name.startswith("dsa."):
-        return _DIRECT.get(target, target)
+        direct: Callable[..., Any] = _DIRECT.get(target, target)
+        return direct
     provider = kernels.get(name)
     table = PROVIDERS.get(provider or "")
     if provider is None or table is None or target not in table:

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import torch
 
-from dsa_compile.ir.calls import step_calls
 from dsa_compile.artifact.reader import Artifact
 from dsa_compile.errors import ArtifactError, UserError
+from dsa_compile.ir.calls import step_calls
 from dsa_compile.runtime.model_runner import ModelRunner
 from dsa_compile.weights.checkpoint import Checkpoint
 from dsa_compile.weights.materialize import WeightSource, load_layer
@@ -34,8 +34,8 @@ def load_runner(
         model_dir: where the model is now, for an artifact that refers to it and was moved.
 
     Raises:
-        ArtifactError: not a sound artifact, compiled for inspection only, or its weights are missing or not the ones
-            compiled.
+        ArtifactError: not a sound artifact, compiled for inspection only, or its weights are
+            missing or not the ones compiled.
         CheckpointError: the model's files do not hold what the artifact needs.
         UserError: fewer than one block.
     """

@@ -5,8 +5,8 @@ from dataclasses import fields
 
 import torch
 
-from dsa_compile.ir.calls import EMBED, HEAD, step_calls
 from dsa_compile.artifact.manifest import Manifest
+from dsa_compile.ir.calls import EMBED, HEAD, step_calls
 from dsa_compile.ir.region import Region, Role
 from dsa_compile.runtime.batch import Batch
 from dsa_compile.runtime.executor import BoundRegion, bind

@@ -163,7 +163,7 @@ class ArtifactWriter:
 
     def _failed(self, what: str, error: OSError) -> ArtifactError:
         reason = error.strerror or str(error)
-        return ArtifactError(f"{self.out}: cannot write {what} ({reason}); nothing was left there")
+        return ArtifactError(f"{self.out}: cannot write {what} ({reason}); nothing was changed there")
 
 
 def _graph_text(data: dict[str, Any]) -> str:

@@ -12,6 +12,7 @@ from dsa_compile.config import BLOCK_SIZES, RECIPES, TARGETS, WEIGHT_MODES
 from dsa_compile.errors import UserError
 
 if TYPE_CHECKING:
+    from dsa_compile.cli.progress import Display
     from dsa_compile.compiling import CompileResult
 
 _EPILOG = """\
@@ -30,9 +31,9 @@ def build_parser() -> argparse.ArgumentParser:
     """The command's arguments."""
     parser = argparse.ArgumentParser(
         prog="dsa-compile",
-        description="Compile a DeepSeek-V3.2 model directory (Hugging Face layout) into an artifact "
-        "that dsa_compile.runtime loads: optimised graphs, a record of every pass, and the weights "
-        "or a reference to them.",
+        description="Compile a DeepSeek-V3.2 model directory (Hugging Face layout) into an "
+        "artifact that dsa_compile.runtime loads: optimised graphs, a record of every pass, and "
+        "the weights or a reference to them.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -53,7 +54,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--block-size", type=int, default=64, metavar="ROWS",
                         help=f"rows of a cache page, {BLOCK_SIZES[0]} to {BLOCK_SIZES[-1]} "
                         "(default: %(default)s)")  # fmt: skip
-    parser.add_argument("--disable", type=_names, action="extend", default=[], metavar="PASS[,PASS]",
+    parser.add_argument("--disable", type=_names, action="extend", default=[],
+                        metavar="PASS[,PASS]",
                         help="leave out passes; see --list-passes")  # fmt: skip
     parser.add_argument("--stop-after", metavar="PASS",
                         help="stop after this pass: the artifact can be read, not run")  # fmt: skip
@@ -111,7 +113,7 @@ def _compile(args: argparse.Namespace) -> int:
     return 0
 
 
-def _summarise(display: "Display", result: "CompileResult", seconds: float) -> None:  # noqa: F821
+def _summarise(display: "Display", result: "CompileResult", seconds: float) -> None:
     display.table(result, seconds)
     for note in result.notes:
         display.line(f"note: {note}")

@@ -8,8 +8,9 @@ from dsa_compile.config import CompileConfig
 from dsa_compile.errors import UserError
 from dsa_compile.frontend.export import Input, export_region
 from dsa_compile.frontend.reference import build_reference, load_config
+from dsa_compile.ir.calls import EMBED, HEAD
 from dsa_compile.ir.dims import FakeWorld
-from dsa_compile.ir.program import EMBED, HEAD, LayerEntry, Program
+from dsa_compile.ir.program import LayerEntry, Program
 from dsa_compile.ir.region import Region, Role
 from dsa_compile.model_spec import ModelSpec, read_config_json
 from dsa_compile.weights.plan import Constant, Load, WeightEntry, WeightPlan

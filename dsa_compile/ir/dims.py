@@ -1,8 +1,8 @@
 """Symbolic sizes: one fake-tensor world in which every graph of a program is typed.
 
 A size that varies from step to step is a symbol with a name of ours (``T`` tokens, ``R``
-requests); everything else is a number. A test that looks for an ``S×S`` tensor, or a printer that shows shapes,
-reads those names.
+requests); everything else is a number. A test that looks for an ``S×S`` tensor, or a printer that
+shows shapes, reads those names.
 """
 
 from collections.abc import Sequence
@@ -49,10 +49,11 @@ class FakeWorld:
         dynamic = [
             DimDynamic.DUCK if isinstance(size, str) else DimDynamic.STATIC for size in shape
         ]
-        context = StatelessSymbolicContext(dynamic_sizes=dynamic)
+        context: Any = StatelessSymbolicContext(dynamic_sizes=dynamic)
         real = torch.empty(example, dtype=dtype, device="meta")
         fake = self.mode.from_tensor(real, symbolic_context=context)
-        for size, name in zip(fake.shape, shape, strict=True):
+        made: Sequence[Any] = fake.shape
+        for size, name in zip(made, shape, strict=True):
             if isinstance(size, torch.SymInt):
                 self._names[size.node.expr] = str(name)
         with self.mode:

@@ -10,16 +10,17 @@ from typing import Any
 import torch
 from torch import fx
 
-from dsa_compile.ir.program import EMBED, HEAD, Program
+from dsa_compile.ir.calls import step_calls
+from dsa_compile.ir.program import Program
 from dsa_compile.ir.region import Region, Role
 
-Weights = Mapping[str, torch.Tensor]
+Tensors = Mapping[str, torch.Tensor]
 
 
-def run_region(region: Region, inputs: Callable[[Role, str], torch.Tensor]) -> dict[str, Any]:
-    """Execute one region; ``inputs(role, key)`` gives its inputs. Returns its values by name."""
+def run_region(region: Region, inputs: Mapping[Role, Tensors]) -> dict[str, torch.Tensor]:
+    """Execute one region; ``inputs[role][key]`` are its inputs. Returns its values by name."""
     module = fx.GraphModule(torch.nn.Module(), region.graph)
-    args = [inputs(node.meta["role"], node.meta["key"]) for node in region.inputs()]
+    args = [inputs[node.meta["role"]][node.meta["key"]] for node in region.inputs()]
     with torch.no_grad():
         results = module.forward(*args)
     return dict(zip(region.outputs, results, strict=True))
@@ -27,7 +28,7 @@ def run_region(region: Region, inputs: Callable[[Role, str], torch.Tensor]) -> d
 
 def run_dense(
     program: Program,
-    weights: Callable[[str, Mapping[str, str]], Weights],
+    weights: Callable[[str, Mapping[str, str]], Tensors],
     batch: Mapping[str, torch.Tensor],
 ) -> torch.Tensor:
     """Logits of a program without caches.
@@ -38,14 +39,12 @@ def run_dense(
         batch: ``input_ids`` and ``positions``, int64 [B, S] (or [T] once tokens are flat).
     """
     values: dict[str, Any] = {}
-    calls = [(EMBED, {}), *((e.kind, e.vars) for e in program.layers), (HEAD, {})]
-    for kind, variables in calls:
+    for _, kind, variables in step_calls(program.layers):
         tables = {
             Role.VALUE: values,
             Role.BATCH: batch,
             Role.WEIGHT: weights(kind, variables),
         }
-        region = program.region(kind, None)
-        values |= run_region(region, lambda role, key, tables=tables: tables[role][key])
+        values |= run_region(program.region(kind, None), tables)
     logits: torch.Tensor = values["logits"]
     return logits

@@ -1,9 +1,10 @@
 """Structural patterns over fx graphs, with a reason for every near-miss.
 
 A pattern is a tree of :class:`Call` over operator overloads; arguments are patterns, or
-constants compared by value. Operators are matched after filling in their schema's defaults, so ``topk(x, k)``
-and ``topk(x, k, -1, True, True)`` are the same call. A pattern object that appears twice in one tree
-must match the same node both times: that is how shared sub-expressions are written.
+constants compared by value. Operators are matched after filling in their schema's defaults, so
+``topk(x, k)`` and ``topk(x, k, -1, True, True)`` are the same call. A pattern object that appears
+twice in one tree must match the same node both times: that is how shared sub-expressions are
+written.
 
 A failed match is not thrown away: the deepest failure at each anchor says which node was wrong and
 why, and the pass manager shows the nearest ones when a pass finds fewer sites than it promised.

@@ -163,7 +163,7 @@ def _drop_unused_values(program: Program) -> None:
         if len(keep) == len(region.outputs):
             continue
         output = region.graph.output_node()
-        output.args = (tuple(output.args[0][i] for i in keep),)  # type: ignore[index,union-attr]
+        output.args = (tuple(output.args[0][i] for i in keep),)  # type: ignore[index]
         region.outputs = tuple(region.outputs[i] for i in keep)
         region.graph.eliminate_dead_code()
         for node in region.inputs():

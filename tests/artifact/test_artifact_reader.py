@@ -1,0 +1,334 @@
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dsa_compile.artifact import Artifact
+from dsa_compile.artifact.manifest import read_manifest
+from dsa_compile.config import CompileConfig
+from dsa_compile.errors import ArtifactError, UserError
+from dsa_compile.ir.graph_json import region_to_json
+from dsa_compile.ir.printer import region_to_python
+from tests.artifact.building import SPEC, build, edit_manifest, forge, region, save_model
+
+Edit = Callable[[dict[str, Any]], object]
+
+
+def refuses(path: Path, message: str, verify: str = "full") -> None:
+    with pytest.raises(ArtifactError, match=message) as caught:
+        Artifact.open(path, verify)
+    assert "\n" not in str(caught.value)
+
+
+def flip(path: Path, position: int = -1) -> None:
+    """Change one byte, keeping the size."""
+    content = bytearray(path.read_bytes())
+    content[position] ^= 1
+    path.write_bytes(content)
+
+
+def test_what_was_written_is_read(tmp_path: Path, model_dir: Path) -> None:
+    written = build(tmp_path / "artifact", model_dir)
+    artifact = Artifact.open(tmp_path / "artifact")
+    assert artifact.manifest == written
+    assert artifact.manifest.compile == CompileConfig()
+    assert artifact.manifest.model.spec == SPEC
+    assert artifact.manifest.dtype == "float32"
+    assert artifact.manifest.layers[1].vars == {"layer": "model.layers.1"}
+    for name in ("dense", "moe.long", "moe.short"):
+        assert region_to_json(artifact.region(name)) == region_to_json(region(name))
+        text = artifact.read_bytes(f"graphs/{name}.py").decode()
+        assert text == region_to_python(region(name))
+    assert artifact.read_json("weights/plan.json") == {"dense": {"norm": [1.5, None]}}
+    tokenizer = artifact.tokenizer_file("tokenizer.json")
+    assert tokenizer is not None
+    assert json.loads(tokenizer.read_text()) == {"é": 1}
+    assert artifact.tokenizer_file("chat_template.jinja") is None
+    assert artifact.model_dir() == model_dir
+
+
+def test_the_digest_tells_artifacts_apart(tmp_path: Path, model_dir: Path) -> None:
+    digests = [
+        build(tmp_path / name, model_dir, note=note).digest
+        for name, note in (("a", ""), ("b", ""), ("c", "other"))
+    ]
+    assert digests[0] == digests[1] != digests[2]
+
+
+FILES = [
+    "graphs/dense.json",
+    "graphs/moe.short.py",
+    "passes/00_noop/after.py",
+    "tokenizer/tokenizer.json",
+    "weights/layer_0.safetensors",
+    "weights/plan.json",
+]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_any_edited_or_missing_file_is_refused_by_name(packed_dir: Path, name: str) -> None:
+    path = packed_dir / name
+    flip(path)
+    refuses(packed_dir, f"{name}: not the content that was compiled")
+    path.write_bytes(path.read_bytes()[:-1])
+    refuses(packed_dir, rf"{name}: \d+ bytes, \d+ when compiled")
+    path.unlink()
+    refuses(packed_dir, f"{name}: missing")
+    path.mkdir()
+    refuses(packed_dir, f"{name}: missing, or not a file")
+
+
+def test_any_edit_of_the_manifest_is_refused(artifact_dir: Path) -> None:
+    manifest = artifact_dir / "manifest.json"
+    content = manifest.read_bytes()
+    for position in range(0, len(content), 41):
+        flip(manifest, position)
+        changed = manifest.read_bytes()
+        manifest.write_bytes(content)
+        with pytest.raises(ArtifactError):
+            read_manifest(changed, "manifest.json")
+    for end in (0, 1, len(content) // 2):
+        manifest.write_bytes(content[:end])
+        refuses(artifact_dir, "manifest.json: not valid JSON")
+
+
+def test_header_mode_skips_the_data_of_weights_only(packed_dir: Path) -> None:
+    weights = packed_dir / "weights/layer_0.safetensors"
+    flip(weights)
+    assert Artifact.open(packed_dir, "header").verify == "header"
+    refuses(packed_dir, "layer_0.safetensors: not the content")
+    flip(weights)
+    content = weights.read_bytes()
+    assert b'"norm"' in content
+    weights.write_bytes(content.replace(b'"norm"', b'"nora"'))
+    refuses(packed_dir, "layer_0.safetensors: not the content", "header")
+    weights.write_bytes(content + b"\0")
+    refuses(packed_dir, "layer_0.safetensors: 1", "header")
+    weights.write_bytes(content)
+    flip(packed_dir / "graphs/dense.json")
+    refuses(packed_dir, "graphs/dense.json", "header")
+
+
+@pytest.mark.parametrize("name", ["graphs/extra.json", "weights/a/b.bin", "graphs/.hidden"])
+def test_files_added_where_files_are_loaded_from_are_refused(artifact_dir: Path, name: str) -> None:
+    extra = artifact_dir / name
+    extra.parent.mkdir(exist_ok=True)
+    extra.write_text("{}")
+    refuses(artifact_dir, f"{name}: not part of the artifact")
+
+
+def test_clutter_elsewhere_does_no_harm(artifact_dir: Path) -> None:
+    (artifact_dir / "NOTES.txt").write_text("mine")
+    Artifact.open(artifact_dir)
+
+
+def test_links_out_of_the_artifact_are_refused(artifact_dir: Path, tmp_path: Path) -> None:
+    graph = artifact_dir / "graphs/dense.json"
+    shutil.move(graph, tmp_path / "elsewhere.json")
+    graph.symlink_to(tmp_path / "elsewhere.json")
+    refuses(artifact_dir, "graphs/dense.json: missing, or not a file inside")
+    graph.unlink()
+    graph.symlink_to(graph)
+    refuses(artifact_dir, "graphs/dense.json: missing")
+    graph.unlink()
+    (artifact_dir / "kept.json").write_bytes((tmp_path / "elsewhere.json").read_bytes())
+    graph.symlink_to(artifact_dir / "kept.json")
+    Artifact.open(artifact_dir)
+    shutil.move(artifact_dir / "graphs", tmp_path / "graphs")
+    (artifact_dir / "graphs").symlink_to(tmp_path / "graphs")
+    refuses(artifact_dir, "graphs/.*: missing, or not a file inside")
+
+
+def set_field(path: str, value: object) -> Edit:
+    def edit(data: dict[str, Any]) -> None:
+        *parents, last = path.split(".")
+        holder: Any = data
+        for part in parents:
+            holder = holder[int(part)] if part.isdecimal() else holder[part]
+        holder[int(last) if last.isdecimal() else last] = value
+
+    return edit
+
+
+FORGED: dict[str, tuple[Edit, str]] = {
+    "newer version": (set_field("format_version", 2), "format version 2, this dsa-compile reads 1"),
+    "no version": (lambda data: data.pop("format_version"), "no format_version"),
+    "version a bool": (set_field("format_version", True), "no format_version"),
+    "missing field": (lambda data: data.pop("caches"), r"manifest.json\.caches is missing"),
+    "unknown field": (set_field("hook", "x"), "unknown field 'hook'"),
+    "deep missing": (lambda data: data["files"][1].pop("size"), r"files\[1\]\.size is missing"),
+    "wrong type": (set_field("files.0.size", "1"), r"files\[0\]\.size should be a whole number"),
+    "bool for int": (set_field("block_size", True), "block_size should be a whole number"),
+    "text for list": (set_field("regions", "dense"), "regions should be a list"),
+    "list for object": (set_field("producer", []), "producer should be an object"),
+    "pair": (set_field("model.spec.quantization.block", [1, 2, 3]), "block should be 2 entries"),
+    "number for text": (set_field("layers.0.vars.layer", 3), r"vars\.layer should be text"),
+    "absolute path": (set_field("files.0.path", "/etc/passwd"), "not a path inside"),
+    "climbing path": (set_field("files.0.path", "../x"), "not a path inside"),
+    "climbing later": (set_field("files.0.path", "graphs/../../x"), "not a path inside"),
+    "backslash": (set_field("files.0.path", "graphs\\x"), "not a path inside"),
+    "null byte": (set_field("files.0.path", "graphs/\0"), "not a path inside"),
+    "empty path": (set_field("files.0.path", ""), "not a path inside"),
+    "the manifest": (set_field("files.0.path", "manifest.json"), "not a path inside"),
+    "twice": (lambda data: data["files"].append(data["files"][0]), "listed twice"),
+    "hash": (set_field("files.0.sha256", "A" * 64), "no valid size and sha256"),
+    "size": (set_field("files.0.size", -1), "no valid size and sha256"),
+    "graph elsewhere": (set_field("regions.0.graph", "graphs/moe.long.json"), "has its graph in"),
+    "source unlisted": (set_field("regions.0.source", "/etc/passwd"), "not listed in files"),
+    "plan unlisted": (set_field("weights.plan", "../plan.json"), "not listed in files"),
+    "tokenizer unlisted": (set_field("tokenizer", ["../../x"]), "not listed in files"),
+    "listing unlisted": (set_field("passes.0.before", "/x"), "not listed in files"),
+    "region name": (set_field("regions.0.name", "../dense"), "is not a region's name"),
+    "region twice": (lambda data: data["regions"].append(data["regions"][0]), "listed twice"),
+    "layer kind": (set_field("layers.0.kind", "mtp"), "no region for kind 'mtp' of layer 0"),
+    "layer number": (set_field("layers.0.index", 2), "the model has no layer 2"),
+    "cache dtype": (set_field("caches.0.dtype", "object"), "no valid width and dtype"),
+    "cache width": (set_field("caches.0.width", 0), "no valid width and dtype"),
+    "variants": (set_field("variants", ["short"]), "variants should be"),
+    "target": (set_field("compile.target", "sm_20"), "unknown target 'sm_20'"),
+    "options": (set_field("compile.disable", ["x"]), "compile_digest does not match"),
+    "block size": (set_field("block_size", 32), "block_size differs from compile"),
+    "mode": (set_field("weights.mode", "none"), "weights.mode differs from compile.weights"),
+    "no model": (set_field("weights.model_dir", None), "weights.model_dir goes with"),
+    "weights climb": (set_field("weights.files.0.name", "../x"), "leaves its directory"),
+    "weights absolute": (set_field("weights.files.0.name", "/x"), "leaves its directory"),
+    "weights hash": (set_field("weights.files.0.sha256", ""), "no valid size and sha256"),
+}
+
+
+@pytest.mark.parametrize("case", FORGED)
+def test_forged_manifests_are_refused(artifact_dir: Path, case: str) -> None:
+    edit, message = FORGED[case]
+    edit_manifest(artifact_dir, edit)
+    refuses(artifact_dir, message)
+
+
+def test_packed_weights_must_be_listed(packed_dir: Path) -> None:
+    edit_manifest(packed_dir, set_field("weights.files.0.size", 1))
+    refuses(packed_dir, "layer_0.safetensors is not listed in files")
+
+
+DEEP = b"[" * 100 + b"]" * 100
+NOT_JSON = {
+    "not UTF-8": (b'{"name": "\xff"}', "not UTF-8"),
+    "cut short": (b'{"name": ', "not valid JSON"),
+    "repeated key": (b'{"name": 1, "name": 2}', "'name' appears twice"),
+    "nan": (b'{"name": NaN}', "NaN is not JSON"),
+    "infinite": (b'{"name": 1e999}', "1e999 does not fit"),
+    "giant": (b'{"name": ' + b"9" * 100_000 + b"}", "whole number does not fit 64 bits"),
+    "65 bits": (b'{"name": 9223372036854775808}', "whole number does not fit 64 bits"),
+    "deep": (DEEP, "nested deeper than"),
+    "very deep": (b"[" * 1_000_000, "nested too deeply"),
+}
+
+
+@pytest.mark.parametrize("case", NOT_JSON)
+@pytest.mark.parametrize("name", ["manifest.json", "graphs/dense.json"])
+def test_unusual_json_is_refused(artifact_dir: Path, name: str, case: str) -> None:
+    content, message = NOT_JSON[case]
+    if name == "manifest.json":
+        (artifact_dir / name).write_bytes(content)
+        refuses(artifact_dir, f"manifest.json: .*{message}")
+        return
+    forge(artifact_dir, name, content)
+    artifact = Artifact.open(artifact_dir)
+    with pytest.raises(ArtifactError, match=f"{name}: .*{message}"):
+        artifact.region("dense")
+
+
+def test_a_forged_graph_reaches_no_op_outside_the_whitelist(artifact_dir: Path) -> None:
+    graph = (artifact_dir / "graphs/dense.json").read_bytes()
+    assert b"dsa.rms_norm.default" in graph
+    forge(artifact_dir, "graphs/dense.json", graph.replace(b"dsa.rms_norm.default", b"os.system"))
+    artifact = Artifact.open(artifact_dir)
+    with pytest.raises(ArtifactError, match=r"graph dense, node rms_norm_default: 'os.system'"):
+        artifact.region("dense")
+
+
+def test_a_graph_under_another_name_is_refused(artifact_dir: Path) -> None:
+    forge(artifact_dir, "graphs/dense.json", (artifact_dir / "graphs/moe.long.json").read_bytes())
+    with pytest.raises(ArtifactError, match=r"dense.json: holds region 'moe.long'"):
+        Artifact.open(artifact_dir).region("dense")
+
+
+def test_a_file_changed_after_opening_is_refused(artifact_dir: Path) -> None:
+    artifact = Artifact.open(artifact_dir)
+    flip(artifact_dir / "graphs/dense.json")
+    with pytest.raises(ArtifactError, match=r"dense.json: not the content"):
+        artifact.region("dense")
+
+
+def test_what_is_not_there_is_said(artifact_dir: Path, tmp_path: Path) -> None:
+    artifact = Artifact.open(artifact_dir)
+    with pytest.raises(ArtifactError, match="has no region 'mtp', only dense"):
+        artifact.region("mtp")
+    with pytest.raises(ArtifactError, match=r"has no file '../x'"):
+        artifact.read_bytes("../x")
+    with pytest.raises(UserError, match="unknown verify 'none'"):
+        Artifact.open(artifact_dir, "none")
+    refuses(tmp_path / "nowhere", "no such directory")
+    refuses(tmp_path / "model", "manifest.json: missing")
+    os.mkfifo(tmp_path / "model/manifest.json")
+    refuses(tmp_path / "model", "manifest.json: missing")
+
+
+def test_model_files_must_be_those_compiled(artifact_dir: Path, model_dir: Path) -> None:
+    weights = model_dir / "model.safetensors"
+    content = weights.read_bytes()
+    flip(weights)
+    artifact, quick = Artifact.open(artifact_dir), Artifact.open(artifact_dir, "header")
+    quick.model_dir()
+    with pytest.raises(ArtifactError, match=r"model.safetensors: not the content"):
+        artifact.model_dir()
+    weights.write_bytes(content[:-1])
+    with pytest.raises(ArtifactError, match=r"model.safetensors: \d+ bytes"):
+        quick.model_dir()
+    weights.unlink()
+    with pytest.raises(ArtifactError, match=r"model.safetensors: cannot be read"):
+        quick.model_dir()
+
+
+def test_a_moved_model_and_a_download_cache_are_found(artifact_dir: Path, tmp_path: Path) -> None:
+    artifact = Artifact.open(artifact_dir)
+    shutil.move(tmp_path / "model", tmp_path / "moved")
+    with pytest.raises(ArtifactError, match=r"model: no such directory; .* takes its weights"):
+        artifact.model_dir()
+    assert artifact.model_dir(tmp_path / "moved") == tmp_path / "moved"
+    snapshot = tmp_path / "snapshot"
+    snapshot.mkdir()
+    for path in (tmp_path / "moved").iterdir():
+        (snapshot / path.name).symlink_to(path)
+    assert artifact.model_dir(snapshot) == snapshot
+
+
+def test_artifacts_that_hold_or_lack_weights_refer_to_no_model(
+    packed_dir: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ArtifactError, match=r"refers to no model directory \(weights: pack\)"):
+        Artifact.open(packed_dir).model_dir()
+    build(tmp_path / "bare", save_model(tmp_path / "model"), mode="none")
+    assert Artifact.open(tmp_path / "bare").manifest.weights.files == ()
+
+
+def test_reading_needs_no_compiler() -> None:
+    code = (
+        "import sys, dsa_compile.artifact\n"
+        "heavy = ('transformers', 'sympy', 'torch._dynamo', 'dsa_compile.passes',"
+        " 'dsa_compile.lowering', 'dsa_compile.frontend', 'dsa_compile.ir.dims')\n"
+        "print([name for name in heavy if name in sys.modules])"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "[]"
+
+
+def test_a_region_read_back_runs(artifact_dir: Path) -> None:
+    graph = Artifact.open(artifact_dir).region("dense").graph
+    (normed,) = torch.fx.GraphModule({}, graph)(torch.ones(2, 8), torch.full((8,), 3.0))
+    torch.testing.assert_close(normed, torch.full((2, 8), 3.0))

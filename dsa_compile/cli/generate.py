@@ -1,15 +1,14 @@
 """``dsa-generate``: continue prompts with a compiled model."""
 
 import argparse
-import json
 import os
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from dsa_compile.cli.generate_output import JsonPrinter, Prompt, TextPrinter, counted
 from dsa_compile.errors import UserError
 
 # The runtime brings torch with it: --help and usage errors should not wait for that.
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
     from dsa_compile.runtime import Engine, RequestOutput, SamplingParams
 
 PROGRAM = "dsa-generate"
-Prompt = str | list[int]
 
 _DESCRIPTION = """\
 Continue one or more prompts with a model compiled by dsa-compile.
@@ -31,12 +29,6 @@ examples:
   dsa-generate artifact/ --prompt-ids "1 2 3" "4 5" --temperature 0
   dsa-generate artifact/ --prompt-file prompts.txt --json > results.jsonl
 """
-_ENDINGS = {
-    "stop": "the model or a stop option ended it",
-    "length": "reached --max-tokens",
-    "abort": "aborted",
-    "error": "failed",
-}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -176,13 +168,13 @@ def _run(args: argparse.Namespace) -> int:
     engine = Engine.load(
         args.artifact, **_those(given, ("num_blocks", "max_batched_tokens", "model_dir"))
     )
-    printer = _JsonPrinter(prompts) if args.json else _TextPrinter(prompts, stream=args.stream)
+    printer = JsonPrinter(prompts) if args.json else TextPrinter(prompts, stream=args.stream)
     start = time.perf_counter()
     outputs = _generate(engine, prompts, params, printer)
     seconds = time.perf_counter() - start
     tokens = sum(len(output.token_ids) for output in outputs)
     print(
-        f"{_count(tokens, 'token')} for {_count(len(prompts), 'prompt')} "
+        f"{counted(tokens, 'token')} for {counted(len(prompts), 'prompt')} "
         f"in {seconds:.2f} s: {tokens / seconds:.1f} tok/s",
         # Standard output is for a program to read.
         file=sys.stderr if args.json else sys.stdout,
@@ -227,7 +219,7 @@ def _generate(
     engine: "Engine",
     prompts: list[Prompt],
     params: "SamplingParams",
-    printer: "_JsonPrinter | _TextPrinter",
+    printer: "JsonPrinter | TextPrinter",
 ) -> list["RequestOutput"]:
     """Run all prompts together; show each in its turn, as soon as those before it are done."""
     index = {f"prompt {i + 1}": i for i in range(len(prompts))}
@@ -244,58 +236,6 @@ def _generate(
                 break
             shown += 1
     return [outputs[i] for i in range(len(prompts))]
-
-
-class _JsonPrinter:
-    def __init__(self, prompts: list[Prompt]) -> None:
-        self._prompts = prompts
-
-    def show(self, index: int, output: "RequestOutput") -> None:
-        if not output.finished:
-            return
-        record: dict[str, Any] = {"index": index}
-        prompt = self._prompts[index]
-        if isinstance(prompt, str):
-            record["prompt"] = prompt
-        record.update(asdict(output))
-        del record["request_id"]
-        print(json.dumps(record, ensure_ascii=False), flush=True)
-
-
-class _TextPrinter:
-    def __init__(self, prompts: list[Prompt], stream: bool) -> None:
-        self._prompts = prompts
-        self._stream = stream
-        self._begun = -1
-        self._printed = 0
-
-    def show(self, index: int, output: "RequestOutput") -> None:
-        if not output.finished and not self._stream:
-            return
-        if self._begun != index:
-            self._begun, self._printed = index, 0
-            prompt = self._prompts[index]
-            text = prompt if isinstance(prompt, str) else " ".join(map(str, prompt))
-            print(f"[{index + 1}/{len(self._prompts)}] prompt: {text}")
-            print("output: " if output.text is not None else "output token ids: ", end="")
-        # Text and ids only ever grow, so what was printed is never taken back.
-        text = output.text if output.text is not None else " ".join(map(str, output.token_ids))
-        print(text[self._printed :], end="", flush=True)
-        self._printed = len(text)
-        if output.finish_reason is not None:
-            ending = _ENDINGS[output.finish_reason]
-            print(f"\n({_count(len(output.token_ids), 'token')}; {ending})")
-            for entry in output.logprobs or ():
-                top = ", ".join(f"{token}: {value:.3f}" for token, value in entry.top)
-                print(
-                    f"  token {entry.token_id}: logprob {entry.logprob:.3f}, rank {entry.rank}"
-                    + (f"; likeliest {top}" if top else "")
-                )
-            print()
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _complain(message: str) -> None:

@@ -132,6 +132,17 @@ def test_stream_prints_before_the_end(engine_with_text, capsys, monkeypatch):
     assert seen == ["", "[1/1] prompt: a\noutput: b", "c", "d"]
 
 
+def test_ids_come_back_for_ids_with_the_text_beside_them(engine_with_text, capsys):
+    main(["art", "--prompt-ids", "1 2", "--max-tokens", "2"])
+    assert "output token ids: 3 4\ntext: de\n(2 tokens;" in capsys.readouterr().out
+
+
+def test_control_characters_do_not_reach_the_terminal(engine_with_text, capsys, monkeypatch):
+    monkeypatch.setattr(Letters, "decode", lambda *_, **__: "a\x1b[2J\r\n\tb\x9b")
+    main(["art", "--prompt", "a", "--max-tokens", "1"])
+    assert "output: a\ufffd[2J\ufffd\n\tb\ufffd\n" in capsys.readouterr().out
+
+
 def test_json(engine_with_text, capsys):
     assert main(["art", "--prompt", "abc", "z", "--json", "--logprobs", "1"]) == 0
     out, err = capsys.readouterr()

@@ -18,6 +18,7 @@ from dsa_compile.artifact.staging import Staging
 from dsa_compile.artifact.strict_json import dump_json
 from dsa_compile.errors import ArtifactError
 from dsa_compile.ir.graph_json import region_to_json
+from dsa_compile.ir.naming import with_readable_names
 from dsa_compile.ir.printer import region_to_python
 from dsa_compile.ir.region import Region
 from dsa_compile.weights.pack import PackedFile
@@ -102,7 +103,11 @@ class ArtifactWriter:
         return records
 
     def add_region(self, region: Region) -> RegionRecord:
-        """Write a region's graph, as JSON with one node a line and as Python to read."""
+        """Write a region's graph, as JSON with one node a line and as Python to read.
+
+        Its nodes get readable names, the same in both files.
+        """
+        region = with_readable_names(region)
         record = RegionRecord(region.name, f"graphs/{region.name}.json", f"graphs/{region.name}.py")
         self.add_text(record.graph, _graph_text(region_to_json(region)))
         self.add_text(record.source, region_to_python(region))
@@ -163,7 +168,9 @@ class ArtifactWriter:
 
     def _failed(self, what: str, error: OSError) -> ArtifactError:
         reason = error.strerror or str(error)
-        return ArtifactError(f"{self.out}: cannot write {what} ({reason}); nothing was changed there")
+        return ArtifactError(
+            f"{self.out}: cannot write {what} ({reason}); nothing was changed there"
+        )
 
 
 def _graph_text(data: dict[str, Any]) -> str:

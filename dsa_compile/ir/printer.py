@@ -43,7 +43,7 @@ _FREE_NAMES = frozenset({"ops", "torch", "operator", "math", "float", "slice"})
 def region_to_python(region: Region) -> str:
     """The region as the text of one Python function, ending in a newline.
 
-    Parameters keep their order; a comment opens each run of parameters of one role.
+    Parameters are grouped by role, in the graph's order within each: inputs are bound by name.
 
     Raises:
         TypeError: a node other than a placeholder, a call of a function, or the output.
@@ -77,15 +77,14 @@ class _Printer:
             yield f"def {function}():"
             return
         yield f"def {function}("
-        heading = ""
-        for node in inputs:
-            role = node.meta.get("role")
-            if heading != _HEADINGS[role]:
-                heading = _HEADINGS[role]
+        for role, heading in _HEADINGS.items():
+            group = [node for node in inputs if node.meta.get("role") == role]
+            if group:
                 yield f"    # {heading}"
-            key = str(node.meta.get("key", ""))
-            note = _comment(_type_text(node), "" if key == node.name else key)
-            yield f"    {self.names[node]},{note}"
+            for node in group:
+                key = str(node.meta.get("key", ""))
+                note = _comment(_type_text(node), "" if key == node.name else key)
+                yield f"    {self.names[node]},{note}"
         yield "):"
 
     def _call(self, node: fx.Node) -> str:

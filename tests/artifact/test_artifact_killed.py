@@ -26,6 +26,7 @@ def in_child(work: Callable[[], object]) -> int:
     """Run ``work`` in a forked process; returns its number."""
     pid = os.fork()
     if pid == 0:
+        signal.alarm(60)  # never outlives a parent that failed
         try:
             work()
         finally:

@@ -159,7 +159,7 @@ def test_graph_files_hold_a_node_a_line(artifact_dir: Path) -> None:
     assert [line.partition('"name": ')[2].partition(",")[0] for line in lines[1:-1]] == [
         '"hidden"',
         '"norm"',
-        '"rms_norm_default"',
+        '"rms_norm"',
         '"output"',
     ]
 

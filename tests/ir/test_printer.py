@@ -148,6 +148,19 @@ def test_the_text_of_a_copy_and_of_a_stored_graph_is_the_same() -> None:
     assert region_to_python(region_from_json(region_to_json(region))) == region_to_python(region)
 
 
+def test_parameters_are_grouped_by_role() -> None:
+    graph = fx.Graph()
+    for name, role in (("w", Role.WEIGHT), ("a", Role.VALUE), ("v", Role.WEIGHT), ("b", None)):
+        node = graph.placeholder(name)
+        if role is not None:
+            node.meta.update(role=role, key=name)
+    graph.output(tuple(graph.nodes))
+    assert region_to_python(Region("dense", graph, ("w", "a", "v", "b"))) == (
+        "def dense(\n    # values\n    a,\n    # weights\n    w,\n    v,\n"
+        "    # inputs\n    b,\n):\n    return w, a, v, b  # w, a, v, b\n"
+    )
+
+
 def chain(*steps: Callable[[fx.Graph, fx.Node], fx.Node]) -> Region:
     graph = fx.Graph()
     node = graph.placeholder("x")

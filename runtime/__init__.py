@@ -1,1 +1,11 @@
-"""runtime"""
+"""Serving a compiled model: scheduler, caches, sampler and the engine that joins them.
+
+Nothing here imports the compiler; an artifact and these modules are all a server needs.
+"""
+
+from dsa_compile.runtime.engine import Engine, EngineConfig
+from dsa_compile.runtime.logprobs import TokenLogprobs
+from dsa_compile.runtime.outputs import RequestOutput
+from dsa_compile.runtime.sampling_params import SamplingParams
+
+__all__ = ["Engine", "EngineConfig", "RequestOutput", "SamplingParams", "TokenLogprobs"]

@@ -129,7 +129,8 @@ class Engine:
         # Here, so that an engine over another runner loads nothing of the artifact's reader.
         from dsa_compile.runtime.loading import load_runner
 
-        runner = load_runner(path, num_blocks=num_blocks, verify=verify, model_dir=model_dir)
+        moved = None if model_dir is None else Path(model_dir)
+        runner = load_runner(path, num_blocks=num_blocks, verify=verify, model_dir=moved)
         config = EngineConfig(max_batched_tokens, max_running, max_model_len, enable_prefix_cache)
         return cls(runner, config, load_tokenizer(Path(path)))
 
@@ -260,13 +261,15 @@ class Engine:
     def _output(self, request: Request) -> RequestOutput:
         """What ``request`` has so far; forgets it if it is finished."""
         generation = self._live[request]
-        if request.status is Status.FINISHED:
+        if request.finish_reason is not None:
             del self._live[request]
+            if generation.completion.finish_reason is None:  # not ended by its tokens
+                generation.completion.finish(request.finish_reason)
         return RequestOutput(
             request_id=request.request_id,
             prompt_token_ids=generation.prompt_ids,
             token_ids=list(generation.token_ids),
-            text=None if self._tokenizer is None else generation.completion.text,
+            text=generation.completion.text,
             finish_reason=request.finish_reason,
             logprobs=None if generation.logprobs is None else list(generation.logprobs),
             error=request.error,

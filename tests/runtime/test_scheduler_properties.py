@@ -28,6 +28,16 @@ VOCAB = 32
 EOS = (7,)
 
 
+# Stem, length, further tokens, max_tokens, priority.
+REQUEST = st.tuples(
+    st.integers(0, 1),
+    st.integers(1, 40),
+    st.lists(st.integers(0, 1), max_size=2),
+    st.integers(1, 20),
+    st.integers(-1, 1),
+)
+
+
 class Completion:
     def __init__(self, max_tokens: int) -> None:
         self.left = max_tokens
@@ -40,10 +50,10 @@ class Completion:
 class SchedulerMachine(RuleBasedStateMachine):
     @initialize(
         size=st.sampled_from([1, 2, 4]),
-        num_blocks=st.integers(4, 24),
-        budget=st.integers(1, 24),
+        num_blocks=st.integers(4, 40),
+        budget=st.integers(1, 40),
         max_running=st.integers(1, 6),
-        reuse=st.booleans(),
+        reuse=st.sampled_from([True, True, False]),
         depth=st.integers(1, 2),
     )
     def start(self, size, num_blocks, budget, max_running, reuse, depth):
@@ -61,22 +71,32 @@ class SchedulerMachine(RuleBasedStateMachine):
     def unfinished(self) -> list[Request]:
         return [r for r in self.requests if r.finish_reason is None]
 
-    @rule(
-        stem=st.integers(0, 2),
-        length=st.integers(1, 40),
-        tail=st.lists(st.integers(0, VOCAB - 1), max_size=3),
-        max_tokens=st.integers(1, 20),
-        priority=st.integers(-1, 1),
-    )
-    def add(self, stem, length, tail, max_tokens, priority):
-        # Few stems, so that prefixes meet in every way.
-        prompt = np.random.default_rng(stem).integers(0, VOCAB, length).tolist() + tail
-        prompt = prompt[: self.capacity() - 1]
-        max_tokens = min(max_tokens, self.capacity() - len(prompt))
-        name = f"r{len(self.requests)}"
-        request = Request(name, prompt, max_tokens, Completion(max_tokens), priority)
-        self.scheduler.add(request)
-        self.requests.append(request)
+    @rule(wanted=st.lists(REQUEST, min_size=1, max_size=4))
+    def add(self, wanted):
+        for stem, length, tail, max_tokens, priority in wanted:
+            # Few stems, so that prefixes meet in every way.
+            prompt = np.random.default_rng(stem).integers(0, VOCAB, length).tolist() + tail
+            prompt = prompt[: self.capacity() - 1]
+            max_tokens = min(max_tokens, self.capacity() - len(prompt))
+            name = f"r{len(self.requests)}"
+            request = Request(name, prompt, max_tokens, Completion(max_tokens), priority)
+            self.scheduler.add(request)
+            self.requests.append(request)
+
+    @rule(steps=st.integers(1, 12))
+    def run_steps(self, steps):
+        for _ in range(steps):
+            self.fill_pipeline()
+            if self.in_flight:
+                self.commit()
+                self.holds()
+
+    def fill_pipeline(self):
+        while len(self.in_flight) < self.depth and self.scheduler.has_unfinished():
+            before = len(self.in_flight)
+            self.schedule()
+            if len(self.in_flight) == before:
+                break
 
     @precondition(lambda self: len(self.in_flight) < self.depth)
     @rule()
@@ -85,6 +105,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         step = self.scheduler.schedule()
         assert step.num_tokens <= self.scheduler.config.max_batched_tokens
         assert len({e.request for e in step.entries}) == len(step.entries)
+        for request, start, count, _ in step.entries:
+            assert start + count < request.prompt_len + request.max_tokens, "beyond its last token"
         assert first is None or first.blocks, "the highest rank was preempted"
         if step.entries:
             self.in_flight.append((step, build_batch(step)))
@@ -123,9 +145,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         was_unfinished = request.finish_reason is None
         assert (self.scheduler.abort(request.request_id) is request) == was_unfinished
 
-    @precondition(lambda self: not self.in_flight)
-    @rule(choice=st.integers(0, 50), page=st.sampled_from([0, 1]))
+    @rule(choice=st.integers(0, 39), page=st.sampled_from([0, 1]))
     def lose_page(self, choice, page):
+        while self.in_flight:
+            self.commit()
         block = choice % self.scheduler.config.num_blocks
         (self.scheduler.drop_latent_page, self.scheduler.drop_index_page)[page](block)
         self.runner.lose_page(page, block)
@@ -146,11 +169,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         # Every admitted request makes progress: far fewer steps than this finish them all.
         work = sum(r.prompt_len + r.max_tokens for r in self.requests)
         for _ in range(work * (1 + len(self.requests)) + 2):
-            while len(self.in_flight) < self.depth and self.scheduler.has_unfinished():
-                before = len(self.in_flight)
-                self.schedule()
-                if len(self.in_flight) == before:
-                    break
+            self.fill_pipeline()
             if not self.in_flight:
                 break
             self.commit()

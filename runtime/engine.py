@@ -164,9 +164,10 @@ class Engine:
             for request_id, prompt, chosen in zip(ids, prompts, params, strict=True):
                 self.add_request(request_id, prompt, chosen)
             while self.has_unfinished():
-                for output in self.step():
-                    if output.finished:
-                        outputs[output.request_id] = output
+                # Outputs of unfinished requests are copies nobody would see.
+                for request in self._advance():
+                    if request.status is Status.FINISHED:
+                        outputs[request.request_id] = self._output(request)
         finally:
             for request_id in ids:
                 self.abort(request_id)
@@ -209,16 +210,7 @@ class Engine:
         If the model raises, the step is undone and the exception passes on: its requests are still
         there, to be tried again or aborted.
         """
-        step = self.scheduler.schedule()
-        if not step.entries:
-            return []
-        try:
-            logits = self._runner.execute(build_batch(step))
-            sampled = self._sample(step, logits)
-        except BaseException:
-            self.scheduler.discard(step)
-            raise
-        return [self._output(r) for r in self.scheduler.commit(step, self._keep(sampled))]
+        return [self._output(request) for request in self._advance()]
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request now and return what it has, or None if it is unknown or finished."""
@@ -232,6 +224,19 @@ class Engine:
     def stats(self) -> SchedulerStats:
         """Requests, blocks, preemptions and prefix hits."""
         return self.scheduler.stats()
+
+    def _advance(self) -> list[Request]:
+        """Run one step; the requests that got a token or failed."""
+        step = self.scheduler.schedule()
+        if not step.entries:
+            return []
+        try:
+            logits = self._runner.execute(build_batch(step))
+            sampled = self._sample(step, logits)
+        except BaseException:
+            self.scheduler.discard(step)
+            raise
+        return self.scheduler.commit(step, self._keep(sampled))
 
     def _sample(self, step: ScheduledStep, logits: torch.Tensor) -> dict[Request, SampledToken]:
         requests = [entry.request for entry in step.entries if entry.samples]

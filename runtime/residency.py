@@ -35,7 +35,7 @@ class Residency:
         All at once, so that a prompt cannot run out of blocks between two of its chunks. False,
         with nothing taken, if they are not available.
         """
-        if not self._free_rows:
+        if not self._free_rows or self.pool.num_available == 0:  # one token is never reused
             return False
         chain: list[PrefixNode] = []
         if self._reuse:

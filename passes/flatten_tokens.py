@@ -39,7 +39,8 @@ class FlattenTokens(Pass):
     def run(self, program: Program, record: PassRecord) -> None:
         """Every region at once: values flow between them."""
         for name, region in program.regions.items():
-            record.by_region[name] = _flatten(region, program.world)
+            if any("B" in shape_names(node.meta["val"]) for node in region.inputs()):
+                record.by_region[name] = _flatten(region, program.world)
 
 
 def _flatten(region: Region, world: FakeWorld) -> int:

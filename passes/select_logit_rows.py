@@ -29,8 +29,8 @@ class SelectLogitRows(RegionPass):
 
     def rewrite(self, edit: Editor, program: Program) -> None:
         """Rebuild the head over N rows instead of T."""
-        if edit.region.kind != HEAD:
-            return
+        if edit.region.kind != HEAD or edit.region.inputs_of(Role.BATCH):
+            return  # the batch tensor of a head is its rows: already selected
         (value,) = edit.region.inputs_of(Role.VALUE)
         rows = edit.input(Role.BATCH, "logit_rows", ("N",), torch.int64)
         picked = edit.call(aten.index_select.default, value, 0, rows, before=rows.next)

@@ -40,6 +40,8 @@ class SplitShortLong(Pass):
 
     def run(self, program: Program, record: PassRecord) -> None:
         """Name the regions as they are long, and derive the short ones."""
+        if program.variants:
+            return  # split already
         split: dict[str, Region] = {}
         for kind, region in program.regions.items():
             if kind == HEAD:

@@ -18,6 +18,8 @@ from dsa_compile.ir.region import Region, Role
 
 # Example sizes for tracing; any two that differ and exceed 1 do.
 _EXAMPLE = {"B": 2, "S": 40}
+# What export writes as the path of the nodes that read sizes of inputs, which no module made.
+_NO_MODULE = "_empty_nn_module_stack_from_metadata_hook"
 
 
 @dataclass(frozen=True)
@@ -116,4 +118,6 @@ def _module_path(node: fx.Node) -> str:
     if not stack:
         return ""
     path: str = list(stack.values())[-1][0]
+    if path == _NO_MODULE:
+        return ""
     return path.removeprefix("layer").removeprefix(".")

@@ -4,6 +4,7 @@ Passes never touch ``meta``, choose insertion points by hand or call ``recompile
 """
 
 import operator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -91,7 +92,7 @@ class Editor:
 
     def note(self, misses: list[NearMiss]) -> None:
         """Keep near-misses for the pass's record."""
-        self.misses.extend(misses)
+        self.misses += [replace(miss, region=self.region.name) for miss in misses]
 
     def sweep(self) -> None:
         """Drop dead nodes and inputs; called by the pass manager after every pass."""

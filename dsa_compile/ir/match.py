@@ -39,7 +39,7 @@ class Node(Pattern):
 
 @dataclass(frozen=True, eq=False)
 class Const(Pattern):
-    """A constant of type ``kind`` (a symbolic size counts as int), bound to ``name``."""
+    """A constant of type ``kind``, bound to ``name``; a size that is a node does not match."""
 
     name: str
     kind: type | tuple[type, ...] = (int, float)
@@ -104,12 +104,16 @@ class Match:
 
 @dataclass(frozen=True)
 class NearMiss:
-    """Why a site that began to match did not; ``depth`` counts the nodes that did."""
+    """Why a site that began to match did not; ``depth`` counts the nodes that did.
+
+    ``region`` is the graph it is in, empty where that is not known.
+    """
 
     path: str
     node: str
     reason: str
     depth: int
+    region: str = ""
 
     def __str__(self) -> str:
         where = f"{self.path}: " if self.path else ""
@@ -238,6 +242,8 @@ def _call(pattern: Call, arg: Any, state: _State) -> _State:
         try:
             return _arguments(pattern, arg, names, order, state)
         except _MatchError as failed:
+            if failed.node is None:  # a constant is at fault: name the call that holds it
+                failed.node = arg
             failure = failed if failure is None or failed.depth > failure.depth else failure
     assert failure is not None
     raise failure

@@ -17,7 +17,7 @@ from dsa_compile.ir.printer import region_to_python
 from dsa_compile.ir.program import Program
 from dsa_compile.ir.region import Region, Role
 
-NEAR_MISSES_KEPT = 5
+NEAR_MISSES_KEPT = 5  # of each region, deepest first
 
 
 class Numerics(Enum):
@@ -113,7 +113,8 @@ class Pass:
             record.expected = (record.expected or 0) + count * layers(name)
             found = record.by_region.get(name, 0)
             if found < count:
-                nearest = "; ".join(str(m) for m in record.near_misses[:1]) or "nothing came near"
+                near = (m for m in record.near_misses if m.region in ("", name))
+                nearest = str(next(near, "nothing came near"))
                 raise CompileError(
                     f"pass {self.name}: matched {found} of {count} sites in {name!r} "
                     f"({layers(name)} layers); nearest miss: {nearest}"
@@ -129,15 +130,14 @@ class RegionPass(Pass):
 
     def run(self, program: Program, record: PassRecord) -> None:
         """Apply :meth:`rewrite` to every region."""
-        misses: list[NearMiss] = []
         for name, region in program.regions.items():
             edit = Editor(region, program.world, self.name)
             self.rewrite(edit, program)
             if edit.rewrites:
                 record.by_region[name] = edit.rewrites
-            misses += edit.misses
-        misses.sort(key=lambda miss: -miss.depth)
-        record.near_misses = misses[:NEAR_MISSES_KEPT]
+            nearest = sorted(edit.misses, key=lambda miss: -miss.depth)
+            record.near_misses += nearest[:NEAR_MISSES_KEPT]
+        record.near_misses.sort(key=lambda miss: -miss.depth)
 
 
 def _printed(region: Region) -> str:

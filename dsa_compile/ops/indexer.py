@@ -11,6 +11,7 @@ from torch import Tensor
 
 from dsa_compile.ops.cache import block_rows
 from dsa_compile.ops.library import bad_input, define
+from dsa_compile.ops.selection import best_first
 
 SCORE_BYTES = 4 << 20
 """Bound on the temporaries of one chunk of scores. Small enough to stay in cache and off fresh
@@ -19,7 +20,6 @@ context may exceed it, and so may the keys of that context."""
 
 # (row, key) pairs that are cheaper to score for nothing than to put into a batch of their own.
 _SMALL_BATCH = 1 << 14
-_INT32_MIN = -(1 << 31)
 _UNREAD = torch.empty(1)  # the addend of a product whose beta is 0
 
 
@@ -169,7 +169,7 @@ def _select_sequence(
         scores = torch.bmm(weights[start:stop].unsqueeze(1), logits.view(rows, heads, visible))
         position = everywhere[visible - rows : visible].unsqueeze(1)
         scores = scores.squeeze(1).masked_fill_(everywhere[:visible] > position, float("-inf"))
-        best = _best_first(scores, out.shape[1])
+        best = best_first(scores, out.shape[1])
         chosen = slots.take(best).masked_fill_(best > position, -1)
         out[start:stop, : best.shape[1]] = chosen
 
@@ -237,7 +237,7 @@ def _select_batch(
     ends = torch.from_numpy(lengths).unsqueeze(1)
     # masked after the sums: the rows past a context's end may hold anything, NaN included
     scores.masked_fill_(torch.arange(scores.shape[1], dtype=torch.int32) >= ends, float("-inf"))
-    best = _best_first(scores, topk)
+    best = best_first(scores, topk)
     slots = block_rows(present, block_size, blocks).gather(1, best).masked_fill_(best >= ends, -1)
     if slots.shape[1] == topk:
         return slots
@@ -267,27 +267,6 @@ def _alike(lengths: npt.NDArray[np.int32], key_bytes: int) -> list[npt.NDArray[n
 def _bytes_per_key(heads: int, dim: int) -> int:
     """Temporaries for one (row, key) pair: a gathered fp32 key, its logits, and sorting keys."""
     return 4 * dim + 4 * heads + 32
-
-
-def _best_first(scores: Tensor, topk: int) -> Tensor:
-    """Columns of the largest scores, ties to the lower column.
-
-    Sorts one int64 per score: above, its bits made monotonic (two's complement of IEEE's sign and
-    magnitude, so that -0.0 and +0.0 are one value); less the column. This is faster than a top-k
-    of the floats, whose comparison looks for NaN.
-
-    Args:
-        scores: fp32 ``[n, W]``.
-        topk: columns wanted.
-
-    Returns:
-        int64 ``[n, min(topk, W)]``.
-    """
-    width = scores.shape[1]
-    bits = scores.view(torch.int32)
-    ordered = torch.where(bits < 0, _INT32_MIN - bits, bits)
-    keys = ordered.long().bitwise_left_shift_(32).sub_(torch.arange(width))
-    return keys.topk(min(topk, width)).indices
 
 
 INDEX_TOPK = define(

@@ -6,6 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dsa_compile.ops import indexer
+from dsa_compile.ops.selection import best_first
 
 HEADS, DIM = 5, 6
 TOPK = [1, 8, 64]  # contexts of the shared batches reach 40: below, across and above
@@ -136,8 +137,8 @@ def test_equal_scores_come_in_order_of_position(paged_batch):
 def test_best_first_takes_both_zeros_for_one_value():
     nan, inf = float("nan"), float("inf")
     scores = torch.tensor([[-0.0, 0.0, -0.0, 1e-45, -1e-45, inf, -inf, 2.0, -3.0, 2.0, nan]])
-    assert indexer._best_first(scores, 11).tolist() == [[10, 5, 7, 9, 3, 0, 1, 2, 4, 8, 6]]
-    assert indexer._best_first(scores, 3).tolist() == [[10, 5, 7]]
+    assert best_first(scores, 11).tolist() == [[10, 5, 7, 9, 3, 0, 1, 2, 4, 8, 6]]
+    assert best_first(scores, 3).tolist() == [[10, 5, 7]]
 
 
 def test_other_requests_and_unused_pages_are_not_read(paged_batch):

@@ -1,0 +1,73 @@
+"""Batches: a mixture of natural text and recall documents that is a function of the step alone."""
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from examples.tiny_v32.recall import Filler, RecallWriter, common_words
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """What a batch is made of; ``progress`` runs from 0 to 1 over the curriculum."""
+
+    batch_size: int
+    length: int
+    seed: str
+
+    def recall_share(self, progress: float) -> float:
+        """Recall documents first, then more natural text."""
+        return 0.85 - 0.4 * min(progress / 0.6, 1.0)
+
+    def reach(self, progress: float) -> int:
+        """Distances grow from 64 tokens to the whole context over the first two fifths."""
+        return int(64 * (self.length / 64) ** min(progress / 0.4, 1.0))
+
+    def density(self, rng: random.Random, progress: float) -> float:
+        """Dense in facts first, then anything from dense to sparse."""
+        sparse = 0.9 - 0.6 * min(progress / 0.4, 1.0)
+        return rng.uniform(sparse, 0.9)
+
+
+class Batches(Dataset[tuple[Tensor, Tensor]]):
+    """Step number to (int64 ids [B, length + 1], fp32 loss weights [B, length + 1]).
+
+    Args:
+        corpus: directory written by ``corpus.py``.
+        mixture: what to draw.
+        curriculum: steps until the curriculum is at its end.
+    """
+
+    def __init__(self, corpus: Path, mixture: Mixture, curriculum: int) -> None:
+        self.stream = np.load(corpus / "train.npy")
+        tokenizer = Tokenizer.from_file(str(corpus / "tokenizer.json"))
+        filler = Filler(self.stream, tokenizer)
+        self.writer = RecallWriter(tokenizer, filler, common_words(self.stream, tokenizer))
+        self.mixture, self.curriculum = mixture, max(curriculum, 1)
+
+    def __len__(self) -> int:
+        return 1 << 30
+
+    def __getitem__(self, step: int) -> tuple[Tensor, Tensor]:
+        mixture, progress = self.mixture, min((step + 1) / self.curriculum, 1.0)
+        rng = random.Random(f"{mixture.seed}/{step}")
+        length = mixture.length + 1
+        ids = np.zeros((mixture.batch_size, length), dtype=np.int64)
+        weights = np.ones((mixture.batch_size, length), dtype=np.float32)
+        recall = round(mixture.batch_size * mixture.recall_share(progress))
+        for row in range(mixture.batch_size):
+            if row < recall:
+                density = mixture.density(rng, progress)
+                ids[row], weights[row] = self.writer.document(
+                    rng, length, mixture.reach(progress), density
+                )
+            else:
+                start = rng.randrange(len(self.stream) - length)
+                ids[row, 1:] = self.stream[start : start + length - 1]
+        return torch.from_numpy(ids), torch.from_numpy(weights)

@@ -39,9 +39,9 @@ class Functionalize(RegionPass):
     requires = ("strip_noise",)
 
     def expects(self, program: Program, region: Region) -> int | None:
-        """Every mutating node; nothing after this pass may rely on mutation."""
+        """Every buffer and every other mutation; nothing after this pass may rely on mutation."""
         return sum(
-            node.target is aten.new_empty.default or node.target in _OUT_OF_PLACE
+            node.target is aten.new_empty.default or (_mutates(node) and not _fills_buffer(node))
             for node in region.graph.nodes
         )
 
@@ -49,41 +49,81 @@ class Functionalize(RegionPass):
         """Filled buffers first, then in-place operators."""
         for node in calls(edit.graph, aten.new_empty.default):
             self._filled_buffer(edit, node)
-        for node in calls(edit.graph, *_OUT_OF_PLACE):
-            written = node.args[0]
-            assert isinstance(written, fx.Node)
-            target = _OUT_OF_PLACE[node.target]  # type: ignore[index]
-            value = edit.call(target, *node.args, before=node)
-            for user in [u for u in written.users if u not in (node, value) and node < u]:
-                user.replace_input_with(written, value)
-            edit.replace(node, value)
-            edit.erase(node)
+        for node in list(edit.graph.nodes):
+            if _mutates(node) and not _fills_buffer(node):
+                self._in_place(edit, node)
+
+    def _in_place(self, edit: Editor, node: fx.Node) -> None:
+        written = node.args[0]
+        assert isinstance(written, fx.Node)
+        target = _OUT_OF_PLACE.get(node.target)  # type: ignore[call-overload]
+        views = [u for u in written.users if u is not node and any(node < use for use in u.users)]
+        aliases = [n for n in (written, *views) if _is_view(n)]
+        if target is None or aliases:
+            reason = "writes in place" + (f", and {aliases[0]} is a view" if aliases else "")
+            edit.note([NearMiss(node.meta["path"], node.name, reason, 1)])
+            return
+        value = edit.call(target, *node.args, before=node)
+        for user in [u for u in written.users if u not in (node, value) and node < u]:
+            user.replace_input_with(written, value)
+        edit.replace(node, value)
+        edit.erase(node)
 
     def _filled_buffer(self, edit: Editor, buffer: fx.Node) -> None:
+        width, last = buffer.meta["val"].shape[-1], buffer.meta["val"].ndim - 1
         writes: list[tuple[int, int, fx.Node]] = []
-        width = buffer.meta["val"].shape[-1]
-        last = buffer.meta["val"].ndim - 1
+        readers: list[fx.Node] = []
         for view in buffer.users:
-            if view.target is not aten.slice.Tensor or argument(view, "dim") not in (-1, last):
-                continue
-            for copy in view.users:
-                if copy.target is aten.copy_.default and copy.args[0] is view:
-                    end = argument(view, "end")
-                    writes.append((argument(view, "start"), width if end == _END else end, copy))
+            copies = [use for use in view.users if _fills_buffer(use) and use.args[0] is view]
+            if not copies or len(view.users) > 1 or argument(view, "dim") not in (-1, last):
+                readers.append(view)
+            else:
+                start, end = argument(view, "start"), argument(view, "end")
+                writes.append((start, width if end == _END else end, copies[0]))
         writes.sort(key=lambda write: write[0])
-        edges = [0, *(end for _, end, _ in writes)]
-        if [start for start, _, _ in writes] != edges[:-1] or edges[-1] != width:
-            reason = f"writes cover {[w[:2] for w in writes]} of a buffer {width} wide"
+        reason = _not_filled(writes, readers, width)
+        if reason:
             edit.note([NearMiss(buffer.meta["path"], buffer.name, reason, len(writes))])
             return
         copies = [copy for _, _, copy in writes]
-        value = edit.call(aten.cat.default, [c.args[1] for c in copies], -1, before=copies[-1])
-        for user in list(buffer.users):
-            if all(use in copies for use in user.users) and user.target is aten.slice.Tensor:
-                continue
-            user.replace_input_with(buffer, value)
+        values = [copy.args[1] for copy in copies]
+        value = edit.call(aten.cat.default, values, -1, before=max(copies))
+        for reader in readers:
+            reader.replace_input_with(buffer, value)
         for copy in copies:
-            (written,) = copy.all_input_nodes[:1]
+            written = copy.args[0]
+            assert isinstance(written, fx.Node)
             edit.erase(copy)
             edit.erase(written)
         edit.replace(buffer, value)
+
+
+def _mutates(node: fx.Node) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    return node.op == "call_function" and schema is not None and bool(schema.is_mutable)
+
+
+def _is_view(node: fx.Node) -> bool:
+    """Whether the result may share memory with an argument."""
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and any(result.alias_info for result in schema.returns)
+
+
+def _fills_buffer(node: fx.Node) -> bool:
+    if node.target is not aten.copy_.default:
+        return False
+    view = node.args[0]
+    assert isinstance(view, fx.Node)
+    buffer = view.args[0] if view.target is aten.slice.Tensor else None
+    return isinstance(buffer, fx.Node) and buffer.target is aten.new_empty.default
+
+
+def _not_filled(
+    writes: list[tuple[int, int, fx.Node]], readers: list[fx.Node], width: int
+) -> str | None:
+    edges = [0, *(end for _, end, _ in writes)]
+    if [start for start, _, _ in writes] != edges[:-1] or edges[-1] != width:
+        return f"writes cover {[write[:2] for write in writes]} of a buffer {width} wide"
+    full = max(copy for _, _, copy in writes)
+    early = next((reader for reader in readers if reader < full), None)
+    return None if early is None else f"is read by {early} before it is full"

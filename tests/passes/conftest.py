@@ -110,7 +110,7 @@ def check() -> PassCheck:
 
 @pytest.fixture
 def leaves_alone() -> Callable[..., None]:
-    """``leaves_alone(pass_, before)``: a pass without a promise finds nothing and changes nothing."""
+    """``leaves_alone(pass_, before)``: for passes that promise no number of sites."""
 
     def assert_untouched(pass_: Pass, before: Source) -> None:
         program = fragment(before)

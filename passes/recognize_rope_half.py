@@ -15,7 +15,7 @@ Declines: tables other than the program's cos and sin, halves of another dimensi
 import torch
 
 from dsa_compile.ir.edit import Editor
-from dsa_compile.ir.match import Call, Const, Node, find
+from dsa_compile.ir.match import Call, Const, NearMiss, Node, find
 from dsa_compile.ir.passes import RegionPass
 from dsa_compile.ir.program import Program
 from dsa_compile.ir.region import Region
@@ -48,6 +48,10 @@ class RecognizeRopeHalf(RegionPass):
         matches = find(edit.graph, _pattern())
         edit.note(matches.misses)
         for m in matches.found:
-            assert 2 * m["half"] == m["x"].meta["val"].shape[-1]
+            width = m["x"].meta["val"].shape[-1]
+            if 2 * m["half"] != width:
+                reason = f"turns at {m['half']} of {width}"
+                edit.note([NearMiss(m.root.meta["path"], m.root.name, reason, len(m.interior))])
+                continue
             args = (m["x"], m["cos"], m["sin"])
             edit.replace(m.root, edit.call(dsa.rope_half.default, *args, before=m.root))

@@ -16,7 +16,7 @@ Declines: tables other than the program's cos and sin (swapped ones included), a
 import torch
 
 from dsa_compile.ir.edit import Editor
-from dsa_compile.ir.match import Call, Const, Node, find
+from dsa_compile.ir.match import Call, Const, NearMiss, Node, find
 from dsa_compile.ir.passes import RegionPass
 from dsa_compile.ir.program import Program
 from dsa_compile.ir.region import Region
@@ -54,7 +54,11 @@ class RecognizeRopeInterleaved(RegionPass):
         matches = find(edit.graph, _pattern())
         edit.note(matches.misses)
         for m in matches.found:
-            assert 2 * m["half"] == m["x"].meta["val"].shape[-1]
+            width = m["x"].meta["val"].shape[-1]
+            if 2 * m["half"] != width:
+                reason = f"rotates by {m['half']} angles, not half of {width}"
+                edit.note([NearMiss(m.root.meta["path"], m.root.name, reason, len(m.interior))])
+                continue
             turned = edit.call(aten.transpose.int, m["x"], 1, 2, before=m.root)
             rotated = edit.call(
                 dsa.rope_interleaved.default, turned, m["cos"], m["sin"], before=m.root

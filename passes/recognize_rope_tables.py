@@ -17,7 +17,7 @@ import torch
 
 from dsa_compile.ir.calls import EMBED
 from dsa_compile.ir.edit import Editor
-from dsa_compile.ir.match import Call, Cast, Const, Node, find
+from dsa_compile.ir.match import Call, Cast, Const, NearMiss, Node, find
 from dsa_compile.ir.passes import RegionPass
 from dsa_compile.ir.program import Program
 from dsa_compile.ir.region import Region
@@ -54,6 +54,8 @@ class RecognizeRopeTables(RegionPass):
         for cos in cosines.found:
             for sin in sines.found:
                 if cos.bound != sin.bound:
+                    reason, node = "cosine and sine differ in angle or scaling", sin.root
+                    edit.note([NearMiss(node.meta["path"], node.name, reason, len(sin.interior))])
                     continue
                 roots = [_rounded(cos.root), _rounded(sin.root)]
                 dtype = roots[0].meta["val"].dtype

@@ -1,7 +1,7 @@
 """A program: the graphs of a model, how layers use them, and where their weights come from."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
@@ -83,9 +83,15 @@ class Program:
         """The variants of a kind, or its only region."""
         return [region for region in self.regions.values() if region.kind == kind]
 
-    def weight_shape(self, kind: str, key: str) -> tuple[int, ...]:
-        """Shape of a parameter as the graphs of this kind take it."""
-        return self.weights.entries(kind)[key].shape
+    def fork(self, config: CompileConfig) -> "Program":
+        """An independent copy to rewrite under other options; fake values are shared.
+
+        The recipe and block size must be the same: they are part of the graphs already.
+        """
+        assert (config.recipe, config.layers) == (self.config.recipe, self.config.layers)
+        regions = {name: region.copy(name) for name, region in self.regions.items()}
+        weights = WeightPlan.from_json(self.weights.to_json())
+        return replace(self, config=config, regions=regions, weights=weights, records=[])
 
 
 def add_input(

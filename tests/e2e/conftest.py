@@ -1,0 +1,93 @@
+"""Models compiled once for all end-to-end tests."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dsa_compile.compiling import compile_model
+from dsa_compile.testing.models import (
+    dequantised_twin,
+    save_hf,
+    save_hub,
+    tiny_config,
+    tiny_model,
+)
+
+
+# What varies: depth, where the dense layers are, routing, how many keys are kept, index heads, and
+# the layout of the checkpoint.
+CASES: dict[str, dict[str, Any]] = {
+    "grouped-4-layers": {"num_hidden_layers": 4},
+    "ungrouped-6-layers": {
+        "num_hidden_layers": 6,
+        "first_k_dense_replace": 1,
+        "n_group": 1,
+        "topk_group": 1,
+        "index_topk": 64,
+        "index_n_heads": 32,
+    },
+    "hub-fp8-5-layers": {
+        "num_hidden_layers": 5,
+        "mlp_layer_types": ["sparse", "dense", "sparse", "sparse", "dense"],
+        "index_topk": 16,
+        "hidden_size": 192,
+        "kv_lora_rank": 72,
+    },
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A reference model, its directory, and the artifact compiled from it."""
+
+    name: str
+    model: Any
+    model_dir: Path
+    artifact: Path
+
+    @property
+    def topk(self) -> int:
+        return int(self.model.config.index_topk)
+
+    def prompts(self, lengths: list[int], seed: int = 0) -> list[list[int]]:
+        """Random prompts; ids below 3 are left to special tokens."""
+        generator = torch.Generator().manual_seed(seed)
+        vocab = self.model.config.vocab_size
+        return [torch.randint(3, vocab, (n,), generator=generator).tolist() for n in lengths]
+
+    def reference(self, prompt: list[int], count: int) -> list[int]:
+        """Greedy tokens of the reference, one request at a time."""
+        with torch.no_grad():
+            out = self.model.generate(
+                torch.tensor([prompt]),
+                max_new_tokens=count,
+                do_sample=False,
+                eos_token_id=None,
+                pad_token_id=0,
+            )
+        return list(out[0, len(prompt) :].tolist())
+
+
+@pytest.fixture(scope="session")
+def case(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Case]:
+    """``case(name)``: built at first use."""
+    made: dict[str, Case] = {}
+
+    def get(name: str) -> Case:
+        if name not in made:
+            root = tmp_path_factory.mktemp(name)
+            model = tiny_model(tiny_config(**CASES[name]))
+            if name.startswith("hub"):
+                save_hub(model, root / "model")
+                model = dequantised_twin(model)
+            else:
+                save_hf(model, root / "model")
+            compile_model(root / "model", root / "artifact", block_size=16)
+            made[name] = Case(name, model, root / "model", root / "artifact")
+        return made[name]
+
+    return get

@@ -1,0 +1,90 @@
+# The two to know: `make demo` and `make test`. Everything is installed into a virtual environment
+# first: the active one, or one made here.
+#
+#   PYTHON       interpreter that makes the environment, 3.11 or newer
+#   VENV         the environment; made if it does not exist
+#   TORCH        what to install if there is no torch >= 2.11 in the environment
+#   TORCH_INDEX  pip options for that. On Linux the default index serves the CUDA build, several GB;
+#                the CPU build, all that is needed today, comes with
+#                make demo TORCH_INDEX="--index-url https://download.pytorch.org/whl/cpu"
+#   WORKERS      test processes; each takes one core and about 1 GB
+PYTHON ?= python3
+VENV ?= $(or $(VIRTUAL_ENV),.venv)
+TORCH ?= torch==2.13.0
+TORCH_INDEX ?=
+WORKERS ?= 2
+
+BIN := $(VENV)/bin
+# One environment may serve several checkouts in turn; only the last one installed counts.
+INSTALLED := $(VENV)/.dsa-compile$(subst /,-,$(CURDIR))
+SOURCES := $(wildcard dsa_compile/*.py dsa_compile/*/*.py)
+TRAINED := examples/tiny_v32/checkpoint
+ifneq ($(wildcard $(TRAINED)/config.json),)
+MODEL := $(TRAINED)
+else
+MODEL := demo/model
+endif
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: help install demo test lint bench clean
+help:
+	@echo "make demo    compile a small model, generate from the artifact, show what a pass did"
+	@echo "make test    run the test suite"
+	@echo "make lint    ruff and mypy"
+	@echo "make bench   run the benchmarks"
+	@echo "make clean   remove the demo, build output and caches; $(VENV) stays"
+
+install: $(INSTALLED)
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "Python 3.11 or newer is needed; name one, as in: make $(MAKECMDGOALS) PYTHON=python3.12"; \
+	  exit 1; }
+	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
+	  echo "No virtual environment could be made; on Debian: apt install python3-venv"; exit 1; }
+
+$(INSTALLED): pyproject.toml | $(BIN)/python
+	@rm -f $(VENV)/.dsa-compile-*
+	@$(BIN)/python -c 'import sys; from importlib.metadata import version; \
+	  sys.exit(tuple(map(int, version("torch").split(".")[:2])) < (2, 11))' 2>/dev/null \
+	  || $(BIN)/python -m pip install $(TORCH_INDEX) '$(TORCH)'
+	$(BIN)/python -m pip install --quiet --editable '.[dev,serve]'
+	@touch $@
+
+demo/model/config.json: examples/small_random.py dsa_compile/testing/models.py | $(INSTALLED)
+	@rm -rf demo/model
+	$(BIN)/python examples/small_random.py demo/model
+
+demo/artifact/manifest.json: $(MODEL)/config.json $(SOURCES) | $(INSTALLED)
+	@mkdir -p demo
+	$(BIN)/dsa-compile $(MODEL) -o demo/artifact --force
+
+demo: demo/artifact/manifest.json
+	$(BIN)/dsa-generate demo/artifact --temperature 0 --max-tokens 32 \
+	  --prompt "def main(argv=None):" "The quick brown fox jumps over the lazy dog. "
+ifeq ($(MODEL),demo/model)
+	@echo "(The model's weights are random, and so is what it says.)"
+endif
+	@echo
+	@echo "What one pass did, from demo/artifact/passes/*_recognize_swiglu/changes.diff:"
+	@echo
+	@cat demo/artifact/passes/*_recognize_swiglu/changes.diff
+	@echo
+	@echo "artifact:         demo/artifact"
+	@echo "its graphs:       demo/artifact/graphs/*.py"
+	@echo "what passes did:  demo/artifact/passes/*/changes.diff"
+
+test: $(INSTALLED)
+	$(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=loadfile $(TESTS)
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+bench: $(INSTALLED)
+	@for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+
+clean:
+	rm -rf demo build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -9,7 +9,8 @@ Before::                                    After::
 Until the paged caches come, the flat tokens are one sequence, which the dense ops take as well.
 Symbolic sizes disappear: every view names its static sizes and leaves the tokens to -1.
 
-Refuses: a value whose tokens are not in front (``token_major`` should have put them there).
+Refuses: a value whose tokens are not in front (``token_major`` should have put them there), a call
+that works along the batch or the sequence.
 """
 
 from typing import Any
@@ -29,6 +30,7 @@ aten = torch.ops.aten
 _VIEWS = (aten.view.default, aten.reshape.default)
 # Arguments that number dimensions, in the operators that have them.
 _DIM_ARGUMENTS = ("dim", "dim0", "dim1")
+_LEADING = 2  # the batch and the sequence, which become one dimension
 
 
 class FlattenTokens(Pass):
@@ -53,9 +55,9 @@ def _flatten(region: Region, world: FakeWorld) -> int:
         elif node.op == "output":
             graph.output(tuple(copies[result] for result in node.args[0]))
         elif node.target is not aten.sym_size.int:
-            args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: copies.get(n))
-            args, kwargs = _shift(node, args, kwargs)
-            changed += (args, kwargs) != (node.args, node.kwargs)
+            same = fx.node.map_arg((node.args, node.kwargs), lambda n: copies.get(n))
+            args, kwargs = _shift(node, *same)
+            changed += (args, kwargs) != same
             source = args[0]
             if node.target in _VIEWS and _same_shape(source, args[1]):
                 copies[node] = source
@@ -90,23 +92,37 @@ def _leading(node: fx.Node) -> tuple[int, ...]:
 
 def _shift(node: fx.Node, args: Any, kwargs: Any) -> tuple[Any, Any]:
     """Arguments of the flat call: static sizes for views, one dimension less elsewhere."""
-    value = node.meta["val"]
     if node.target in _VIEWS:
         return (args[0], [-1, *_leading(node)]), {}
     if node.target is aten.expand.default:
         return (args[0], [-1, *args[1][2:]]), {}
-    names, _ = arguments(node)
-    first = value[0] if isinstance(value, tuple | list) else value
-    batched = isinstance(first, torch.Tensor) and shape_names(first)[:2] == ("B", "S")
-    if not batched:
+    rank = _batched_rank(node)
+    if rank is None:
         return args, kwargs
 
     def moved(name: str, arg: Any) -> Any:
-        is_dim = name in _DIM_ARGUMENTS and isinstance(arg, int)
-        return arg - 1 if is_dim and arg > 1 else arg
+        if name not in _DIM_ARGUMENTS:
+            return arg
+        if isinstance(arg, list | tuple):
+            return [moved(name, dim) for dim in arg]
+        if (arg if arg >= 0 else arg + rank) < _LEADING:
+            raise CompileError(
+                f"pass flatten_tokens: {node.meta['path']}: node {node.name} works along the batch "
+                f"or the sequence ({name}={arg}); tokens of all requests share one dimension"
+            )
+        return arg if arg < 0 else arg - 1
 
+    names, _ = arguments(node)
     args = tuple(moved(name, arg) for name, arg in zip(names, args, strict=False))
     return args, {name: moved(name, arg) for name, arg in kwargs.items()}
+
+
+def _batched_rank(node: fx.Node) -> int | None:
+    """Dimensions that a call on a [B, S, …] tensor may number; None for any other tensor."""
+    value = node.all_input_nodes[0].meta["val"] if node.all_input_nodes else None
+    if not isinstance(value, torch.Tensor) or shape_names(value)[:_LEADING] != ("B", "S"):
+        return None
+    return value.ndim + (node.target is aten.unsqueeze.default)
 
 
 def _same_shape(source: fx.Node, sizes: list[int]) -> bool:

@@ -36,8 +36,8 @@ def fuse(edit: Editor, total: fx.Node, norm: fx.Node) -> None:
     residual, x = total.args[:2]
     weight, eps = norm.args[1:]
     pair = edit.call(dsa.add_rms_norm.default, x, residual, weight, eps, before=total)
-    edit.take(pair, 1, total)
-    edit.take(pair, 0, norm)
+    edit.take(pair, 1, total, "residual")
+    edit.take(pair, 0, norm, "normed")
     edit.rewrites += 1
 
 

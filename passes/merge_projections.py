@@ -14,6 +14,7 @@ Declines: a group whose members read different inputs or differ in dtype.
 """
 
 import operator
+from typing import Any
 
 import torch
 from torch import fx
@@ -82,10 +83,12 @@ class MergeProjections(RegionPass):
         program.weights.define(kind, key, WeightEntry(entries[0].dtype, shape, expr))
         weight = edit.input(Role.WEIGHT, key, shape, entries[0].torch_dtype)
         first = min(parts)
-        whole = edit.call(dsa.linear.default, first.args[0], weight, before=first)
-        pieces = edit.call(aten.split_with_sizes.default, whole, rows, -1, before=first)
+        where: dict[str, Any] = {"before": first, "path": key.removesuffix(".weight")}
+        whole = edit.call(dsa.linear.default, first.args[0], weight, **where)
+        pieces = edit.call(aten.split_with_sizes.default, whole, rows, -1, **where)
         for index, part in enumerate(parts):
-            edit.swap(part, edit.call(operator.getitem, pieces, index, before=first))
+            where |= {"path": part.meta["path"], "name": part.meta["path"].rpartition(".")[2]}
+            edit.swap(part, edit.call(operator.getitem, pieces, index, **where))
         edit.rewrites += 1
 
 

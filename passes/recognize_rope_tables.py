@@ -63,7 +63,7 @@ class RecognizeRopeTables(RegionPass):
                 first = min(roots)
                 pair = edit.call(dsa.rope_tables.default, *args, before=first)
                 for index, root in enumerate(roots):
-                    edit.take(pair, index, root)
+                    edit.take(pair, index, root, ("cos", "sin")[index])
                 edit.rewrites += 1
 
 

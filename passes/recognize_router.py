@@ -71,6 +71,6 @@ class RecognizeRouter(RegionPass):
             router = edit.call(
                 dsa.router.default, *args, normalize, m["scale"], before=m["indices"]
             )
-            edit.take(router, 1, m["indices"])
-            edit.take(router, 0, m.root)
+            edit.take(router, 1, m["indices"], "expert_indices")
+            edit.take(router, 0, m.root, "expert_weights")
             edit.rewrites += 1

@@ -15,7 +15,8 @@ sequences, and timed apart. They are rewritten together because the reference's 
 *future* positions where fewer than k are visible and rely on the causal mask to hide them; ours
 are -1.
 
-Declines: a mask other than the program's causal mask, scores in another precision than fp32.
+Declines: a mask other than the program's causal mask, scores in another precision than fp32,
+another number of keys than the configuration's.
 """
 
 import math
@@ -36,7 +37,7 @@ from dsa_compile.ir.match import (
     getitem,
     match_at,
 )
-from dsa_compile.ir.passes import RegionPass
+from dsa_compile.ir.passes import Numerics, RegionPass
 from dsa_compile.ir.program import Program
 from dsa_compile.ir.region import Region
 from dsa_compile.passes.shared import each_layer, value_named
@@ -72,7 +73,7 @@ def _indices() -> Call:
     masked = Call(
         aten.masked_fill.Scalar, scores, Call(aten.bitwise_not.default, visible), -math.inf
     )
-    return getitem(Call(aten.topk.default, masked, ANY), 1, shared=True)
+    return getitem(Call(aten.topk.default, masked, ANY, name="topk"), 1, shared=True)
 
 
 def _is_fp32(node: fx.Node) -> str | None:
@@ -80,9 +81,21 @@ def _is_fp32(node: fx.Node) -> str | None:
     return None if dtype is torch.float32 else f"head weights are {dtype}, not float32"
 
 
+def _keeps(chosen: fx.Node, topk: int) -> NearMiss | None:
+    """Whether a top-k keeps ``topk`` keys, or all where there are fewer."""
+    count = chosen.args[1]
+    if count == topk:
+        return None
+    if isinstance(count, fx.Node) and count.target is torch.sym_min and topk in count.args:
+        return None
+    reason = f"keeps {count} keys, not index_topk={topk}"
+    return NearMiss(chosen.meta["path"], chosen.name, reason, 1)
+
+
 class RecognizeSparseAttention(RegionPass):
     """Scores, top-k, scattered mask and SDPA become two ops."""
 
+    numerics = Numerics.TOLERANCE  # SDPA sums in another order
     requires = ("functionalize",)
 
     def expects(self, program: Program, region: Region) -> int | None:
@@ -97,6 +110,10 @@ class RecognizeSparseAttention(RegionPass):
             scoring = match_at(attention["indices"], _indices())
             if isinstance(scoring, NearMiss):
                 edit.note([scoring])
+                continue
+            miss = _keeps(scoring["topk"], program.spec.index_topk)
+            if miss:
+                edit.note([miss])
                 continue
             self._replace(edit, attention, scoring, program.spec.index_topk)
 

@@ -31,11 +31,29 @@ class Editor:
         self.rewrites = 0
         self.misses: list[NearMiss] = []
 
-    def call(self, target: Any, *args: Any, before: fx.Node, **kwargs: Any) -> fx.Node:
-        """Insert a call in front of ``before`` and take over its module path."""
+    def call(
+        self,
+        target: Any,
+        *args: Any,
+        before: fx.Node,
+        name: str | None = None,
+        path: str | None = None,
+        **kwargs: Any,
+    ) -> fx.Node:
+        """Insert a call in front of ``before``.
+
+        Args:
+            target: the operator.
+            args: its arguments.
+            before: where.
+            name: what a reader sees in listings; the op's own name if None.
+            path: the module the call stands for; that of ``before`` if None.
+            kwargs: its arguments by name.
+        """
+        name = name or getattr(target, "_opname", None)
         with self.graph.inserting_before(before):
-            node = self.graph.call_function(target, args, kwargs)
-        node.meta["path"] = before.meta.get("path", "")
+            node = self.graph.create_node("call_function", target, args, kwargs, name)
+        node.meta["path"] = before.meta.get("path", "") if path is None else path
         node.meta["origin"] = self.pass_name
         node.meta["val"] = self.world.evaluate(target, args, kwargs)
         return node
@@ -45,9 +63,9 @@ class Editor:
         self.swap(old, new)
         self.rewrites += 1
 
-    def take(self, several: fx.Node, index: int, old: fx.Node) -> None:
+    def take(self, several: fx.Node, index: int, old: fx.Node, name: str) -> None:
         """Let result ``index`` of a call with several stand for ``old``; counts no rewrite."""
-        self.swap(old, self.call(operator.getitem, several, index, before=old))
+        self.swap(old, self.call(operator.getitem, several, index, before=old, name=name))
 
     def reroute(self, old: fx.Node, new: fx.Node) -> None:
         """As :meth:`replace` where the type changes: everything behind ``new`` is typed again."""

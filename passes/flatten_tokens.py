@@ -57,10 +57,10 @@ def _flatten(region: Region, world: FakeWorld) -> int:
         elif node.target is not aten.sym_size.int:
             same = fx.node.map_arg((node.args, node.kwargs), lambda n: copies.get(n))
             args, kwargs = _shift(node, *same)
-            changed += (args, kwargs) != same
-            source = args[0]
-            if node.target in _VIEWS and _same_shape(source, args[1]):
-                copies[node] = source
+            needless = node.target in _VIEWS and _same_shape(args[0], args[1])
+            changed += needless or (args, kwargs) != same
+            if needless:
+                copies[node] = args[0]
                 continue
             copies[node] = copy = graph.create_node(node.op, node.target, args, kwargs, node.name)
             copy.meta = {**node.meta, "val": world.evaluate(node.target, args, kwargs)}

@@ -151,7 +151,8 @@ def match_at(root: fx.Node, pattern: Call) -> Match | NearMiss:
         _exclusive(root, interior, state)
     except _MatchError as failure:
         where = failure.node if failure.node is not None else root
-        return NearMiss(root.meta.get("path", ""), where.name, failure.reason, failure.depth)
+        path = where.meta.get("path") or root.meta.get("path", "")  # inputs have none
+        return NearMiss(path, where.name, failure.reason, failure.depth)
     return Match(root, state.bound, interior)
 
 

@@ -120,7 +120,8 @@ class Fragment(Program):
     @property
     def order(self) -> tuple[str, ...]:
         """The kinds that are there, in the order a step runs them."""
-        return tuple(k for k in (EMBED, *self.layer_kinds, HEAD) if self.of_kind(k))
+        there = {made.kind for made in self.regions.values()}
+        return tuple(kind for kind in (EMBED, *self.layer_kinds, HEAD) if kind in there)
 
 
 def fragment(*sources: Source, config: CompileConfig | None = None, **geometry: Any) -> Fragment:
@@ -206,7 +207,7 @@ def execute(
     values: dict[str, Tensor] = dict(inputs)
     last: tuple[str, ...] = ()
     for _, kind, variables in step_calls(program.layers):
-        if not program.of_kind(kind):
+        if kind not in program.order:
             continue
         made = program.region(kind, variant)
         caches = {n.meta["key"]: inputs[n.meta["key"]].clone() for n in made.inputs_of(Role.CACHE)}

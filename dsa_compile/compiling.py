@@ -3,7 +3,7 @@
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from dsa_compile.artifact.manifest import Manifest
 from dsa_compile.artifact.writer import ArtifactWriter
@@ -16,17 +16,28 @@ from dsa_compile.passes.manager import check_selection, run_pipeline
 from dsa_compile.weights.checkpoint import Checkpoint
 
 
-class Progress:
-    """What happens during a compilation; override what you want to show. Does nothing itself."""
+class Progress(Protocol):
+    """Is told what happens during a compilation."""
 
     def phase(self, name: str) -> None:
-        """A phase begins."""
+        """A phase begins: ``read``, ``export``, ``passes`` or ``emit``."""
 
     def passed(self, record: PassRecord) -> None:
         """A pass has run."""
 
     def weights(self, done: int) -> None:
         """So many more bytes of weights have been hashed or written."""
+
+
+class _Silence:
+    def phase(self, name: str) -> None:
+        return None
+
+    def passed(self, record: PassRecord) -> None:
+        return None
+
+    def weights(self, done: int) -> None:
+        return None
 
 
 @dataclass
@@ -73,7 +84,7 @@ def compile_model(
     config = CompileConfig(**options)
     check_selection(config)
     model_dir, out = Path(model_dir), Path(out)
-    progress = progress or Progress()
+    progress = progress or _Silence()
     clock = _Clock(progress)
     with ArtifactWriter(out, force) as writer:
         clock.start("read")

@@ -3,17 +3,19 @@
 import hashlib
 import json
 from dataclasses import asdict, dataclass
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from dsa_compile.errors import UserError
+
+# `dsa-compile --help` prints the choices below and should not wait for torch.
+if TYPE_CHECKING:
+    import torch
 
 TARGETS = ("cpu",)
 WEIGHT_MODES = ("reference", "pack", "none")
 # The compute dtype of each recipe. A few parameters stay fp32 whatever the recipe: see
 # ``dsa_compile.weights.canonical``.
-RECIPES: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
+RECIPES = {"fp32": "float32", "bf16": "bfloat16"}
 # Peers' kernels page by 64 rows; smaller pages divide it and share finer prefixes.
 BLOCK_SIZES = (16, 32, 64)
 
@@ -46,12 +48,16 @@ class CompileConfig:
         _one_of("recipe", self.recipe, tuple(RECIPES))
         _one_of("weights", self.weights, WEIGHT_MODES)
         if self.block_size not in BLOCK_SIZES:
-            raise UserError(f"block size {self.block_size} is not one of {BLOCK_SIZES}")
+            choices = ", ".join(map(str, BLOCK_SIZES))
+            raise UserError(f"unknown block size {self.block_size}; choose one of {choices}")
 
     @property
-    def dtype(self) -> torch.dtype:
+    def dtype(self) -> "torch.dtype":
         """Compute and cache dtype of the recipe."""
-        return RECIPES[self.recipe]
+        import torch
+
+        dtype: torch.dtype = getattr(torch, RECIPES[self.recipe])
+        return dtype
 
     def to_json(self) -> dict[str, Any]:
         """A JSON-ready dict."""

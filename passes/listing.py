@@ -1,24 +1,37 @@
 """The pipeline as a list to read."""
 
 import sys
+import textwrap
 from collections.abc import Iterator
 
 from dsa_compile.ir.passes import Pass
 from dsa_compile.passes.manager import RUNTIME_REQUIRES
 from dsa_compile.passes.pipeline import PIPELINE
 
+_WIDTH = 100
+_INTRODUCTION = """\
+Passes in the order they run. bitwise: results stay the same to the last bit; tolerance: the same
+mathematics, rounded elsewhere. Disable a pass together with those that need it. After a line of
+dashes the program has the form of that level, and is checked for it."""
+
 
 def listing() -> Iterator[str]:
-    """A line for every pass, in order: name, numerics, what it does, who needs it."""
+    """Lines: for every pass, in order, its name, numerics, what it does, and who needs it."""
+    yield from _INTRODUCTION.splitlines()
     passes = [step for step in PIPELINE if isinstance(step, Pass)]
-    width = max(len(step.name) for step in passes)
     for step in PIPELINE:
+        yield ""
         if not isinstance(step, Pass):
             yield f"--- {step.name} ---"
             continue
         text = sys.modules[type(step).__module__].__doc__ or ""
         users = [other.name for other in passes if step.name in other.requires]
         users += ["the runtime"] if step.name in RUNTIME_REQUIRES else []
-        needed = f" [needed by {', '.join(users)}]" if users else ""
-        first = text.strip().partition("\n")[0]
-        yield f"{step.name:<{width}}  {step.numerics.value:<9}  {first}{needed}"
+        yield f"{step.name} ({step.numerics.value})"
+        yield from _indented(text.strip().partition("\n")[0].replace("``", ""))
+        if users:
+            yield from _indented(f"needed by {', '.join(users)}")
+
+
+def _indented(text: str) -> list[str]:
+    return textwrap.wrap(text, _WIDTH, initial_indent="    ", subsequent_indent="      ")

@@ -1,20 +1,26 @@
 """``dsa-compile``: a model directory in, an artifact out."""
 
 import argparse
+import os
 import sys
 import time
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from dsa_compile.config import BLOCK_SIZES, RECIPES, TARGETS, WEIGHT_MODES
+from dsa_compile.cli.common import Parser, complain, print_replacing
+from dsa_compile.config import BLOCK_SIZES, RECIPES, TARGETS, CompileConfig
 from dsa_compile.errors import UserError
 
-if TYPE_CHECKING:
-    from dsa_compile.cli.progress import Display
-    from dsa_compile.compiling import CompileResult
+PROGRAM = "dsa-compile"
 
+_DESCRIPTION = """\
+Compile a DeepSeek-V3.2 model for serving.
+
+MODEL_DIR is a Hugging Face model directory: config.json, *.safetensors and, if the model has one,
+its tokenizer. ARTIFACT is a new directory with the optimised graphs, a record of what every pass
+did, and the weights or a reference to them. dsa-generate runs it.
+"""
 _EPILOG = """\
 examples:
   dsa-compile ./DeepSeek-V3.2 -o ./artifact
@@ -22,70 +28,114 @@ examples:
   dsa-compile ./DeepSeek-V3.2 -o ./graphs --weights none --layers 0-3
   dsa-compile --list-passes
 
-Each pass leaves its graphs, before and after, as readable Python under ARTIFACT/passes/; compare
-them with any diff tool. Run the artifact with dsa-generate.
+Each pass leaves its graphs, before and after, as readable Python under ARTIFACT/passes/, with the
+difference between them. Output goes to standard output, errors to standard error, one line each.
+Exit status: 0 compiled, 2 refused and nothing written, 130 interrupted.
 """
 
 
 def build_parser() -> argparse.ArgumentParser:
     """The command's arguments."""
-    parser = argparse.ArgumentParser(
-        prog="dsa-compile",
-        description="Compile a DeepSeek-V3.2 model directory (Hugging Face layout) into an "
-        "artifact that dsa_compile.runtime loads: optimised graphs, a record of every pass, and "
-        "the weights or a reference to them.",
+    parser = Parser(
+        prog=PROGRAM,
+        description=_DESCRIPTION,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage="%(prog)s MODEL_DIR -o ARTIFACT [options]",
     )
-    parser.add_argument("model_dir", nargs="?", type=Path, metavar="MODEL_DIR",
-                        help="directory with config.json and *.safetensors")  # fmt: skip
-    parser.add_argument("-o", "--out", type=Path, metavar="ARTIFACT", help="directory to create")
-    parser.add_argument("--target", default="cpu", metavar="|".join(TARGETS),
-                        help="machine to compile for (default: %(default)s)")  # fmt: skip
-    parser.add_argument("--recipe", default="fp32", metavar="|".join(RECIPES),
-                        help="precision of weights, activations and caches (default: %(default)s, "
-                        "which reproduces the reference exactly)")  # fmt: skip
-    parser.add_argument("--layers", type=_layers, metavar="A-B",
-                        help="keep only decoder layers A to B, both included")  # fmt: skip
-    parser.add_argument("--weights", default="reference", metavar="|".join(WEIGHT_MODES),
-                        help="reference: name the model's files and their hashes (default); pack: "
-                        "copy them into the artifact in their final layout; none: graphs only, "
-                        "config.json is enough")  # fmt: skip
-    parser.add_argument("--block-size", type=int, default=64, metavar="ROWS",
-                        help=f"rows of a cache page, {BLOCK_SIZES[0]} to {BLOCK_SIZES[-1]} "
-                        "(default: %(default)s)")  # fmt: skip
-    parser.add_argument("--disable", type=_names, action="extend", default=[],
-                        metavar="PASS[,PASS]",
-                        help="leave out passes; see --list-passes")  # fmt: skip
-    parser.add_argument("--stop-after", metavar="PASS",
-                        help="stop after this pass: the artifact can be read, not run")  # fmt: skip
-    parser.add_argument("--force", action="store_true",
-                        help="replace an artifact that is already there")  # fmt: skip
-    parser.add_argument("--list-passes", action="store_true",
-                        help="print the passes in order and exit")  # fmt: skip
+    parser.add_argument(
+        "model_dir", nargs="?", type=Path, metavar="MODEL_DIR", help="the model to compile"
+    )
+    parser.add_argument(
+        "-o", "--out", type=Path, metavar="ARTIFACT", help="the directory to create"
+    )
+    parser.add_argument("--force", action="store_true", help="replace an artifact that is there")
     parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
+
+    what = parser.add_argument_group("what to compile")
+    what.add_argument(
+        "--target",
+        default=CompileConfig.target,
+        metavar="NAME",
+        help=f"machine to compile for: {', '.join(TARGETS)} (default: %(default)s)",
+    )
+    what.add_argument(
+        "--recipe",
+        default=CompileConfig.recipe,
+        metavar="NAME",
+        help=f"precision of weights, activations and caches: {', '.join(RECIPES)} "
+        "(default: %(default)s, which gives the reference model's tokens)",
+    )
+    what.add_argument(
+        "--weights",
+        default=CompileConfig.weights,
+        metavar="WHERE",
+        help="reference: stay in MODEL_DIR, the artifact names the files and their hashes; "
+        "pack: copy them into the artifact, as the graphs take them; "
+        "none: graphs only, config.json is enough (default: %(default)s)",
+    )
+    what.add_argument(
+        "--layers", type=_layers, metavar="A-B", help="only decoder layers A to B, counted from 0"
+    )
+    what.add_argument(
+        "--block-size",
+        type=int,
+        default=CompileConfig.block_size,
+        metavar="ROWS",
+        help=f"tokens in a page of the caches: {', '.join(map(str, BLOCK_SIZES))} "
+        "(default: %(default)s)",
+    )
+
+    passes = parser.add_argument_group("passes")
+    passes.add_argument(
+        "--list-passes", action="store_true", help="print the passes in order, and exit"
+    )
+    passes.add_argument(
+        "--disable",
+        type=_names,
+        action="extend",
+        default=[],
+        metavar="PASS[,PASS]",
+        help="leave out these passes; may be repeated",
+    )
+    passes.add_argument(
+        "--stop-after",
+        metavar="PASS",
+        help="end after this pass, for an artifact to read, not to run",
+    )
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; returns its exit status (0 done, 2 refused, 130 interrupted)."""
-    parser = build_parser()
-    args = parser.parse_args(argv)
-    if args.list_passes:
-        return _list_passes()
-    if args.model_dir is None or args.out is None:
-        parser.error("MODEL_DIR and -o ARTIFACT are required")
+    """Run the command.
+
+    Args:
+        argv: arguments without the program's name; None takes the process's own.
+
+    Returns:
+        0 when the artifact is there, 2 for a user's error (one line on stderr; nothing is left
+        half-written), 130 when interrupted.
+    """
+    print_replacing()
     try:
-        return _compile(args)
+        args = build_parser().parse_args(argv)
+        return _list_passes() if args.list_passes else _compile(args)
     except UserError as error:
-        print(f"dsa-compile: error: {error}", file=sys.stderr)
+        complain(PROGRAM, str(error))
         return 2
     except KeyboardInterrupt:
-        print("dsa-compile: interrupted; nothing was written", file=sys.stderr)
+        complain(PROGRAM, "interrupted; nothing was written")
         return 130
+    except BrokenPipeError:
+        # The reader of our output left (as `| head` does); keep Python from complaining at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
 
 
 def _compile(args: argparse.Namespace) -> int:
+    if args.model_dir is None or args.out is None:
+        missing = "MODEL_DIR" if args.model_dir is None else "-o ARTIFACT"
+        raise UserError(f"{missing} is missing; see {PROGRAM} --help")
     # told apart from torch's and transformers' own messages, which name things of no use here
     warnings.simplefilter("ignore")
     from dsa_compile.cli.progress import Display
@@ -108,26 +158,8 @@ def _compile(args: argparse.Namespace) -> int:
         result = compile_model(
             args.model_dir, args.out, force=args.force, progress=display, **options
         )
-    if not args.quiet:
-        _summarise(display, result, time.perf_counter() - started)
+    display.summary(result, time.perf_counter() - started)
     return 0
-
-
-def _summarise(display: "Display", result: "CompileResult", seconds: float) -> None:
-    display.table(result, seconds)
-    for note in result.notes:
-        display.line(f"note: {note}")
-    display.line(f"artifact:   {result.path}")
-    display.line(f"graphs:     {result.path / 'graphs'} (readable: *.py)")
-    display.line(
-        f"pass diffs: {result.path / 'passes'} (changes.diff, before.py and after.py of each pass)"
-    )
-    if result.manifest.compile.stop_after:
-        display.line("stopped early: this artifact can be read, not run")
-    elif result.manifest.weights.mode == "none":
-        display.line("no weights: this artifact can be read, not run")
-    else:
-        display.line(f'run it:     dsa-generate {result.path} --prompt-ids "1 2 3"')
 
 
 def _list_passes() -> int:

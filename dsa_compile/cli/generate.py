@@ -6,8 +6,9 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
+from dsa_compile.cli.common import Parser, complain, print_replacing
 from dsa_compile.cli.generate_output import JsonPrinter, Prompt, TextPrinter, counted
 from dsa_compile.errors import UserError
 
@@ -41,13 +42,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         0 when every prompt was continued, 1 when some failed, 2 for a user's error (one line on
         stderr), 130 when interrupted.
     """
+    print_replacing()
     try:
         return _run(_parser().parse_args(argv))
     except UserError as error:
-        _complain(str(error))
+        complain(PROGRAM, str(error))
         return 2
     except KeyboardInterrupt:
-        _complain("interrupted")
+        complain(PROGRAM, "interrupted")
         return 130
     except BrokenPipeError:
         # The reader of our output left (as `| head` does); keep Python from complaining at exit.
@@ -55,13 +57,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message}; see {PROGRAM} --help")
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = Parser(
         prog=PROGRAM,
         description=_DESCRIPTION,
         epilog=_EXAMPLES,
@@ -181,7 +178,7 @@ def _run(args: argparse.Namespace) -> int:
     )
     failures = [output.error for output in outputs if output.finish_reason == "error"]
     for message in failures:
-        _complain(message or "a request failed")
+        complain(PROGRAM, message or "a request failed")
     return 1 if failures else 0
 
 
@@ -236,10 +233,6 @@ def _generate(
                 break
             shown += 1
     return [outputs[i] for i in range(len(prompts))]
-
-
-def _complain(message: str) -> None:
-    print(f"{PROGRAM}: error: {' '.join(message.split())}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -15,8 +15,8 @@ import torch
 from torch import fx
 
 from dsa_compile.ir.dims import same_type
-from dsa_compile.ir.edit import Editor
-from dsa_compile.ir.match import Call, Const, Node, find
+from dsa_compile.ir.edit import Editor, describe
+from dsa_compile.ir.match import Call, Const, NearMiss, Node, find, match_at
 from dsa_compile.ir.passes import RegionPass
 from dsa_compile.ir.program import Program
 from dsa_compile.ir.region import Region
@@ -29,6 +29,18 @@ def add_norm_pattern() -> Call:
     """``rms_norm(add(residual, x))`` where the sum may be used elsewhere too."""
     total = Call(aten.add.Tensor, Node("residual"), Node("x"), name="sum", shared=True)
     return Call(dsa.rms_norm.default, total, Node("weight"), Const("eps", float))
+
+
+def not_fusable(total: fx.Node) -> NearMiss | None:
+    """Why ``dsa.add_rms_norm`` cannot stand for a sum: it adds two tensors of one type."""
+    matched = match_at(total, Call(aten.add.Tensor, Node("residual"), Node("x")))
+    if isinstance(matched, NearMiss):
+        return matched
+    x, residual = (matched[name].meta["val"] for name in ("x", "residual"))
+    if same_type(x, residual):
+        return None
+    reason = f"adds {describe(x)} to {describe(residual)}"
+    return NearMiss(total.meta["path"], total.name, reason, 1)
 
 
 def fuse(edit: Editor, total: fx.Node, norm: fx.Node) -> None:
@@ -55,5 +67,8 @@ class FuseAddNorm(RegionPass):
         matches = find(edit.graph, add_norm_pattern())
         edit.note(matches.misses)
         for m in matches.found:
-            if same_type(m["x"].meta["val"], m["residual"].meta["val"]):
+            miss = not_fusable(m["sum"])
+            if miss:
+                edit.note([miss])
+            else:
                 fuse(edit, m["sum"], m.root)

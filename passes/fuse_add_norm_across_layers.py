@@ -12,7 +12,8 @@ Before::                                        After::
 Every layer keeps the same graph: which norm ``w_next`` is, the layer plan says (``{next_norm}``:
 the next layer's input norm, or the model's final norm after the last layer).
 
-Declines: layers whose norms differ in epsilon, or that do not end in an addition.
+Declines: layers whose norms differ in epsilon, or that do not end in an addition as
+``fuse_add_norm`` takes it.
 """
 
 import torch
@@ -24,7 +25,7 @@ from dsa_compile.ir.match import Call, Const, Match, NearMiss, Node, find
 from dsa_compile.ir.passes import Pass, PassRecord
 from dsa_compile.ir.program import Program
 from dsa_compile.ir.region import Region, Role
-from dsa_compile.passes.fuse_add_norm import fuse
+from dsa_compile.passes.fuse_add_norm import fuse, not_fusable
 from dsa_compile.passes.shared import each_layer, value_named
 from dsa_compile.weights.plan import Load, WeightEntry
 
@@ -107,7 +108,7 @@ def _result(region: Region) -> fx.Node:
 def _no_sum(region: Region) -> NearMiss | None:
     total = _result(region)
     if total.target is aten.add.Tensor:
-        return None
+        return not_fusable(total)
     return NearMiss(total.meta["path"], total.name, "the layer's result is not an addition", 1)
 
 

@@ -10,7 +10,7 @@ The groups are a list and not a search: the order inside a group is chosen so th
 on a 128-row block of the FP8 weights (1,536 + 128 + 576; the latent in second place would not), and
 the indexer's query projection stays alone because short sequences do not need it.
 
-Declines: a group whose members read different inputs or differ in dtype.
+Declines: a group whose members read different inputs, differ in dtype, or have other users.
 """
 
 import operator
@@ -96,5 +96,11 @@ def _differ(parts: list[fx.Node]) -> str | None:
     inputs = {part.args[0] for part in parts}
     if len(inputs) > 1:
         return f"the projections of the group read different inputs: {sorted(map(str, inputs))}"
-    dtypes = {part.args[1].meta["val"].dtype for part in parts}  # type: ignore[union-attr]
-    return f"weights of the group differ in dtype: {dtypes}" if len(dtypes) > 1 else None
+    weights = [part.all_input_nodes[1] for part in parts]
+    dtypes = {str(weight.meta["val"].dtype).removeprefix("torch.") for weight in weights}
+    if len(dtypes) > 1:
+        return f"weights of the group differ in dtype: {sorted(dtypes)}"
+    shared = next((weight for weight in weights if len(weight.users) > 1), None)
+    if shared is None:
+        return None
+    return f"weight {shared.meta['key']} is used {len(shared.users)} times"

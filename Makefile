@@ -18,11 +18,15 @@ BIN := $(VENV)/bin
 # One environment may serve several checkouts in turn; only the last one installed counts.
 INSTALLED := $(VENV)/.dsa-compile$(subst /,-,$(CURDIR))
 SOURCES := $(wildcard dsa_compile/*.py dsa_compile/*/*.py)
+
+# The demo's model: the trained one if it is here, else one of random weights, spoken to in token ids.
 TRAINED := examples/tiny_v32/checkpoint
 ifneq ($(wildcard $(TRAINED)/config.json),)
 MODEL := $(TRAINED)
+PROMPTS := --prompt "def main(argv=None):" "import os"
 else
 MODEL := demo/model
+PROMPTS := --prompt-ids "3 1 4 1 5 9 2 6 5 3 5 8 9 7 9 3 2 3 8 4 6 2 6" "2 7 1 8 2 8"
 endif
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -41,7 +45,8 @@ $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "Python 3.11 or newer is needed; name one, as in: make $(MAKECMDGOALS) PYTHON=python3.12"; \
 	  exit 1; }
-	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
+	@echo "$(PYTHON) -m venv $(VENV)"
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
 	  echo "No virtual environment could be made; on Debian: apt install python3-venv"; exit 1; }
 
 $(INSTALLED): pyproject.toml | $(BIN)/python
@@ -61,19 +66,19 @@ demo/artifact/manifest.json: $(MODEL)/config.json $(SOURCES) | $(INSTALLED)
 	$(BIN)/dsa-compile $(MODEL) -o demo/artifact --force
 
 demo: demo/artifact/manifest.json
-	$(BIN)/dsa-generate demo/artifact --temperature 0 --max-tokens 32 \
-	  --prompt "def main(argv=None):" "The quick brown fox jumps over the lazy dog. "
+	$(BIN)/dsa-generate demo/artifact --temperature 0 --max-tokens 24 $(PROMPTS)
 ifeq ($(MODEL),demo/model)
-	@echo "(The model's weights are random, and so is what it says.)"
+	@echo "(The weights are random, and so is what the model says.)"
 endif
 	@echo
 	@echo "What one pass did, from demo/artifact/passes/*_recognize_swiglu/changes.diff:"
 	@echo
 	@cat demo/artifact/passes/*_recognize_swiglu/changes.diff
 	@echo
-	@echo "artifact:         demo/artifact"
-	@echo "its graphs:       demo/artifact/graphs/*.py"
-	@echo "what passes did:  demo/artifact/passes/*/changes.diff"
+	@echo "artifact:    demo/artifact"
+	@echo "graphs:      demo/artifact/graphs/*.py"
+	@echo "pass diffs:  demo/artifact/passes/*/changes.diff"
+	@echo "To use the commands yourself: source $(BIN)/activate"
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=loadfile $(TESTS)

@@ -1,0 +1,168 @@
+"""A runner that can be looked into: hidden states after each layer, keys chosen by each layer."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from dsa_compile.artifact.manifest import Manifest
+from dsa_compile.errors import UserError
+from dsa_compile.evaluation.selection import Overrides, replace_ops
+from dsa_compile.evaluation.sequences import packed, whole_batch
+from dsa_compile.ir.region import Region
+from dsa_compile.ops import PAGED_LATENT_ATTENTION
+from dsa_compile.runtime.batch import Batch
+from dsa_compile.runtime.executor import BoundRegion
+from dsa_compile.runtime.model_runner import LONG, SHORT, ModelRunner
+
+TOKENS = 4096
+"""Cache rows of one step, unless one sequence needs more."""
+
+HIDDEN, NORMED = "hidden", "normed"
+
+
+class LanguageModel(Protocol):
+    """What the measures of text need of a model."""
+
+    def logits(
+        self, sequences: Sequence[Sequence[int]], tails: Sequence[int] | None = None
+    ) -> Iterator[Tensor]:
+        """For each sequence in order fp32 [n, V]: the logits of its last ``tails[i]`` tokens.
+
+        Without ``tails``, of all its tokens.
+        """
+        ...
+
+
+@dataclass
+class Trace:
+    """One sequence of T tokens on its way through the layers.
+
+    Attributes:
+        hidden: the residual stream before the first layer and after each layer, [T, H] each.
+        normed: the same after the norm that follows, where the graphs hand it on; else empty.
+        slots: for each layer, int32 [T, K], the positions attended to; -1 for none.
+        logits: fp32 [T, V].
+    """
+
+    hidden: list[Tensor] = field(default_factory=list)
+    normed: list[Tensor] = field(default_factory=list)
+    slots: list[Tensor] = field(default_factory=list)
+    logits: Tensor = field(default_factory=lambda: torch.empty(0))
+
+
+class ProbeRunner(ModelRunner):
+    """A :class:`ModelRunner` over an artifact's own graphs, some of whose ops may be replaced.
+
+    Args:
+        manifest: of the artifact.
+        regions: its graphs by name.
+        weights: for each call of a step the weights by key.
+        max_tokens: the longest sequence to be run.
+        overrides: functions in place of ops.
+
+    Raises:
+        UserError: an overridden op is not in the graphs.
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        regions: Mapping[str, Region],
+        weights: list[Mapping[str, Tensor]],
+        max_tokens: int,
+        overrides: Overrides | None = None,
+    ) -> None:
+        copies = replace_ops(regions, overrides or {})
+        self._slots = torch.empty(0)
+        for region in copies.values():
+            self._watch_slots(region)
+        block_size = manifest.block_size
+        super().__init__(
+            manifest, copies, weights, num_blocks=-(-max(max_tokens, TOKENS) // block_size)
+        )
+        self.dtype: torch.dtype = getattr(torch, manifest.dtype)
+
+    def _watch_slots(self, region: Region) -> None:
+        for node in region.graph.find_nodes(op="call_function", target=PAGED_LATENT_ATTENTION):
+            with region.graph.inserting_before(node):
+                region.graph.call_function(self._note_slots, (node.args[3],))
+
+    def _note_slots(self, slots: Tensor) -> None:
+        self._slots = slots
+
+    def logits(
+        self, sequences: Sequence[Sequence[int]], tails: Sequence[int] | None = None
+    ) -> Iterator[Tensor]:
+        """See :class:`LanguageModel`; sequences are run together as far as the caches hold them."""
+        if tails is None:
+            tails = [len(sequence) for sequence in sequences]
+        self._check(sequences)
+        budget = self.num_blocks * self.block_size
+        for run in packed([len(s) for s in sequences], self.block_size, budget):
+            batch = whole_batch(sequences[run], tails[run], self.block_size)
+            yield from self.execute(batch).split(list(tails[run]))
+
+    def trace(self, sequence: Sequence[int]) -> Trace:
+        """Run one sequence and keep what each layer made."""
+        return self._run(sequence, None)
+
+    def isolated(self, sequence: Sequence[int], given: Trace) -> list[Tensor]:
+        """The residual stream after each layer, [T, H], each layer being given another's input.
+
+        Args:
+            sequence: what ``given`` was traced on.
+            given: where the layers' inputs come from, rounded to this runner's dtype.
+
+        Raises:
+            UserError: this runner's layers take normed inputs and ``given`` has none.
+        """
+        return self._run(sequence, given).hidden[1:]
+
+    @torch.inference_mode()
+    def _run(self, sequence: Sequence[int], given: Trace | None) -> Trace:
+        self._check([sequence])
+        batch = whole_batch([sequence], [len(sequence)], self.block_size)
+        tensors = {f.name: torch.from_numpy(getattr(batch, f.name)) for f in fields(Batch)}
+        calls = self._variant(batch)
+        trace = Trace()
+        calls[0].run(tensors)
+        self._note(trace, tensors)
+        for index, call in enumerate(calls[1:-1]):
+            if given is not None:
+                self._take(tensors, given, index)
+            call.run(tensors)
+            self._note(trace, tensors)
+            trace.slots.append(self._slots)
+        calls[-1].run(tensors)
+        trace.logits = tensors["logits"].float()
+        return trace
+
+    def _variant(self, batch: Batch) -> list[BoundRegion]:
+        short = SHORT in self._calls and batch.is_short(self._topk)
+        return self._calls[SHORT if short else LONG]
+
+    def _take(self, tensors: dict[str, Tensor], given: Trace, index: int) -> None:
+        tensors[HIDDEN] = given.hidden[index].to(self.dtype)
+        if NORMED not in tensors:
+            return
+        if not given.normed:
+            raise UserError(
+                "layers cannot be compared one by one: only one of the artifacts fuses norms "
+                "across layers; compile both with the same --disable"
+            )
+        tensors[NORMED] = given.normed[index].to(self.dtype)
+
+    def _note(self, trace: Trace, tensors: Mapping[str, Tensor]) -> None:
+        trace.hidden.append(tensors[HIDDEN])
+        if NORMED in tensors:
+            trace.normed.append(tensors[NORMED])
+
+    def _check(self, sequences: Sequence[Sequence[int]]) -> None:
+        longest = max((len(sequence) for sequence in sequences), default=1)
+        limit = min(self.max_model_len, self.num_blocks * self.block_size)
+        if longest > limit:
+            raise UserError(f"a sequence of {longest} tokens exceeds the limit of {limit}")
+        assert all(len(sequence) for sequence in sequences)

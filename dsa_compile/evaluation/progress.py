@@ -1,0 +1,10 @@
+"""How a measure tells how far it is."""
+
+from collections.abc import Callable
+
+Tick = Callable[[float], None]
+"""Called with the share done, from 0 to 1."""
+
+
+def ignore(done: float) -> None:
+    """The tick of those who do not look."""

@@ -1,0 +1,146 @@
+"""Other ways to choose keys than the model's own, put in place of ops when graphs are bound.
+
+They show what the indexer is worth: ``dense`` attends to every visible key, the controls attend to
+as many keys as the model does, but to the wrong ones.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from dsa_compile.errors import UserError
+from dsa_compile.ir.region import Region
+from dsa_compile.ops import PAGED_INDEX_TOPK, REFERENCE, ROPE_HALF, ROPE_INTERLEAVED
+
+SPARSE, DENSE = "sparse", "dense"
+CONTROLS = ("random", "recent", "interleaved")
+SELECTIONS = (SPARSE, DENSE, *CONTROLS)
+
+Overrides = Mapping[OpOverload, Callable[..., Any]]
+
+
+def overrides_of(selection: str, seed: int = 0) -> Overrides:
+    """The ops a selection replaces.
+
+    Args:
+        selection: ``sparse`` replaces nothing. ``dense``: all visible keys. ``random``:
+            ``index_topk`` of them at random. ``recent``: the last ``index_topk``. ``interleaved``:
+            the indexer's RoPE pairs neighbours instead of halves.
+        seed: of ``random``; draws depend on it and on the calls made before.
+
+    Raises:
+        UserError: an unknown selection.
+    """
+    match selection:
+        case "sparse":
+            return {}
+        case "dense":
+            return {PAGED_INDEX_TOPK: select_all}
+        case "random":
+            return {PAGED_INDEX_TOPK: _RandomKeys(seed).select}
+        case "recent":
+            return {PAGED_INDEX_TOPK: select_recent}
+        case "interleaved":
+            return {ROPE_HALF: REFERENCE[ROPE_INTERLEAVED]}
+    raise UserError(f"unknown selection {selection!r}; choose one of {', '.join(SELECTIONS)}")
+
+
+def replace_ops(regions: Mapping[str, Region], overrides: Overrides) -> dict[str, Region]:
+    """Copies of regions that call plain functions where they called the ops of ``overrides``.
+
+    Raises:
+        UserError: an op is in none of the regions, so that nothing would change.
+    """
+    copies = {name: region.copy(name) for name, region in regions.items()}
+    for op, function in overrides.items():
+        nodes = [n for r in copies.values() for n in r.graph.nodes if n.target is op]
+        if not nodes:
+            raise UserError(
+                f"the graphs hold no {op}, which this comparison replaces; "
+                "compile with the pass that recognises it"
+            )
+        for node in nodes:
+            node.target = function
+    return copies
+
+
+def select_all(
+    q: Tensor,
+    weights: Tensor,
+    cache: Tensor,
+    block_tables: Tensor,
+    cu_seqlens: Tensor,
+    context_lens: Tensor,
+    topk: int,
+    scale: float,
+) -> Tensor:
+    """Every visible key: int32 [T, longest context] physical rows, then -1.
+
+    Takes the arguments of ``dsa::paged_index_topk``, as all functions here do.
+    """
+    request, position = _rows(cu_seqlens, context_lens)
+    keys = torch.arange(int(context_lens.max()), device=q.device).expand(len(position), -1)
+    return _physical(keys, request, position, block_tables, cache.shape[1])
+
+
+def select_recent(
+    q: Tensor,
+    weights: Tensor,
+    cache: Tensor,
+    block_tables: Tensor,
+    cu_seqlens: Tensor,
+    context_lens: Tensor,
+    topk: int,
+    scale: float,
+) -> Tensor:
+    """The last ``topk`` visible keys, latest first: int32 [T, topk] physical rows, then -1."""
+    request, position = _rows(cu_seqlens, context_lens)
+    keys = position.unsqueeze(1) - torch.arange(topk, device=q.device)
+    return _physical(keys, request, position, block_tables, cache.shape[1])
+
+
+class _RandomKeys:
+    def __init__(self, seed: int) -> None:
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def select(
+        self,
+        q: Tensor,
+        weights: Tensor,
+        cache: Tensor,
+        block_tables: Tensor,
+        cu_seqlens: Tensor,
+        context_lens: Tensor,
+        topk: int,
+        scale: float,
+    ) -> Tensor:
+        """``topk`` distinct visible keys: int32 [T, topk] physical rows, then -1."""
+        request, position = _rows(cu_seqlens, context_lens)
+        width = max(int(context_lens.max()), topk)
+        draws = torch.rand((len(position), width), generator=self._generator).to(q.device)
+        columns = torch.arange(width, device=q.device)
+        draws.masked_fill_(columns > position.unsqueeze(1), -1.0)
+        keys = draws.topk(topk, dim=1).indices
+        return _physical(keys, request, position, block_tables, cache.shape[1])
+
+
+def _rows(cu_seqlens: Tensor, context_lens: Tensor) -> tuple[Tensor, Tensor]:
+    """Request and position of each row, int64 [T]."""
+    counts = (cu_seqlens[1:] - cu_seqlens[:-1]).long()
+    request = torch.repeat_interleave(torch.arange(len(counts), device=counts.device), counts)
+    rows = torch.arange(len(request), device=counts.device)
+    position = rows - cu_seqlens[1:].long()[request] + context_lens.long()[request]
+    return request, position
+
+
+def _physical(
+    keys: Tensor, request: Tensor, position: Tensor, block_tables: Tensor, block_size: int
+) -> Tensor:
+    """Positions [T, K] to int32 physical rows; -1 for those before the start or not yet visible."""
+    visible = (keys >= 0) & (keys <= position.unsqueeze(1))
+    kept = torch.where(visible, keys, 0)
+    blocks = block_tables.long()[request].gather(1, kept // block_size)
+    return torch.where(visible, blocks * block_size + kept % block_size, -1).int()

@@ -1,0 +1,51 @@
+"""Whole sequences as one step: what an evaluation runs, laid out as the runtime lays out a step."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from dsa_compile.runtime.batch import Batch
+
+
+def whole_batch(sequences: Sequence[Sequence[int]], tails: Sequence[int], block_size: int) -> Batch:
+    """Every token of every sequence in one step, each sequence in blocks of its own.
+
+    Args:
+        sequences: token ids, none of them empty.
+        tails: how many of each sequence's last tokens want logits.
+        block_size: rows of a cache page.
+    """
+    counts = np.array([len(sequence) for sequence in sequences])
+    blocks = -(-counts // block_size)
+    first = np.concatenate(([0], np.cumsum(blocks)[:-1]))
+    columns = np.arange(int(blocks.max()))
+    tables = np.where(columns < blocks[:, None], first[:, None] + columns, -1)
+    cu_seqlens = np.concatenate(([0], np.cumsum(counts)))
+    request = np.repeat(np.arange(len(counts)), counts)
+    positions = np.arange(int(cu_seqlens[-1])) - cu_seqlens[:-1][request]
+    rows = [np.arange(end - tail, end) for end, tail in zip(cu_seqlens[1:], tails, strict=True)]
+    return Batch(
+        input_ids=np.concatenate([np.asarray(s, np.int64) for s in sequences]),
+        positions=positions,
+        slot_mapping=first[request] * block_size + positions,
+        block_tables=tables.astype(np.int32),
+        cu_seqlens=cu_seqlens.astype(np.int32),
+        context_lens=counts.astype(np.int32),
+        logit_rows=np.concatenate(rows),
+    )
+
+
+def packed(lengths: Sequence[int], block_size: int, budget: int) -> Iterator[slice]:
+    """Cut a list of sequences into consecutive runs that fill at most ``budget`` cache rows.
+
+    A sequence takes whole blocks; one longer than the budget has a run of its own.
+    """
+    start, used = 0, 0
+    for index, length in enumerate(lengths):
+        rows = -(-length // block_size) * block_size
+        if index > start and used + rows > budget:
+            yield slice(start, index)
+            start, used = index, 0
+        used += rows
+    if start < len(lengths):
+        yield slice(start, len(lengths))

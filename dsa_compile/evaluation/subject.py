@@ -1,0 +1,137 @@
+"""An artifact under evaluation: its graphs, weights and tokenizer, loaded once."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from dsa_compile.artifact.manifest import Manifest
+from dsa_compile.artifact.reader import Artifact
+from dsa_compile.errors import ArtifactError
+from dsa_compile.evaluation.probe import ProbeRunner
+from dsa_compile.evaluation.selection import SPARSE, overrides_of
+from dsa_compile.ir.calls import step_calls
+from dsa_compile.ir.region import Region
+from dsa_compile.model_spec import ModelSpec
+from dsa_compile.runtime.prompts import load_tokenizer
+from dsa_compile.weights.checkpoint import Checkpoint
+from dsa_compile.weights.materialize import WeightSource, load_layer
+from dsa_compile.weights.pack import PackedFile, PackedWeights
+from dsa_compile.weights.plan import WeightPlan
+
+
+@dataclass(frozen=True)
+class Subject:
+    """Made by :meth:`open`.
+
+    Attributes:
+        name: what tables call it.
+        artifact: checked.
+        regions: its graphs by name.
+        weights: for each call of a step the weights by key.
+        tokenizer: a ``tokenizers.Tokenizer``, or None.
+        given_model_dir: where the model is now, if the user said so.
+    """
+
+    name: str
+    artifact: Artifact
+    regions: Mapping[str, Region]
+    weights: list[Mapping[str, Tensor]]
+    tokenizer: Any
+    given_model_dir: Path | None
+
+    @classmethod
+    def open(cls, path: Path | str, model_dir: Path | None = None) -> "Subject":
+        """Open an artifact and load its weights.
+
+        Args:
+            path: the artifact.
+            model_dir: the model it was compiled from, for weights that were moved, and for the
+                measures that read the model itself when the artifact has its weights packed.
+
+        Raises:
+            ArtifactError: not a sound artifact, or one that cannot be run.
+            CheckpointError: the model's files do not hold what the artifact needs.
+        """
+        artifact = Artifact.open(path, verify="header")
+        manifest = artifact.manifest
+        if manifest.compile.stop_after:
+            raise ArtifactError(
+                f"{artifact.path}: compiled with --stop-after {manifest.compile.stop_after}, "
+                "for inspection; compile without it to evaluate"
+            )
+        if manifest.weights.plan is None:
+            raise ArtifactError(
+                f"{artifact.path}: compiled with --weights none, it holds graphs only; "
+                "compile with --weights reference or pack to evaluate"
+            )
+        plan = WeightPlan.from_json(artifact.read_json(manifest.weights.plan))
+        source = _source(artifact, model_dir)
+        return cls(
+            name=artifact.path.resolve().name,
+            artifact=artifact,
+            regions={record.name: artifact.region(record.name) for record in manifest.regions},
+            weights=[
+                load_layer(plan, call.kind, call.vars, source, stem=call.stem)
+                for call in step_calls(manifest.layers)
+            ],
+            tokenizer=load_tokenizer(artifact.path),
+            given_model_dir=model_dir,
+        )
+
+    @property
+    def manifest(self) -> Manifest:
+        """Of the artifact."""
+        return self.artifact.manifest
+
+    @property
+    def spec(self) -> ModelSpec:
+        """The model's geometry."""
+        return self.manifest.model.spec
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of the model's layers were compiled."""
+        return len(self.manifest.layers) == self.spec.num_hidden_layers
+
+    def runner(self, selection: str = SPARSE, seed: int = 0, max_tokens: int = 0) -> ProbeRunner:
+        """A runner with caches of its own, for sequences of up to ``max_tokens`` tokens.
+
+        Args:
+            selection: see :func:`~dsa_compile.evaluation.selection.overrides_of`.
+            seed: of ``random``.
+            max_tokens: no less than a few thousand are provided for anyway.
+
+        Raises:
+            UserError: an unknown selection, or one that these graphs cannot be given.
+        """
+        overrides = overrides_of(selection, seed)
+        return ProbeRunner(self.manifest, self.regions, self.weights, max_tokens, overrides)
+
+    @cached_property
+    def model_dir(self) -> Path:
+        """The directory of the model that was compiled.
+
+        Raises:
+            ArtifactError: the artifact refers to none and the user named none, or it has changed.
+        """
+        if self.manifest.weights.model_dir is not None:
+            return self.artifact.model_dir(self.given_model_dir)
+        if self.given_model_dir is None:
+            raise ArtifactError(
+                f"{self.artifact.path}: its weights are packed and this reads the model's own; "
+                "name the model with --model-dir"
+            )
+        return self.given_model_dir
+
+
+def _source(artifact: Artifact, model_dir: Path | None) -> WeightSource:
+    manifest = artifact.manifest
+    if manifest.weights.mode == "pack":
+        files = [PackedFile(f.name, f.size, f.sha256) for f in manifest.weights.files]
+        return PackedWeights.open(artifact.path / "weights", files, verify="header")
+    indices = [layer.index for layer in manifest.layers]
+    return Checkpoint.open(artifact.model_dir(model_dir), manifest.model.spec, indices)

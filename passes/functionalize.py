@@ -26,7 +26,9 @@ from dsa_compile.ir.region import Region
 aten = torch.ops.aten
 
 _OUT_OF_PLACE = {
+    aten.clamp_.default: aten.clamp.default,
     aten.div_.Tensor: aten.div.Tensor,
+    aten.masked_fill_.Scalar: aten.masked_fill.Scalar,
     aten.scatter_.value: aten.scatter.value,
     aten.index_put_.default: aten.index_put.default,
 }

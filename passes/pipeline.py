@@ -23,6 +23,7 @@ from dsa_compile.passes.recognize_sparse_attention import RecognizeSparseAttenti
 from dsa_compile.passes.recognize_swiglu import RecognizeSwiglu
 from dsa_compile.passes.select_logit_rows import SelectLogitRows
 from dsa_compile.passes.split_short_long import SplitShortLong
+from dsa_compile.passes.strip_expert_sentinels import StripExpertSentinels
 from dsa_compile.passes.strip_noise import StripNoise
 from dsa_compile.passes.token_major import TokenMajor
 
@@ -30,6 +31,7 @@ PIPELINE: tuple[Pass | Level, ...] = (
     # clean: what export adds and the reference does in place
     StripNoise(),
     Functionalize(),
+    StripExpertSentinels(),
     # recognise: the only passes that look at aten arithmetic
     RecognizeEmbedding(),
     RecognizeRmsNorm(),

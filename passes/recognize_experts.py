@@ -56,7 +56,7 @@ def _transposed(name: str) -> Call:
 class RecognizeExperts(RegionPass):
     """Sort, gather, two grouped GEMMs and the weighted sum become ``dsa.experts``."""
 
-    requires = ("functionalize",)
+    requires = ("functionalize", "strip_expert_sentinels")
 
     def expects(self, program: Program, region: Region) -> int | None:
         """One in every mixture-of-experts layer."""

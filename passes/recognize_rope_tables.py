@@ -17,7 +17,7 @@ import torch
 
 from dsa_compile.ir.calls import EMBED
 from dsa_compile.ir.edit import Editor
-from dsa_compile.ir.match import Call, Cast, Const, NearMiss, Node, find
+from dsa_compile.ir.match import ANY, Call, Cast, Const, Either, NearMiss, Node, Pattern, find
 from dsa_compile.ir.passes import RegionPass
 from dsa_compile.ir.program import Program
 from dsa_compile.ir.region import Region
@@ -25,13 +25,25 @@ from dsa_compile.ir.region import Region
 aten, dsa = torch.ops.aten, torch.ops.dsa
 
 
-def _table(function: torch._ops.OpOverload) -> Call:
-    angle = Call(
+def _angle() -> Pattern:
+    positions, inv_freq = Node("positions"), Node("inv_freq")
+    product = Call(
         aten.mul.Tensor,
-        Cast(Call(aten.unsqueeze.default, Node("positions"), 2, shared=True)),
-        Cast(Node("inv_freq")),
+        Cast(Call(aten.unsqueeze.default, positions, 2, shared=True)),
+        Cast(inv_freq),
         shared=True,
     )
+    # transformers 5.17: a matrix product over a dimension of one
+    column = Call(aten.unsqueeze.default, inv_freq, 0, shared=True)
+    column = Call(aten.unsqueeze.default, column, 2, shared=True)
+    column = Call(aten.expand.default, column, ANY, shared=True)
+    row = Cast(Call(aten.unsqueeze.default, positions, 1, shared=True))
+    outer = Call(aten.matmul.default, Cast(column), row, shared=True)
+    return Either(product, Call(aten.transpose.int, outer, 1, 2, shared=True))
+
+
+def _table(function: torch._ops.OpOverload) -> Call:
+    angle = _angle()
     both = Call(aten.cat.default, [angle, angle], -1, shared=True)
     return Call(aten.mul.Tensor, Call(function, both), Const("scaling", float))
 

@@ -13,6 +13,7 @@ why, and the pass manager shows the nearest ones when a pass finds fewer sites t
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -88,6 +89,13 @@ class Cast(Pattern):
     """``inner``, possibly behind dtype conversions."""
 
     inner: Pattern
+
+
+class Either(Pattern):
+    """The first of several patterns that matches: one computation, written in different ways."""
+
+    def __init__(self, *alternatives: Pattern) -> None:
+        self.alternatives = alternatives
 
 
 @dataclass
@@ -208,6 +216,8 @@ def _node(pattern: Any, arg: Any, state: _State) -> _State:
             return state.bind(pattern.name, arg)
         case Cast():
             return _cast(pattern, arg, state)
+        case Either():
+            return _first(partial(_node, way, arg, state) for way in pattern.alternatives)
         case Call():
             return _call(pattern, arg, state)
         case list() | tuple():
@@ -235,16 +245,22 @@ def _call(pattern: Call, arg: Any, state: _State) -> _State:
         raise state.fail(arg, f"calls {_target_name(arg.target)} where {wanted} was expected")
     names, values = arguments(arg)
     state = state.take(pattern, arg, pattern.shared).bind(pattern.name, arg)
-    orders: Iterable[Sequence[Any]] = (
-        (values, [values[1], values[0], *values[2:]]) if pattern.commutes else (values,)
-    )
+    orders = [values, [values[1], values[0], *values[2:]]] if pattern.commutes else [values]
+    try:
+        return _first(partial(_arguments, pattern, arg, names, order, state) for order in orders)
+    except _MatchError as failed:
+        if failed.node is None:  # a constant is at fault: name the call that holds it
+            failed.node = arg
+        raise
+
+
+def _first(attempts: Iterable[Callable[[], _State]]) -> _State:
+    """The first attempt that succeeds, or the failure of the one that came furthest."""
     failure: _MatchError | None = None
-    for order in orders:
+    for attempt in attempts:
         try:
-            return _arguments(pattern, arg, names, order, state)
+            return attempt()
         except _MatchError as failed:
-            if failed.node is None:  # a constant is at fault: name the call that holds it
-                failed.node = arg
             failure = failed if failure is None or failed.depth > failure.depth else failure
     assert failure is not None
     raise failure

@@ -17,7 +17,6 @@ from dsa_compile.testing.models import (
     tiny_model,
 )
 
-
 # What varies: depth, where the dense layers are, routing, how many keys are kept, index heads, and
 # the layout of the checkpoint.
 CASES: dict[str, dict[str, Any]] = {

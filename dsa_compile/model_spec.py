@@ -5,14 +5,20 @@ DeepSeek-V3.2; names are kept as they are there.
 """
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from dsa_compile.errors import ConfigError
 
 MODEL_TYPE = "deepseek_v32"
+
+# Positions and cache rows are int32, and nothing else comes near. Experts are counted one by one
+# before a weight is read, so that a typing error there must not fill the memory.
+_LARGEST_SIZE = 2**31 - 1
+_MOST_EXPERTS = 2**16
 
 # Fields that must hold one value: the reference model has other code paths, the released models
 # never take them, and a silent difference would be worse than a refusal.
@@ -22,6 +28,14 @@ _FIXED: dict[str, Any] = {
     "hidden_act": "silu",
     "tie_word_embeddings": False,
 }
+# Fields of the published config.json that transformers does not know and would pass over.
+_FIXED_IF_PRESENT: dict[str, Any] = {
+    "scoring_func": "sigmoid",
+    "topk_method": "noaux_tc",
+    "moe_layer_freq": 1,
+}
+# Those whose frequencies do not depend on the length of the sequence.
+_ROPE_TYPES = ("default", "yarn")
 
 
 @dataclass(frozen=True)
@@ -85,7 +99,8 @@ class ModelSpec:
             ConfigError: another architecture, a missing field, or an unsupported value.
         """
         require_model_type(config)
-        for name, wanted in _FIXED.items():
+        present = {n: wanted for n, wanted in _FIXED_IF_PRESENT.items() if n in config}
+        for name, wanted in (_FIXED | present).items():
             got = _field(config, name, type(wanted))
             if got != wanted:
                 raise ConfigError(
@@ -95,13 +110,14 @@ class ModelSpec:
         kinds = _layer_kinds(config)
         eos = config.get("eos_token_id")
         eos_ids = tuple(eos) if isinstance(eos, list | tuple) else () if eos is None else (eos,)
+        _check_rope(config)
         spec = cls(
             **{name: _field(config, name, int) for name in _INT_FIELDS},
             norm_topk_prob=_field(config, "norm_topk_prob", bool),
-            routed_scaling_factor=float(_field(config, "routed_scaling_factor", (int, float))),
-            rms_norm_eps=float(_field(config, "rms_norm_eps", (int, float))),
+            routed_scaling_factor=_number(config, "routed_scaling_factor"),
+            rms_norm_eps=_number(config, "rms_norm_eps"),
             layer_kinds=kinds,
-            num_nextn_predict_layers=int(config.get("num_nextn_predict_layers") or 0),
+            num_nextn_predict_layers=_field({**_NO_MTP, **config}, "num_nextn_predict_layers", int),
             quantization=_quantization(config),
             bos_token_id=config.get("bos_token_id"),
             eos_token_ids=eos_ids,
@@ -111,8 +127,11 @@ class ModelSpec:
 
     def _validate(self, config: Mapping[str, Any]) -> None:
         for name in _INT_FIELDS:
-            if getattr(self, name) < 1:
-                raise ConfigError(f"config.json: {name}={getattr(self, name)} must be at least 1")
+            largest = _MOST_EXPERTS if name == "n_routed_experts" else _LARGEST_SIZE
+            if not 1 <= getattr(self, name) <= largest:
+                raise ConfigError(
+                    f"config.json: {name}={getattr(self, name)} must be from 1 to {largest}"
+                )
         rules = (
             (
                 config.get("num_key_value_heads") in (None, self.num_attention_heads),
@@ -142,6 +161,14 @@ class ModelSpec:
                 "index_head_dim must exceed qk_rope_head_dim (the indexer rotates a part of it)",
             ),
             (self.qk_rope_head_dim % 2 == 0, "qk_rope_head_dim must be even"),
+            (
+                0 <= self.num_nextn_predict_layers <= _LARGEST_SIZE,
+                f"num_nextn_predict_layers={self.num_nextn_predict_layers} must be at least 0",
+            ),
+            (
+                all(0 <= token <= _LARGEST_SIZE for token in self.eos_token_ids),
+                f"eos_token_id={list(self.eos_token_ids)} must name token ids",
+            ),
         )
         for holds, message in rules:
             if not holds:
@@ -167,6 +194,7 @@ class ModelSpec:
         )
 
 
+_NO_MTP = {"num_nextn_predict_layers": 0}
 _INT_FIELDS = (
     "vocab_size",
     "hidden_size",
@@ -201,15 +229,38 @@ def read_config_json(model_dir: Path) -> dict[str, Any]:
     if not model_dir.is_dir():
         raise ConfigError(f"{model_dir}: no such directory; give a Hugging Face model directory")
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = json.loads(
+            path.read_text(encoding="utf-8"),
+            object_pairs_hook=_unique_keys,
+            parse_constant=_no_constant,
+        )
     except FileNotFoundError:
         raise ConfigError(f"{path}: missing; is this a Hugging Face model directory?") from None
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
+    except RecursionError:
+        raise ConfigError(f"{path}: not valid JSON (nested too deeply)") from None
+    except ValueError as error:  # not JSON, not UTF-8, or an integer of thousands of digits
         raise ConfigError(f"{path}: not valid JSON ({error})") from None
     if not isinstance(config, dict):
         raise ConfigError(f"{path}: expected a JSON object, found {type(config).__name__}")
     require_model_type(config)
+    for name in ("rope_parameters", "rope_scaling", "quantization_config"):
+        if not isinstance(config.get(name), dict | None):
+            raise ConfigError(f"config.json: {name}={config[name]!r} should be an object")
     return config
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    names = [name for name, _ in pairs]
+    if len(set(names)) != len(names):
+        repeated = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"key {repeated!r} appears twice")
+    return dict(pairs)
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a number JSON has")
 
 
 def require_model_type(config: Mapping[str, Any]) -> None:
@@ -234,6 +285,21 @@ def _field(config: Mapping[str, Any], name: str, kind: type | tuple[type, ...]) 
     return value
 
 
+def _number(config: Mapping[str, Any], name: str) -> float:
+    value = float(_field(config, name, (int, float)))
+    if not math.isfinite(value) or value <= 0:
+        raise ConfigError(f"config.json: {name}={value} must be a positive number")
+    return value
+
+
+def _check_rope(config: Mapping[str, Any]) -> None:
+    found = (config.get("rope_parameters") or {}).get("rope_type", "default")
+    if found not in _ROPE_TYPES:
+        raise ConfigError(
+            f"config.json: rope_type={found!r} is not supported, only {' and '.join(_ROPE_TYPES)}"
+        )
+
+
 def _layer_kinds(config: Mapping[str, Any]) -> tuple[str, ...]:
     names = {"dense": "dense", "sparse": "moe"}
     types = _field(config, "mlp_layer_types", (list, tuple))
@@ -251,9 +317,11 @@ def _quantization(config: Mapping[str, Any]) -> BlockQuantization | None:
     if raw is None:
         return None
     block = raw.get("weight_block_size")
-    if raw.get("quant_method") != "fp8" or not block or len(block) != 2:
+    sizes = block if isinstance(block, list | tuple) else ()
+    whole = all(type(size) is int and 1 <= size <= _LARGEST_SIZE for size in sizes)
+    if raw.get("quant_method") != "fp8" or len(sizes) != 2 or not whole:
         raise ConfigError(
             "config.json: quantization_config must be quant_method 'fp8' with a two-element "
             f"weight_block_size (DeepSeek's block format), found {raw!r}"
         )
-    return BlockQuantization(block=(int(block[0]), int(block[1])))
+    return BlockQuantization(block=(sizes[0], sizes[1]))

@@ -136,8 +136,9 @@ def _compile(args: argparse.Namespace) -> int:
     if args.model_dir is None or args.out is None:
         missing = "MODEL_DIR" if args.model_dir is None else "-o ARTIFACT"
         raise UserError(f"{missing} is missing; see {PROGRAM} --help")
-    # told apart from torch's and transformers' own messages, which name things of no use here
+    # Standard error is for our one line: torch and transformers warn of things of no use here.
     warnings.simplefilter("ignore")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     from dsa_compile.cli.progress import Display
 
     options = {

@@ -118,6 +118,7 @@ def build_reference(
             "num_hidden_layers": len(kinds),
             "mlp_layer_types": [_MLP_TYPES[kind] for kind in kinds],
             "layer_types": None,
+            "pad_token_id": None,  # matters to training alone, and may lie outside the vocabulary
         }
     )
     # scaled_dot_product_attention and the grouped GEMM leave short, regular graphs; the eager

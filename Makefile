@@ -16,7 +16,7 @@ WORKERS ?= 2
 
 BIN := $(VENV)/bin
 # One environment may serve several checkouts in turn; only the last one installed counts.
-INSTALLED := $(VENV)/.dsa-compile$(subst /,-,$(CURDIR))
+INSTALLED := $(VENV)/.dsa-compile-$(shell pwd | cksum | cut -d' ' -f1)
 SOURCES := $(wildcard dsa_compile/*.py dsa_compile/*/*.py)
 
 # The demo's model: the trained one if it is here, else one of random weights, spoken to in token ids.
@@ -46,7 +46,7 @@ $(BIN)/python:
 	  echo "Python 3.11 or newer is needed; name one, as in: make $(MAKECMDGOALS) PYTHON=python3.12"; \
 	  exit 1; }
 	@echo "$(PYTHON) -m venv $(VENV)"
-	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
+	@$(PYTHON) -m venv $(VENV) || { rm -f $@; \
 	  echo "No virtual environment could be made; on Debian: apt install python3-venv"; exit 1; }
 
 $(INSTALLED): pyproject.toml | $(BIN)/python
@@ -65,6 +65,8 @@ demo/artifact/manifest.json: $(MODEL)/config.json $(SOURCES) | $(INSTALLED)
 	@mkdir -p demo
 	$(BIN)/dsa-compile $(MODEL) -o demo/artifact --force
 
+# The model is tiny: more threads would only wait for each other.
+demo: export OMP_NUM_THREADS ?= 1
 demo: demo/artifact/manifest.json
 	$(BIN)/dsa-generate demo/artifact --temperature 0 --max-tokens 24 $(PROMPTS)
 ifeq ($(MODEL),demo/model)

@@ -1,5 +1,6 @@
 import torch
 
+from dsa_compile.ir.dims import shape_names
 from dsa_compile.passes.select_logit_rows import SelectLogitRows
 from tests.passes.conftest import PassCheck
 from tests.passes.sketch import (
@@ -50,6 +51,4 @@ def test_everything_behind_the_selection_is_typed_again() -> None:
     program = fragment(before)
     SelectLogitRows()(program)
     (logits,) = program.regions["head"].graph.output_node().args[0]
-    from dsa_compile.ir.dims import shape_names
-
     assert shape_names(logits.meta["val"]) == ("N", "16")

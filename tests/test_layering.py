@@ -1,0 +1,164 @@
+"""The order of dependencies: who may import whom, and what a server must start without."""
+
+import ast
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = "dsa_compile"
+
+# A module belongs to the first area whose name starts its own; an area imports itself and those
+# listed. Lower areas come first, and a module may have an area of its own.
+FOUNDATION = ("errors", "version")
+AREAS: dict[str, tuple[str, ...]] = {
+    "errors": (),
+    "version": (),
+    "ops": FOUNDATION,
+    "model_spec": FOUNDATION,
+    "config": FOUNDATION,
+    "weights": (*FOUNDATION, "model_spec"),
+    # what a server reads: graphs as JSON, and nothing of how they came to be
+    "ir.calls": (),
+    "ir.region": (),
+    "ir.naming": ("ir.region",),
+    "ir.kernel_ops": ("ops",),
+    "ir.dims": (),
+    "ir.tensor_info": ("ir.dims",),
+    "ir.argument_json": ("errors",),
+    "ir.graph_json": (
+        *FOUNDATION, "ir.argument_json", "ir.kernel_ops", "ir.region", "ir.tensor_info",
+    ),
+    "ir": (*FOUNDATION, "ops", "model_spec", "config", "weights"),
+    "artifact": (
+        *FOUNDATION, "model_spec", "config", "weights", "ir.graph_json", "ir.naming", "ir.region",
+    ),
+    "frontend": (*FOUNDATION, "ops", "model_spec", "config", "weights", "ir"),
+    "passes": (*FOUNDATION, "ops", "model_spec", "config", "weights", "ir"),
+    "lowering": (
+        *FOUNDATION, "ops", "model_spec", "config", "weights", "ir", "artifact", "passes",
+    ),
+    "runtime": (
+        *FOUNDATION, "ops", "model_spec", "weights", "artifact",
+        "ir.calls", "ir.graph_json", "ir.region",
+    ),
+    "testing": ("model_spec", "weights"),
+    "testing.hash_runner": ("runtime",),
+    "evaluation": (
+        *FOUNDATION, "ops", "model_spec", "config", "weights", "artifact", "runtime",
+        "ir.calls", "ir.region",
+    ),
+    "compiling": (
+        *FOUNDATION, "model_spec", "config", "weights", "ir", "artifact", "frontend", "passes",
+        "lowering",
+    ),
+    "cli": (
+        *FOUNDATION, "model_spec", "config", "ir", "artifact", "passes", "compiling", "runtime",
+        "evaluation",
+    ),
+    "__init__": ("compiling", "errors", "version"),
+}  # fmt: skip
+BARE = {"passes", "lowering", "runtime"}
+
+
+def sources() -> dict[str, Path]:
+    """Module name without the package → file; the folders beside the package are part of it."""
+    found: dict[str, Path] = {}
+    for folder, prefix in ((ROOT / PACKAGE, ""), *((ROOT / name, name) for name in sorted(BARE))):
+        for path in sorted(folder.rglob("*.py")):
+            parts = path.relative_to(folder).with_suffix("").parts
+            name = ".".join((*([prefix] if prefix else []), *parts))
+            found.setdefault(name.removesuffix(".__init__"), path)
+    return found
+
+
+MODULES = sources()
+
+
+def area_of(module: str) -> str:
+    fitting = [area for area in AREAS if module == area or module.startswith(area + ".")]
+    assert fitting, f"{module} belongs to no area: add it to the table"
+    return max(fitting, key=len)
+
+
+def imports(path: Path) -> Iterator[ast.Import | ast.ImportFrom]:
+    """All imports but those for type checkers alone."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    hidden = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom) and id(node) not in hidden:
+            yield node
+
+
+def imported(node: ast.Import | ast.ImportFrom) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    base = node.module or ""
+    if base == PACKAGE:  # ``from dsa_compile import ops``: the names are modules
+        return [f"{base}.{alias.name}" for alias in node.names]
+    return [base]
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_point_downwards(module: str) -> None:
+    area = area_of(module)
+    for node in imports(MODULES[module]):
+        for name in imported(node):
+            if not name.startswith(PACKAGE + "."):
+                continue
+            target = area_of(name.removeprefix(PACKAGE + "."))
+            fits = any(target == to or target.startswith(to + ".") for to in (area, *AREAS[area]))
+            assert fits, f"line {node.lineno}: {area} may not import {target}"
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_are_absolute(module: str) -> None:
+    for node in imports(MODULES[module]):
+        assert not getattr(node, "level", 0), f"line {node.lineno}: relative import"
+        for name in imported(node):
+            assert name.partition(".")[0] not in BARE, f"line {node.lineno}: import {name}"
+
+
+def test_the_table_has_no_cycle() -> None:
+    """Every area is imported by later ones only."""
+    order = list(AREAS)
+    for area, allowed in AREAS.items():
+        for target in allowed:
+            inner = area.startswith(target + ".")
+            assert inner or order.index(target) < order.index(area), f"{area} → {target}"
+
+
+def modules_after(statement: str) -> set[str]:
+    """Names in ``sys.modules`` of a fresh interpreter after a statement."""
+    code = f"import json, sys\n{statement}\nprint(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+def test_a_server_starts_without_the_compiler() -> None:
+    torch_alone = modules_after("import torch")
+    loaded = modules_after("import dsa_compile.runtime") - torch_alone
+    forbidden = ("transformers", "torch.export", "torch._export", *(
+        f"{PACKAGE}.{name}" for name in ("passes", "lowering", "frontend", "compiling", "cli")
+    ))  # fmt: skip
+    found = [name for name in loaded if name.startswith(forbidden)]
+    assert not found, sorted(found)
+    assert f"{PACKAGE}.runtime" in loaded
+    assert not loaded & BARE
+
+
+def test_the_compiler_is_loaded_under_one_name() -> None:
+    loaded = modules_after("import dsa_compile.compiling, dsa_compile.cli.compile")
+    assert {f"{PACKAGE}.passes", f"{PACKAGE}.lowering"} <= loaded
+    assert not loaded & BARE

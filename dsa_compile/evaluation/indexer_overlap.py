@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dsa_compile.evaluation.indexer_reference import IndexerReference, Rope
+from dsa_compile.evaluation.constants import Rope
+from dsa_compile.evaluation.indexer_reference import IndexerReference
 from dsa_compile.evaluation.probe import ProbeRunner
 from dsa_compile.evaluation.progress import Tick, ignore
 from dsa_compile.evaluation.subject import Subject

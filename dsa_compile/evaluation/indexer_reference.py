@@ -4,43 +4,15 @@ It shares no code with the ops or the graphs: what it disagrees with is wrong or
 Source: DeepSeek-V3.2-Exp's report and ``DeepseekV32Indexer`` of transformers.
 """
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
-from dsa_compile.errors import UserError
-from dsa_compile.evaluation.subject import Subject
+from dsa_compile.evaluation.constants import Rope
 from dsa_compile.model_spec import ModelSpec
-from dsa_compile.ops import ROPE_TABLES
 from dsa_compile.weights.checkpoint import Checkpoint
 
 _EPS = 1e-6  # of the norms inside attention, whatever the configuration says
 _ROWS = 128  # queries scored at once
-
-
-@dataclass(frozen=True)
-class Rope:
-    """Rotary frequencies: fp32 ``inv_freq`` [D/2] in radians a position, factor on cos and sin."""
-
-    inv_freq: Tensor
-    scaling: float
-
-    @classmethod
-    def of(cls, subject: Subject) -> "Rope":
-        """As an artifact has them.
-
-        Raises:
-            UserError: its graphs do not make the tables with ``dsa::rope_tables``.
-        """
-        for region in subject.regions.values():
-            for node in region.graph.find_nodes(op="call_function", target=ROPE_TABLES):
-                _, inv_freq, scaling, _ = node.args
-                return cls(subject.weights[0][inv_freq.meta["key"]], float(scaling))
-        raise UserError(
-            f"{subject.name}: its graphs hold no {ROPE_TABLES}, from which the reference takes the "
-            "frequencies; compile without --disable recognize_rope_tables"
-        )
 
 
 class IndexerReference:

@@ -4,12 +4,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch.nn.functional as F  # noqa: N812
-
-from dsa_compile.evaluation.progress import Tick, ignore
-from dsa_compile.evaluation.probe import LanguageModel
-from dsa_compile.evaluation.texts import Window
 import torch
+import torch.nn.functional as F
+
+from dsa_compile.evaluation.probe import LanguageModel
+from dsa_compile.evaluation.progress import Tick, ignore
+from dsa_compile.evaluation.texts import Window
 
 
 @dataclass(frozen=True)
@@ -31,12 +31,12 @@ class Perplexity:
     @property
     def per_token(self) -> float:
         """exp of the mean loss of a token."""
-        return math.exp(self.nats / self.tokens)
+        return _exp(self.nats / self.tokens)
 
     @property
     def per_byte(self) -> float:
         """exp of the loss per byte: comparable between tokenizers."""
-        return math.exp(self.nats / self.num_bytes)
+        return _exp(self.nats / self.num_bytes)
 
 
 def measure_perplexity(
@@ -62,3 +62,10 @@ def measure_perplexity(
         num_bytes=sum(window.num_bytes for window in windows),
         nats=nats,
     )
+
+
+def _exp(nats: float) -> float:
+    try:
+        return math.exp(nats)
+    except OverflowError:
+        return math.inf

@@ -8,3 +8,8 @@ Tick = Callable[[float], None]
 
 def ignore(done: float) -> None:
     """The tick of those who do not look."""
+
+
+def part(tick: Tick, index: int, count: int) -> Tick:
+    """A tick for number ``index`` of ``count`` equal parts of the work of ``tick``."""
+    return lambda done: tick((index + done) / count)

@@ -39,7 +39,7 @@ def measure_recall(
     """
     asked = [prompt for group in prompts.values() for prompt in group]
     sequences = [prompt.ids + prompt.answer[:-1] for prompt in asked]
-    right = []
+    right: list[bool] = []
     for logits in model.logits(sequences, [len(prompt.answer) for prompt in asked]):
         right.append(logits.argmax(-1).tolist() == asked[len(right)].answer)
         tick(len(right) / len(asked))

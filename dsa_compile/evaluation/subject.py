@@ -44,13 +44,16 @@ class Subject:
     given_model_dir: Path | None
 
     @classmethod
-    def open(cls, path: Path | str, model_dir: Path | None = None) -> "Subject":
+    def open(
+        cls, path: Path | str, model_dir: Path | None = None, name: str | None = None
+    ) -> "Subject":
         """Open an artifact and load its weights.
 
         Args:
             path: the artifact.
             model_dir: the model it was compiled from, for weights that were moved, and for the
                 measures that read the model itself when the artifact has its weights packed.
+            name: what tables call it; None for the name of the directory.
 
         Raises:
             ArtifactError: not a sound artifact, or one that cannot be run.
@@ -71,7 +74,7 @@ class Subject:
         plan = WeightPlan.from_json(artifact.read_json(manifest.weights.plan))
         source = _source(artifact, model_dir)
         return cls(
-            name=artifact.path.resolve().name,
+            name=name or artifact.path.resolve().name,
             artifact=artifact,
             regions={record.name: artifact.region(record.name) for record in manifest.regions},
             weights=[

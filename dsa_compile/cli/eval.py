@@ -1,0 +1,205 @@
+"""``dsa-eval``: how good compiled models are, one or several in one table."""
+
+import argparse
+import dataclasses
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dsa_compile.cli.common import Parser, complain, print_replacing
+from dsa_compile.errors import UserError
+
+# Evaluating brings torch with it: --help and usage errors should not wait for that.
+if TYPE_CHECKING:
+    from dsa_compile.evaluation.options import Options
+
+PROGRAM = "dsa-eval"
+
+_DESCRIPTION = """\
+Measure how good compiled models are.
+
+ARTIFACT is a directory that dsa-compile wrote; several make one table. Measured are, unless --only
+says otherwise: perplexity on text, with the keys that the indexer chooses and with all keys; recall
+of facts by distance; how far the chosen keys are those an fp64 indexer would choose; and how many
+drafts of the multi-token-prediction module the model accepts. Without --text the held-out text of
+examples/tiny_v32 is used.
+"""
+_EPILOG = """\
+examples:
+  dsa-eval artifact/
+  dsa-eval artifact/ --control all --json results.json --plot results.png
+  dsa-eval fp32/ bf16/ --reference fp32/ --against-hf
+  dsa-eval artifact/ --text notes.txt book.txt --only perplexity --tokens 100000
+
+Results go to standard output, progress and errors to standard error. With --json, what has been
+measured is in the file after every measure, also if the rest is interrupted.
+Exit status: 0 measured, 1 something asked for could not be measured, 2 refused, 130 interrupted.
+"""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command's arguments."""
+    parser = Parser(
+        prog=PROGRAM,
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage="%(prog)s ARTIFACT [ARTIFACT ...] [options]",
+    )
+    count: dict[str, Any] = {"type": int, "metavar": "N", "default": argparse.SUPPRESS}
+    parser.add_argument("artifacts", nargs="+", type=Path, metavar="ARTIFACT")
+
+    what = parser.add_argument_group("what to measure")
+    what.add_argument(
+        "--only",
+        type=_names,
+        metavar="MEASURE[,…]",
+        help="of perplexity, recall, indexer, mtp, layers (needs --reference), hf",
+    )
+    what.add_argument(
+        "--control",
+        type=_names,
+        action="extend",
+        default=[],
+        metavar="NAME[,…]",
+        help="also choose keys wrongly, in perplexity, recall and indexer: random, recent (the "
+        "last ones), interleaved (the indexer's RoPE in the wrong layout), or all",
+    )
+    what.add_argument(
+        "--reference",
+        type=Path,
+        default=argparse.SUPPRESS,
+        metavar="ARTIFACT",
+        help="measure the error after each layer against this artifact of the same model",
+    )
+    what.add_argument(
+        "--against-hf",
+        action="store_true",
+        help="compare logits and greedy generations with transformers in fp32",
+    )
+
+    how = parser.add_argument_group("on what")
+    how.add_argument(
+        "--text",
+        dest="texts",
+        nargs="+",
+        action="extend",
+        type=Path,
+        default=argparse.SUPPRESS,
+        metavar="FILE",
+        help="UTF-8 text files, cut into windows of --context tokens",
+    )
+    how.add_argument("--tokens", **count, help="of text for perplexity (default 32768)")
+    how.add_argument(
+        "--context",
+        **count,
+        help="tokens of the longest sequence (default 1536 or four times index_topk, the larger, "
+        "within the model's limit)",
+    )
+    how.add_argument(
+        "--distances",
+        type=_counts,
+        default=argparse.SUPPRESS,
+        metavar="N[,…]",
+        help="of recall, in tokens (default 1, 2, 4, 8, 12 and 16 times index_topk, as fits)",
+    )
+    how.add_argument("--prompts", **count, help="recall prompts at each distance (default 40)")
+    how.add_argument(
+        "--sequences", **count, help="for indexer, layers, logits and drafts on text (default 4)"
+    )
+    how.add_argument(
+        "--greedy-prompts", **count, help="generations to compare with transformers (default 32)"
+    )
+    how.add_argument("--draft-prompts", **count, help="generations to draft along (default 16)")
+    how.add_argument("--generate", **count, help="tokens of a generation (default 32)")
+    how.add_argument("--depth", **count, help="drafts in a chain (default 4)")
+    how.add_argument("--seed", **count, help="of everything random (default 0)")
+    how.add_argument(
+        "--model-dir",
+        type=Path,
+        metavar="DIR",
+        help="the model that was compiled, if it has moved or the artifact has its weights packed",
+    )
+
+    output = parser.add_argument_group("output")
+    output.add_argument("--json", type=Path, metavar="FILE", help="write all results to FILE")
+    output.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the results")
+    output.add_argument("--quiet", action="store_true", help="show no progress")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command.
+
+    Args:
+        argv: arguments without the program's name; None takes the process's own.
+
+    Returns:
+        0 when everything asked for was measured, 1 when some of it could not be (the notes say
+        why), 2 for a user's error (one line on stderr), 130 when interrupted.
+    """
+    print_replacing()
+    try:
+        return _run(build_parser().parse_args(argv))
+    except UserError as error:
+        complain(PROGRAM, str(error))
+        return 2
+    except KeyboardInterrupt:
+        complain(PROGRAM, "interrupted")
+        return 130
+
+
+def _run(args: argparse.Namespace) -> int:
+    from dsa_compile.cli.eval_display import Display
+    from dsa_compile.evaluation.plot import check_plot, save_plot
+    from dsa_compile.evaluation.results import write_json
+    from dsa_compile.evaluation.suite import evaluate
+
+    options = _options(args)
+    settings = json.loads(json.dumps(dataclasses.asdict(options), default=str))
+    if args.plot is not None:
+        check_plot(args.plot)
+    if args.json is not None:  # a place that cannot be written is better found out now
+        write_json(args.json, [], settings, complete=False)
+    with Display(args.json, settings, args.quiet) as display:
+        results = evaluate(args.artifacts, options, args.model_dir, display)
+    display.show(results)
+    if args.json is not None:
+        write_json(args.json, results, settings, complete=True)
+    if args.plot is not None and not save_plot(args.plot, results):
+        raise UserError("nothing was measured that can be drawn")
+    return 1 if any(artifact.notes for artifact in results) else 0
+
+
+def _options(args: argparse.Namespace) -> "Options":
+    from dsa_compile.evaluation.options import Options
+    from dsa_compile.evaluation.selection import CONTROLS, DENSE, SPARSE
+
+    fields = {field.name for field in dataclasses.fields(Options)}
+    given = {name: value for name, value in vars(args).items() if name in fields}
+    given = {n: tuple(v) if isinstance(v, list) else v for n, v in given.items()}
+    controls = CONTROLS if "all" in args.control else tuple(dict.fromkeys(args.control))
+    for name in controls:
+        if name not in CONTROLS:
+            raise UserError(f"unknown control {name!r}; choose of {', '.join(CONTROLS)}, or all")
+    measures = tuple(dict.fromkeys(args.only or Options.measures))
+    if args.only is None:
+        measures += ("layers",) * ("reference" in given) + ("hf",) * args.against_hf
+    return Options(measures=measures, selections=(SPARSE, DENSE, *controls), **given)
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _counts(text: str) -> list[int]:
+    try:
+        return [int(number) for number in _names(text)]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list such as 64,256") from None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

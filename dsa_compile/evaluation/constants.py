@@ -1,0 +1,54 @@
+"""Constants of a model that its configuration implies and a compiled graph states."""
+
+from dataclasses import dataclass
+
+from torch import Tensor, fx
+from torch._ops import OpOverload
+
+from dsa_compile.errors import UserError
+from dsa_compile.evaluation.subject import Subject
+from dsa_compile.ops import PAGED_LATENT_ATTENTION, ROPE_TABLES
+
+
+@dataclass(frozen=True)
+class Rope:
+    """Rotary frequencies: fp32 ``inv_freq`` [D/2] in radians a position, factor on cos and sin."""
+
+    inv_freq: Tensor
+    scaling: float
+
+    @classmethod
+    def of(cls, subject: Subject) -> "Rope":
+        """As an artifact has them.
+
+        Raises:
+            UserError: its graphs do not make the tables with ``dsa::rope_tables``.
+        """
+        node = _first_call(subject, ROPE_TABLES)
+        _, inv_freq, scaling, _ = node.args
+        assert isinstance(inv_freq, fx.Node)
+        assert isinstance(scaling, float)
+        return cls(subject.weights[0][inv_freq.meta["key"]], scaling)
+
+
+def attention_scale(subject: Subject) -> float:
+    """The factor on the dot products of attention, the same in all layers.
+
+    Raises:
+        UserError: the graphs do not attend with ``dsa::paged_latent_attention``.
+    """
+    node = _first_call(subject, PAGED_LATENT_ATTENTION)
+    scale = node.args[4]
+    assert isinstance(scale, float)
+    return scale
+
+
+def _first_call(subject: Subject, op: OpOverload) -> fx.Node:
+    for region in subject.regions.values():
+        for node in region.graph.find_nodes(op="call_function", target=op):
+            found: fx.Node = node
+            return found
+    raise UserError(
+        f"{subject.name}: its graphs hold no {op}, whose constants the reference takes; "
+        "compile without --disable"
+    )

@@ -1,0 +1,77 @@
+"""The reference model of transformers over the very weights an artifact was compiled from.
+
+The weights are read as the compiler reads them, so that quantised checkpoints, which transformers
+cannot run without a GPU, serve as well; numerics are fp32. Imports transformers when called.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dsa_compile.errors import UserError
+from dsa_compile.model_spec import ModelSpec, read_config_json
+from dsa_compile.weights.checkpoint import Checkpoint
+
+NAME = "transformers, fp32"
+
+
+class HfModel:
+    """``DeepseekV32ForCausalLM`` in fp32, in eval mode.
+
+    Args:
+        model_dir: config.json and weights.
+        spec: the geometry of the artifact.
+
+    Raises:
+        UserError: transformers is not installed or refuses the model, or the weights are not those
+            of ``spec``.
+    """
+
+    def __init__(self, model_dir: Path, spec: ModelSpec) -> None:
+        try:
+            from transformers import DeepseekV32ForCausalLM
+
+            from dsa_compile.frontend.reference import load_config
+        except ImportError as error:
+            raise UserError(f"comparing with transformers needs it installed ({error})") from None
+        config = load_config(read_config_json(model_dir))
+        config.dtype = torch.float32
+        with torch.random.fork_rng():
+            model = DeepseekV32ForCausalLM._from_config(config, attn_implementation="sdpa")
+        checkpoint = Checkpoint.open(model_dir, spec, range(spec.num_hidden_layers))
+        for name, tensor in model.state_dict().items():
+            checkpoint.read_into(name, tensor)
+        self._model: Any = model.eval()
+
+    def logits(
+        self, sequences: Sequence[Sequence[int]], tails: Sequence[int] | None = None
+    ) -> Iterator[Tensor]:
+        """See :class:`~dsa_compile.evaluation.probe.LanguageModel`; one sequence at a time."""
+        for index, sequence in enumerate(sequences):
+            tail = len(sequence) if tails is None else tails[index]
+            with torch.no_grad():
+                output = self._model(torch.tensor([list(sequence)]), use_cache=False)
+            yield output.logits[0, len(sequence) - tail :].float()
+
+    def generate(self, prompts: Sequence[Sequence[int]], count: int) -> list[list[int]]:
+        """``count`` likeliest tokens after each prompt; prompts of one length share a batch."""
+        groups: dict[int, list[int]] = {}
+        for index, prompt in enumerate(prompts):
+            groups.setdefault(len(prompt), []).append(index)
+        found: dict[int, list[int]] = {}
+        for length, members in groups.items():
+            ids = torch.tensor([list(prompts[index]) for index in members])
+            with torch.no_grad():
+                output = self._model.generate(
+                    ids,
+                    attention_mask=torch.ones_like(ids),
+                    max_new_tokens=count,
+                    do_sample=False,
+                    eos_token_id=None,
+                    pad_token_id=0,
+                )
+            found.update(zip(members, output[:, length:].tolist(), strict=True))
+        return [found[index] for index in range(len(prompts))]

@@ -1,0 +1,146 @@
+"""What one artifact is evaluated on: texts and prompts in its own tokens."""
+
+from collections.abc import Sequence
+from functools import cached_property
+
+import numpy as np
+
+from dsa_compile.errors import UserError
+from dsa_compile.evaluation.indexer_overlap import lengths_around
+from dsa_compile.evaluation.options import Options
+from dsa_compile.evaluation.recall import RecallGenerator, RecallPrompt
+from dsa_compile.evaluation.subject import Subject
+from dsa_compile.evaluation.texts import Window, cut_windows, random_windows, read_texts, spread
+
+_DISTANCES = (1, 2, 4, 8, 12, 16)  # times index_topk
+
+
+class Material:
+    """Prepared when first asked for; the same for the same texts, tokenizer and options.
+
+    A model without a tokenizer is evaluated on random tokens where that makes sense.
+
+    Args:
+        subject: the artifact.
+        texts: by path.
+        options: how much.
+    """
+
+    def __init__(self, subject: Subject, texts: dict[str, str], options: Options) -> None:
+        self._subject, self._options = subject, options
+        self._texts = texts
+        self.context = options.context_of(subject.spec)
+
+    @cached_property
+    def _all_windows(self) -> list[Window]:
+        spec, tokenizer = self._subject.spec, self._subject.tokenizer
+        if tokenizer is None:
+            raise UserError(
+                f"{self._subject.name} came without a tokenizer (or tokenizers is not installed), "
+                "so no text can be given to it"
+            )
+        windows = [
+            window
+            for text in self._texts.values()
+            for window in cut_windows(text, tokenizer, self.context, spec.bos_token_id)
+        ]
+        if not windows:
+            raise UserError("the texts have fewer than two tokens; give longer ones")
+        if any(max(window.ids) >= spec.vocab_size for window in windows):
+            raise UserError(
+                f"{self._subject.name}: its tokenizer gives token ids beyond the model's "
+                f"vocabulary of {spec.vocab_size}; they do not belong together"
+            )
+        return windows
+
+    @cached_property
+    def windows(self) -> list[Window]:
+        """For perplexity.
+
+        Raises:
+            UserError: there is no tokenizer, or no text worth the name.
+        """
+        return spread(self._all_windows, self._options.tokens)
+
+    @cached_property
+    def recall(self) -> dict[int, list[RecallPrompt]]:
+        """Questions by distance.
+
+        Raises:
+            UserError: as :attr:`windows`, or no distance fits the model.
+        """
+        spec, options = self._subject.spec, self._options
+        tokenizer, _ = self._subject.tokenizer, self._all_windows
+
+        def encode(text: str) -> list[int]:
+            ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+            return ids
+
+        generator = RecallGenerator(encode, "\n".join(self._texts.values()), spec.bos_token_id)
+        distances = options.distances
+        if distances is None:
+            wanted = [factor * spec.index_topk for factor in _DISTANCES]
+            distances = tuple(d for d in wanted if generator.longest(d) <= self.context)
+        if not distances:
+            raise UserError(f"no recall prompt fits a context of {self.context}; see --distances")
+        prompts = generator.prompts(distances, options.prompts, options.seed)
+        longest = max(len(p.ids) + len(p.answer) for group in prompts.values() for p in group)
+        if longest > spec.max_position_embeddings:
+            raise UserError(
+                f"a recall prompt at distance {max(distances)} has {longest} tokens, more than "
+                f"the model's limit of {spec.max_position_embeddings}; see --distances"
+            )
+        return prompts
+
+    @property
+    def longest(self) -> int:
+        """No sequence has more tokens than this, generated ones included."""
+        furthest = max(self._options.distances or (0,)) + 256
+        return max(self.context, furthest) + self._options.generate
+
+    @cached_property
+    def around_topk(self) -> dict[int, list[list[int]]]:
+        """Sequences by length, below, at and above ``index_topk``."""
+        lengths = lengths_around(self._subject.spec.index_topk, self.context)
+        longest = self.sequences(lengths[-1])
+        return {length: [ids[:length] for ids in longest] for length in lengths}
+
+    def sequences(self, length: int) -> list[list[int]]:
+        """A few sequences of exactly ``length`` tokens, from all over the texts."""
+        return self._pieces([length] * self._options.sequences)
+
+    def prompts(self, count: int, longest: int) -> list[list[int]]:
+        """Prompts of eight lengths, spaced evenly in their logarithms, up to ``longest``."""
+        lengths = np.geomspace(min(8, longest), longest, 8).round().astype(int).tolist()
+        return self._pieces([lengths[index % 8] for index in range(count)])
+
+    def _pieces(self, lengths: Sequence[int]) -> list[list[int]]:
+        """Pieces of the texts, begin token first, from places spread over all of them."""
+        spec = self._subject.spec
+        if self._subject.tokenizer is None:
+            pool = random_windows(spec.vocab_size, 1, 8 * max(lengths), self._options.seed)[0]
+            lead = []
+        else:
+            lead = [] if spec.bos_token_id is None else [spec.bos_token_id]
+            pool = [i for window in self._all_windows for i in window.ids[len(lead) :]]
+        room = len(pool) + len(lead) - max(lengths)
+        if room < 0:
+            raise UserError(
+                f"the texts have {len(pool)} tokens, {max(lengths)} in a row are needed; "
+                "give more text or a smaller --context"
+            )
+        starts = np.linspace(0, room, len(lengths)).astype(int).tolist()
+        return [
+            (lead + pool[start : start + length])[:length]
+            for start, length in zip(starts, lengths, strict=True)
+        ]
+
+
+def make_material(subject: Subject, options: Options) -> Material:
+    """Read the texts and prepare for one artifact.
+
+    Raises:
+        UserError: a text cannot be read, or ``context`` exceeds the model's limit.
+    """
+    texts = read_texts(options.texts) if subject.tokenizer is not None else {}
+    return Material(subject, texts, options)

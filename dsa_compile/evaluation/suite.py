@@ -1,0 +1,174 @@
+"""Measure after measure over artifact after artifact; what is done stays done."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from dsa_compile.artifact.reader import Artifact
+from dsa_compile.errors import UserError
+from dsa_compile.evaluation.agreement import compare_logits, measure_generations
+from dsa_compile.evaluation.hf import NAME, HfModel
+from dsa_compile.evaluation.indexer_overlap import measure_overlap, references
+from dsa_compile.evaluation.layer_error import measure_layers, require_same_model
+from dsa_compile.evaluation.material import Material, make_material
+from dsa_compile.evaluation.mtp_acceptance import Drafter, FinalNorm, measure_acceptance
+from dsa_compile.evaluation.options import Options
+from dsa_compile.evaluation.perplexity import measure_perplexity
+from dsa_compile.evaluation.probe import ProbeRunner
+from dsa_compile.evaluation.progress import Tick, ignore, part
+from dsa_compile.evaluation.recall_accuracy import measure_recall
+from dsa_compile.evaluation.results import ArtifactResults, Row
+from dsa_compile.evaluation.selection import DENSE, SPARSE
+from dsa_compile.evaluation.subject import Subject
+
+
+class Progress:
+    """What happens during an evaluation; override what you want to see. Does nothing itself."""
+
+    def begin(self, artifact: str, measure: str) -> Tick:
+        """A measure begins; what is returned is told how far it is."""
+        return ignore
+
+    def found(self, results: Sequence[ArtifactResults]) -> None:
+        """There is more: all results so far."""
+
+    def end(self) -> None:
+        """The measure has ended."""
+
+
+def evaluate(
+    paths: Sequence[Path],
+    options: Options,
+    model_dir: Path | None = None,
+    progress: Progress | None = None,
+) -> list[ArtifactResults]:
+    """Evaluate artifacts one after another.
+
+    What cannot be measured on an artifact, for example drafts of a model that has no module for
+    them, is noted in its results and the rest goes on.
+
+    Args:
+        paths: artifacts.
+        options: what to measure.
+        model_dir: see :meth:`Subject.open`.
+        progress: is told what happens.
+
+    Raises:
+        UserError: an artifact or its model cannot be opened, or a text not be read. Only a model
+            whose files are not there can still be found out after other artifacts were measured.
+    """
+    progress = progress or Progress()
+    for path in paths:  # what is wrong with the last should be known before the first is measured
+        options.context_of(Artifact.open(path, verify="header").manifest.model.spec)
+    reference = None
+    if options.reference is not None and "layers" in options.measures:
+        reference = Subject.open(options.reference, model_dir)
+    finished: list[ArtifactResults] = []
+    for path, name in zip(paths, distinct_names(paths), strict=True):
+        subject = Subject.open(path, model_dir, name)
+        run = _SubjectRun(subject, make_material(subject, options), options, reference)
+        results = ArtifactResults.of(subject)
+        finished.append(results)
+        for measure in options.measures:
+            start = time.perf_counter()
+            tick = progress.begin(subject.name, measure)
+            try:
+                for rows in run.measure(measure, tick):
+                    results.rows += rows
+                    progress.found(finished)
+            except UserError as error:
+                results.notes.append(f"{measure}: {error}")
+            results.seconds[measure] = round(time.perf_counter() - start, 3)
+            progress.found(finished)
+            progress.end()
+    return finished
+
+
+def distinct_names(paths: Sequence[Path]) -> list[str]:
+    """The directories' own names, or the paths as given where these repeat."""
+    names = [path.resolve().name for path in paths]
+    return [
+        str(path) if names.count(name) > 1 else name
+        for path, name in zip(paths, names, strict=True)
+    ]
+
+
+class _SubjectRun:
+    """The measures of one artifact; each gives its rows part by part."""
+
+    def __init__(
+        self, subject: Subject, material: Material, options: Options, reference: Subject | None
+    ) -> None:
+        self._subject, self._material, self._options = subject, material, options
+        self._reference = reference
+        self._measures: dict[str, Callable[[Tick], Iterator[Sequence[Row]]]] = {
+            "perplexity": self._perplexity,
+            "recall": self._recall,
+            "indexer": self._indexer,
+            "mtp": self._mtp,
+            "layers": self._layers,
+            "hf": self._hf,
+        }
+
+    def measure(self, name: str, tick: Tick) -> Iterator[Sequence[Row]]:
+        return self._measures[name](tick)
+
+    def _runner(self, selection: str = SPARSE) -> ProbeRunner:
+        return self._subject.runner(selection, self._options.seed, self._material.longest)
+
+    def _selections(self, names: Sequence[str], tick: Tick) -> Iterator[tuple[str, Tick]]:
+        """Each selection with a tick for its share of the measure."""
+        for index, name in enumerate(names):
+            yield name, part(tick, index, len(names))
+
+    def _perplexity(self, tick: Tick) -> Iterator[Sequence[Row]]:
+        windows = self._material.windows
+        for selection, share in self._selections(self._options.selections, tick):
+            yield [measure_perplexity(self._runner(selection), windows, selection, share)]
+
+    def _recall(self, tick: Tick) -> Iterator[Sequence[Row]]:
+        prompts = self._material.recall
+        for selection, share in self._selections(self._options.selections, tick):
+            yield measure_recall(self._runner(selection), prompts, selection, share)
+
+    def _indexer(self, tick: Tick) -> Iterator[Sequence[Row]]:
+        indexers = references(self._subject)
+        sequences, topk = self._material.around_topk, self._subject.spec.index_topk
+        choosing = [name for name in self._options.selections if name != DENSE]
+        for name, share in self._selections(choosing, tick):
+            yield measure_overlap(self._runner(name), indexers, sequences, topk, name, share)
+
+    def _mtp(self, tick: Tick) -> Iterator[Sequence[Row]]:
+        self._require_whole("drafting")
+        options, material = self._options, self._material
+        drafter = Drafter(self._subject, material.longest, options.depth)
+        texts = material.sequences(material.context)
+        prompts = material.prompts(options.draft_prompts, material.context // 4)
+        norm = FinalNorm(self._subject)
+        yield measure_acceptance(
+            self._runner(), drafter, norm, texts, prompts, options.generate, tick
+        )
+
+    def _layers(self, tick: Tick) -> Iterator[Sequence[Row]]:
+        assert self._reference is not None
+        require_same_model(self._subject, self._reference)
+        runner = self._reference.runner(max_tokens=self._material.longest)
+        layers = [layer.index for layer in self._subject.manifest.layers]
+        sequences = self._material.sequences(self._material.context)
+        yield measure_layers(self._runner(), runner, layers, sequences, tick)
+        name = self._reference.name
+        yield [compare_logits(name, self._runner().logits(sequences), runner.logits(sequences))]
+
+    def _hf(self, tick: Tick) -> Iterator[Sequence[Row]]:
+        self._require_whole("comparing with transformers")
+        options, material, runner = self._options, self._material, self._runner()
+        model = HfModel(self._subject.model_dir, self._subject.spec)
+        sequences = material.sequences(material.context)
+        yield [compare_logits(NAME, runner.logits(sequences), model.logits(sequences))]
+        longest = min(8 * self._subject.spec.index_topk, material.context)
+        prompts = material.prompts(options.greedy_prompts, longest)
+        yield [measure_generations(NAME, runner, model.generate, prompts, options.generate, tick)]
+
+    def _require_whole(self, what: str) -> None:
+        if not self._subject.is_whole:
+            raise UserError(f"{what} needs all layers, the artifact was compiled with --layers")

@@ -25,8 +25,6 @@ from tests.passes.sketch import (
     random_inputs,
 )
 
-torch.set_num_threads(2)
-
 TOLERANCE = 1e-4  # of passes that reorder fp32 sums, on inputs of unit variance
 
 

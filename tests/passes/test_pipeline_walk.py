@@ -32,7 +32,7 @@ TOLERANCE = 1e-4
 
 @dataclass(frozen=True)
 class Walk:
-    """Logits [S, V] of each prompt under a recipe: the reference's, as exported, and after each pass."""
+    """Logits [S, V] of each prompt: the reference's, as exported, and after each pass."""
 
     recipe: str
     reference: list[torch.Tensor]

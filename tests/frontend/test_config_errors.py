@@ -1,0 +1,140 @@
+"""Configurations that are refused, each in one line that names the field."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dsa_compile.config import CompileConfig
+from dsa_compile.errors import ConfigError, UserError
+from dsa_compile.frontend.build import layer_plan, load_spec
+from dsa_compile.model_spec import ModelSpec
+from dsa_compile.testing.models import hub_config, tiny_config
+
+
+def refused(model_dir: Path, changes: dict[str, Any]) -> str:
+    config = {**tiny_config(4).to_dict(), **changes}
+    (model_dir / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError) as error:
+        load_spec(model_dir)
+    message = str(error.value)
+    assert "\n" not in message
+    return message
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"model_type": "llama"}, "model_type='llama' is not supported; dsa-compile takes"),
+        ({"model_type": None}, "model_type=None is not supported"),
+        ({"attention_bias": True}, "attention_bias=True is not supported, only False"),
+        ({"mlp_bias": True}, "mlp_bias=True is not supported, only False"),
+        ({"hidden_act": "gelu"}, "hidden_act='gelu' is not supported, only 'silu'"),
+        ({"tie_word_embeddings": True}, "tie_word_embeddings=True is not supported"),
+        ({"n_routed_experts": 15}, "n_routed_experts=15 must divide into n_group=4 groups"),
+        ({"n_group": 16}, "each routing group needs at least 2 experts"),
+        ({"topk_group": 5}, "topk_group=5 exceeds n_group=4"),
+        ({"num_experts_per_tok": 9}, "num_experts_per_tok=9 exceeds the experts in topk_group=2"),
+        ({"index_head_dim": 16}, "index_head_dim must exceed qk_rope_head_dim"),
+        ({"num_key_value_heads": 4}, "num_key_value_heads must equal num_attention_heads"),
+        ({"index_topk": 0}, "index_topk=0 must be"),
+        ({"hidden_size": -128}, "hidden_size=-128 must be"),
+        ({"hidden_size": "128"}, "hidden_size"),
+        ({"mlp_layer_types": ["dense", "sparse"]}, "mlp_layer_types"),
+        ({"mlp_layer_types": ["dense", "sparse", "dense", "odd"]}, "mlp_layer_types"),
+        ({"quantization_config": {"quant_method": "awq"}}, "quant_method 'fp8'"),
+        ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, "rope"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+def test_an_unsupported_configuration(tmp_path: Path, changes: dict[str, Any], says: str) -> None:
+    assert says in refused(tmp_path, changes)
+
+
+@pytest.mark.parametrize("name", ["index_topk", "kv_lora_rank", "attention_bias", "rms_norm_eps"])
+def test_a_missing_field(name: str) -> None:
+    config = tiny_config(4).to_dict()
+    del config[name]
+    with pytest.raises(ConfigError, match=rf"config\.json: {name} is missing"):
+        ModelSpec.from_config(config)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [("{", "not valid JSON"), ("[]", "expected a JSON object, found list"), (None, "missing")],
+)
+def test_an_unreadable_file(tmp_path: Path, text: str | None, says: str) -> None:
+    if text is not None:
+        (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ConfigError, match=says):
+        load_spec(tmp_path)
+
+
+def test_an_absent_directory(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no such directory"):
+        load_spec(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("config", [tiny_config(4).to_dict(), hub_config(tiny_config(5))])
+def test_a_spec_survives_json(tmp_path: Path, config: dict[str, Any]) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    spec = load_spec(tmp_path)
+    assert ModelSpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
+
+
+def test_both_spellings_of_a_configuration_mean_the_same(tmp_path: Path) -> None:
+    specs = []
+    for name, config in (("hf", tiny_config(5).to_dict()), ("hub", hub_config(tiny_config(5)))):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(config))
+        specs.append(load_spec(tmp_path / name).to_json())
+    differing = {key for key in specs[0] if specs[0][key] != specs[1][key]}
+    assert differing == {"quantization", "num_nextn_predict_layers"}
+
+
+def spec(layers: int = 4) -> ModelSpec:
+    return ModelSpec.from_config(tiny_config(layers).to_dict())
+
+
+def test_the_plan_of_all_layers() -> None:
+    plan = layer_plan(spec(), None)
+    assert [(entry.index, entry.kind) for entry in plan] == [
+        (0, "dense"), (1, "dense"), (2, "moe"), (3, "moe"),
+    ]  # fmt: skip
+    assert plan[0].vars == {
+        "layer": "model.layers.0",
+        "next_norm": "model.layers.1.input_layernorm",
+    }
+    assert plan[3].vars["next_norm"] == "model.norm"
+
+
+def test_a_range_of_layers_ends_in_the_final_norm() -> None:
+    plan = layer_plan(spec(), (1, 2))
+    assert [entry.index for entry in plan] == [1, 2]
+    assert [entry.vars["next_norm"] for entry in plan] == [
+        "model.layers.2.input_layernorm",
+        "model.norm",
+    ]
+    assert [entry.index for entry in layer_plan(spec(), (3, 3))] == [3]
+
+
+@pytest.mark.parametrize("keep", [(0, 4), (3, 2), (-1, 2), (4, 4)])
+def test_a_range_outside_the_model(keep: tuple[int, int]) -> None:
+    with pytest.raises(UserError) as error:
+        layer_plan(spec(), keep)
+    assert str(error.value) == f"--layers {keep[0]}-{keep[1]}: the model has layers 0-3"
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"recipe": "fp16"}, "unknown recipe 'fp16'; choose one of"),
+        ({"target": "tpu"}, "unknown target 'tpu'; choose one of"),
+        ({"weights": "copy"}, "unknown weights 'copy'; choose one of"),
+        ({"block_size": 48}, "unknown block size 48; choose one of"),
+    ],
+)
+def test_unknown_options(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        CompileConfig(**options)

@@ -77,6 +77,9 @@ class BoundRegion:
         region: for the order of inputs.
         function: from :func:`bind`.
         fixed: this layer's weights and caches, by role and key.
+
+    Raises:
+        ArtifactError: the graph takes a weight or cache that is not there, or of another shape.
     """
 
     def __init__(
@@ -95,7 +98,7 @@ class BoundRegion:
                 self._open.append((index, key))
                 self._arguments.append(None)
             else:
-                self._arguments.append(fixed[role][key])
+                self._arguments.append(_fixed(region, node, fixed[role]))
 
     def run(self, tensors: dict[str, torch.Tensor]) -> None:
         """Call with the step's tensors by name; results replace the values of their names."""
@@ -103,3 +106,19 @@ class BoundRegion:
         for index, key in self._open:
             arguments[index] = tensors[key]
         tensors.update(zip(self._outputs, self._function(*arguments), strict=True))
+
+
+def _fixed(region: Region, node: fx.Node, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    key, wanted = node.meta["key"], node.meta["val"]
+    found = tensors.get(key)
+    sizes = () if found is None else zip(wanted.shape, found.shape, strict=False)
+    if (
+        found is None
+        or (found.dtype, found.dim()) != (wanted.dtype, len(wanted.shape))
+        or any(isinstance(size, int) and size != actual for size, actual in sizes)
+    ):
+        raise ArtifactError(
+            f"region {region.name!r}: its graph and the weight plan disagree on {key!r}; "
+            "the artifact was edited, recompile"
+        )
+    return found

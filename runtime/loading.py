@@ -16,6 +16,7 @@ from dsa_compile.weights.plan import WeightPlan
 
 # Caches for this many tokens, or for the model's longest sequence if that is shorter, by default.
 DEFAULT_CACHE_TOKENS = 65_536
+_MOST_ROWS = 2**31 - 1  # the graphs number cache rows in int32
 
 
 def load_runner(
@@ -37,7 +38,7 @@ def load_runner(
         ArtifactError: not a sound artifact, compiled for inspection only, or its weights are
             missing or not the ones compiled.
         CheckpointError: the model's files do not hold what the artifact needs.
-        UserError: fewer than one block.
+        UserError: fewer than one block, or more than int32 numbers or than the memory holds.
     """
     artifact = Artifact.open(path, verify)
     manifest = artifact.manifest
@@ -49,8 +50,14 @@ def load_runner(
     if num_blocks is None:
         tokens = min(DEFAULT_CACHE_TOKENS, manifest.model.spec.max_position_embeddings)
         num_blocks = -(-tokens // manifest.block_size)
-    if num_blocks < 1:
-        raise UserError(f"num_blocks={num_blocks} must be at least 1")
+    most = _MOST_ROWS // manifest.block_size
+    if not 1 <= num_blocks <= most:
+        raise UserError(f"num_blocks={num_blocks} must be from 1 to {most}")
+    if model_dir is not None and manifest.weights.mode == "pack":
+        raise UserError(
+            f"{artifact.path}: holds its weights itself and takes none from {model_dir}; "
+            "leave out --model-dir"
+        )
     regions = {record.name: artifact.region(record.name) for record in manifest.regions}
     return ModelRunner(manifest, regions, _load_weights(artifact, model_dir), num_blocks)
 

@@ -6,6 +6,7 @@ from dataclasses import fields
 import torch
 
 from dsa_compile.artifact.manifest import Manifest
+from dsa_compile.errors import UserError
 from dsa_compile.ir.calls import EMBED, HEAD, step_calls
 from dsa_compile.ir.region import Region, Role
 from dsa_compile.runtime.batch import Batch
@@ -18,8 +19,9 @@ _BATCH_FIELDS = tuple(field.name for field in fields(Batch))
 class ModelRunner:
     """A :class:`~dsa_compile.runtime.runner.Runner` over an artifact.
 
-    Owns both paged caches of every layer: ``[num_blocks, block_size, width]`` each, under one block
-    id.
+    Owns both paged caches of every layer, ``[num_blocks, block_size, width]`` each under one block
+    id: ``caches`` has them by key for each layer, for those who move pages. What a page holds
+    before a request writes its rows does not matter, NaN included.
 
     Args:
         manifest: of the artifact.
@@ -27,6 +29,9 @@ class ModelRunner:
         weights: for each call of a step (``embed``, each layer in order, ``head``) the weights by
             key.
         num_blocks: blocks of each cache.
+
+    Raises:
+        UserError: the caches do not fit into memory.
     """
 
     def __init__(
@@ -44,9 +49,9 @@ class ModelRunner:
         self.eos_token_ids = spec.eos_token_ids
         self._topk = spec.index_topk
         kinds = [call.kind for call in step_calls(manifest.layers)]
-        caches = [
-            self._make_caches(manifest) if kind not in (EMBED, HEAD) else {} for kind in kinds
-        ]
+        inner = [kind not in (EMBED, HEAD) for kind in kinds]
+        caches = [self._make_caches(manifest) if layer else {} for layer in inner]
+        self.caches = tuple(cache for cache in caches if cache)
         functions = {name: bind(region, manifest.kernels) for name, region in regions.items()}
         self._calls: dict[str, list[BoundRegion]] = {}
         for variant in manifest.variants or (LONG,):
@@ -59,13 +64,17 @@ class ModelRunner:
             ]
 
     def _make_caches(self, manifest: Manifest) -> dict[str, torch.Tensor]:
-        # zeroed: a block's unwritten rows are gathered and masked, and NaN times zero is NaN
-        return {
-            cache.key: torch.zeros(
-                (self.num_blocks, self.block_size, cache.width), dtype=getattr(torch, cache.dtype)
-            )
-            for cache in manifest.caches
-        }
+        made = {}
+        for cache in manifest.caches:
+            shape = (self.num_blocks, self.block_size, cache.width)
+            try:
+                made[cache.key] = torch.zeros(shape, dtype=getattr(torch, cache.dtype))
+            except RuntimeError:  # what torch raises when the system refuses the memory
+                raise UserError(
+                    f"num_blocks={self.num_blocks}: no memory for {cache.key} pages of "
+                    f"{self.block_size} x {cache.width} in every layer; use fewer blocks"
+                ) from None
+        return made
 
     @torch.inference_mode()
     def execute(self, batch: Batch) -> torch.Tensor:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from dsa_compile.errors import RequestError
+from dsa_compile.errors import ArtifactError, RequestError
 
 Prompt = str | Sequence[int]
 
@@ -37,7 +37,9 @@ def token_ids_of(request_id: str, prompt: Prompt, vocab_size: int, tokenizer: An
         ids = np.asarray(None)
     if ids.shape == (0,):
         raise RequestError(f"request {request_id!r}: the prompt is empty; give at least one token")
-    if ids.ndim != 1 or ids.dtype.kind not in "iu":
+    if ids.ndim == 1 and ids.dtype.kind in "Of" and all(type(i) is int for i in prompt):
+        ids = np.array(prompt, object)  # beyond 64 bits, where numpy has no integers
+    elif ids.ndim != 1 or ids.dtype.kind not in "iu":
         raise RequestError(
             f"request {request_id!r}: a prompt is a text or a list of integer token ids"
         )
@@ -52,7 +54,11 @@ def token_ids_of(request_id: str, prompt: Prompt, vocab_size: int, tokenizer: An
 
 
 def load_tokenizer(artifact: Path) -> Any:
-    """The artifact's tokenizer, or None if it has none or ``tokenizers`` is not installed."""
+    """The artifact's tokenizer, or None if it has none or ``tokenizers`` is not installed.
+
+    Raises:
+        ArtifactError: its file is not one that ``tokenizers`` reads.
+    """
     file = artifact / "tokenizer" / "tokenizer.json"
     if not file.is_file():
         return None
@@ -60,4 +66,9 @@ def load_tokenizer(artifact: Path) -> Any:
         from tokenizers import Tokenizer
     except ImportError:
         return None
-    return Tokenizer.from_file(str(file))
+    try:
+        return Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises no class of its own
+        raise ArtifactError(
+            f"{file}: not a tokenizer ({error}); mend the model's tokenizer.json and recompile"
+        ) from None

@@ -119,7 +119,7 @@ class Artifact:
         if not root.is_dir():
             raise ArtifactError(
                 f"{root}: no such directory; {self.path} takes its weights from there, "
-                "say where the model is now"
+                "say where the model is now (--model-dir)"
             )
         # Links are followed wherever they lead: a download cache is made of them.
         files = {root / file.name: file for file in self.manifest.weights.files}
@@ -161,7 +161,7 @@ def _check_contents(
         try:
             size = path.stat().st_size
         except OSError as error:
-            raise ArtifactError(f"{path}: cannot be read ({error.strerror})") from None
+            raise ArtifactError(f"{path}: cannot be read ({error.strerror}); {_CHANGED}") from None
         if size != record.size:
             raise ArtifactError(f"{path}: {size} bytes, {record.size} when compiled; {_CHANGED}")
         header = record.header_sha256 if isinstance(record, WeightFile) else None

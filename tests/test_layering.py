@@ -33,9 +33,11 @@ AREAS: dict[str, tuple[str, ...]] = {
     "ir.graph_json": (
         *FOUNDATION, "ir.argument_json", "ir.kernel_ops", "ir.region", "ir.tensor_info",
     ),
+    "ir.printer": ("ir.graph_json", "ir.region", "ir.tensor_info"),
     "ir": (*FOUNDATION, "ops", "model_spec", "config", "weights"),
     "artifact": (
-        *FOUNDATION, "model_spec", "config", "weights", "ir.graph_json", "ir.naming", "ir.region",
+        *FOUNDATION, "model_spec", "config", "weights", "ir.argument_json", "ir.graph_json",
+        "ir.naming", "ir.printer", "ir.region",
     ),
     "frontend": (*FOUNDATION, "ops", "model_spec", "config", "weights", "ir"),
     "passes": (*FOUNDATION, "ops", "model_spec", "config", "weights", "ir"),
@@ -49,8 +51,8 @@ AREAS: dict[str, tuple[str, ...]] = {
     "testing": ("model_spec", "weights"),
     "testing.hash_runner": ("runtime",),
     "evaluation": (
-        *FOUNDATION, "ops", "model_spec", "config", "weights", "artifact", "runtime",
-        "ir.calls", "ir.region",
+        *FOUNDATION, "ops", "model_spec", "config", "weights", "artifact", "frontend",
+        "runtime", "ir.calls", "ir.region",
     ),
     "compiling": (
         *FOUNDATION, "model_spec", "config", "weights", "ir", "artifact", "frontend", "passes",

@@ -171,14 +171,18 @@ def lose_page(engine: Engine, caches: list[torch.Tensor], block: int) -> None:
 def test_what_pages_held_before_is_never_read(case, name):
     """Every page full of NaN, as the last owner left it: the same tokens, and logits to the bit."""
     c = case(name)
-    prompts = c.prompts([1, 15, 16, 17, c.topk - 1, c.topk + 1, 4 * c.topk + 5, 33], seed=9)
+    first, *prompts = c.prompts(
+        [40, 1, 15, 16, 17, c.topk - 1, c.topk + 1, 4 * c.topk + 5, 33], seed=9
+    )
     results = []
     for filling in (0.0, torch.nan):
         recorder = Recorder(load_runner(c.artifact, num_blocks=80))
+        engine = Engine(recorder, EngineConfig(max_batched_tokens=29))
+        run(engine, [first], greedy(1))  # keeps block 0, where clamped indices would lead
+        recorder.logits = []
         for layer in recorder.caches:
             for cache in layer.values():
                 cache.fill_(filling)
-        engine = Engine(recorder, EngineConfig(max_batched_tokens=29))
         results.append((run(engine, prompts, greedy(20)), torch.cat(recorder.logits)))
     (clean, clean_logits), (poisoned, poisoned_logits) = results
     assert poisoned == clean

@@ -14,7 +14,7 @@ from dsa_compile.evaluation.results import ArtifactResults, write_json
 from dsa_compile.evaluation.suite import Progress
 from dsa_compile.evaluation.tables import tables
 
-_PLAIN_WIDTH = 120
+_PLAIN_WIDTH = 400  # a pipe has no width of its own; tables take what they need
 
 
 class Display(Progress):
@@ -41,7 +41,6 @@ class Display(Progress):
         self._results: Sequence[ArtifactResults] = ()
 
     def __enter__(self) -> "Display":
-        self._bar.start()
         return self
 
     def __exit__(
@@ -50,12 +49,14 @@ class Display(Progress):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._bar.stop()
+        if self._task is not None:  # else it would leave an empty line
+            self._bar.stop()
         if error is not None:
             self.show(self._results)
 
     def begin(self, artifact: str, measure: str) -> Tick:
         """Add a bar."""
+        self._bar.start()
         task = self._bar.add_task(f"{artifact}: {measure}", total=1.0)
         self._task = task
         return lambda done: self._bar.update(task, completed=done)

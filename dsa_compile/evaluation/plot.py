@@ -13,6 +13,7 @@ from dsa_compile.evaluation.recall_accuracy import Recall
 from dsa_compile.evaluation.results import ArtifactResults
 
 _PANEL = (5.0, 3.6)  # inches
+_COLUMNS = 3
 
 
 def check_plot(path: Path) -> None:
@@ -49,8 +50,11 @@ def save_plot(path: Path, artifacts: Sequence[ArtifactResults]) -> bool:
     wanted = [draw for kind, draw in panels if any(a.of_type(kind) for a in artifacts)]
     if not wanted:
         return False
-    figure = Figure(figsize=(_PANEL[0] * len(wanted), _PANEL[1]), layout="constrained")
-    for axes, draw in zip(figure.subplots(1, len(wanted), squeeze=False)[0], wanted, strict=True):
+    columns = min(len(wanted), _COLUMNS)
+    rows = -(-len(wanted) // columns)
+    figure = Figure(figsize=(_PANEL[0] * columns, _PANEL[1] * rows), layout="constrained")
+    for number, draw in enumerate(wanted, start=1):
+        axes = figure.add_subplot(rows, columns, number)
         draw(axes, artifacts)
         if axes.get_legend_handles_labels()[0]:
             axes.legend(fontsize="x-small")
@@ -97,6 +101,7 @@ def _overlap(axes: Any, artifacts: Sequence[ArtifactResults]) -> None:
                 marker="o",
                 label=f"{artifact.name}, {selection}",
             )
+    axes.set_xscale("log")
     axes.set(title="Overlap with the fp64 indexer", xlabel="tokens", ylabel="mean over layers")
 
 
@@ -120,4 +125,5 @@ def _layers(axes: Any, artifacts: Sequence[ArtifactResults]) -> None:
             axes.plot(layers, errors, marker="o", label=f"{artifact.name}, {mode}")
             axes.set_xticks(layers)
     axes.set_yscale("symlog", linthresh=1e-7)
+    axes.set_ylim(bottom=0.0)
     axes.set(title="Error after each layer", xlabel="layer", ylabel="relative")

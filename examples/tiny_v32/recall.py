@@ -98,8 +98,10 @@ class RecallWriter:
         return word if kind < 0.7 else f"{word}{rng.randrange(10, 100)}"
 
     def value(self, rng: random.Random) -> str:
-        """A value: a name or a number."""
-        return self.name(rng) if rng.random() < 0.6 else str(rng.randrange(100, 100_000))
+        """A value: a name, or a number of 3 to 10 digits."""
+        if rng.random() < 0.5:
+            return self.name(rng)
+        return "".join(rng.choices("0123456789", k=rng.randint(3, 10)))
 
     def document(
         self, rng: random.Random, length: int, reach: int, density: float
@@ -181,43 +183,37 @@ class RecallWriter:
             weights += [1.0] * len(piece)
         return ids[:length], weights[:length]
 
-    def prompt(self, rng: random.Random, distance: int, others: int = 8) -> Prompt:
-        """One question at about ``distance`` (within a line's tokens), with ``others`` facts near.
+    def prompt(self, rng: random.Random, distance: int, density: float = 0.5) -> Prompt:
+        """One question at about ``distance`` tokens (exact but for the shortest).
 
-        ``others`` facts are scattered before and after the asked one.
+        A share ``density`` of the pieces around the fact are other facts.
         """
         key, value = self.name(rng), self.value(rng)
         fact, query, _ = rng.choice(FORMS)
         answer = self.encode(" " + value)
-        head, _, tail = _parts(fact)
         question = self.encode(query.format(k=key))
         line = self.encode(fact.format(k=key, v=value))
-        after = len(self.encode(tail)) + len(answer) + len(question)
-        lines = []
-        for _ in range(others):
-            if (other := self.name(rng)) != key:
-                text = rng.choice(FORMS)[0].format(k=other, v=self.value(rng))
-                lines.append(self.encode(text))
-        gap = max(distance - after, 0)
-        between = self._fill(rng, gap, lines)
-        lead = self._fill(rng, rng.randint(32, 128), lines)
-        ids = [0, *lead, *line, *between, *question]
-        return Prompt(ids, answer, len(between) + after)
+        after = len(self.encode(_parts(fact)[2])) + len(answer) + len(question)
+        between = self._fill(rng, distance - after, density, key)
+        lead = self._fill(rng, rng.randint(32, 96), density, key)
+        return Prompt([0, *lead, *line, *between, *question], answer, len(between) + after)
 
-    def _fill(self, rng: random.Random, length: int, lines: list[list[int]]) -> list[int]:
-        """``length`` tokens of filler and of ``lines``, which are taken from the list as they fit."""
+    def _fill(self, rng: random.Random, length: int, density: float, key: str) -> list[int]:
+        """``length`` tokens of text and of facts about other keys than ``key``."""
         tokens: list[int] = []
         while (left := length - len(tokens)) > 0:
-            if lines and len(lines[-1]) < left and rng.random() < 0.5:
-                tokens += lines.pop()
-            else:
-                tokens += self.filler.cut(rng, min(left, rng.randint(8, max(16, length // 8))))
+            line: list[int] = []
+            if rng.random() < density and (other := self.name(rng)) != key:
+                line = self.encode(rng.choice(FORMS)[0].format(k=other, v=self.value(rng)))
+            if not 0 < len(line) <= left:
+                line = self.filler.cut(rng, min(left, rng.randint(8, 48)))
+            tokens += line
         return tokens
 
 
-def common_words(stream: NDArray[np.uint16], tokenizer: Tokenizer, count: int = 600) -> list[str]:
-    """The most frequent lower-case words of 3 to 9 letters of the text."""
-    text = tokenizer.decode(stream[:1_500_000].tolist())
+def common_words(stream: NDArray[np.uint16], tokenizer: Tokenizer, count: int) -> list[str]:
+    """The most frequent lower-case words of 3 to 9 letters of (the start of) the text."""
+    text = tokenizer.decode(stream[:3_000_000].tolist())
     frequency: dict[str, int] = {}
     for word in text.split():
         if 3 <= len(word) <= 9 and word.isascii() and word.isalpha() and word.islower():

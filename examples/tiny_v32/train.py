@@ -45,19 +45,20 @@ class Phase:
     rate: float  # peak learning rate of the model
     index_rate: float
     ramp: int  # steps of linear warm-up of the rate
-    decay: float  # share of the steps, at the end, in which the rate falls linearly to a twentieth
+    decay: float  # share of the steps, at the end, in which the rate falls linearly
+    floor: float  # to this share of its peak
     curriculum: float
 
     def factor(self, step: int) -> float:
         """Learning rate at ``step`` over its peak."""
         left = (self.steps - step) / max(self.decay * self.steps, 1)
-        return min((step + 1) / self.ramp, 1.0, max(left, 0.05))
+        return min((step + 1) / self.ramp, 1.0, max(left, self.floor))
 
 
 PHASES = (
-    Phase("dense", 5000, 64, 1024, Select.ALL, False, False, 2e-3, 0.0, 200, 0.4, 0.6),
-    Phase("warmup", 400, 32, 1536, Select.ALL, True, True, 0.0, 4e-3, 40, 0.5, 0.0),
-    Phase("sparse", 1200, 32, 1536, Select.TOPK, True, False, 4e-4, 1e-3, 40, 1.0, 0.0),
+    Phase("dense", 5000, 64, 1024, Select.ALL, False, False, 2e-3, 0.0, 200, 0.4, 0.25, 0.6),
+    Phase("warmup", 400, 32, 1536, Select.ALL, True, True, 0.0, 4e-3, 40, 0.5, 0.1, 0.0),
+    Phase("sparse", 2600, 32, 1536, Select.TOPK, True, False, 6e-4, 1e-3, 40, 1.0, 0.01, 0.0),
 )
 
 
@@ -233,6 +234,8 @@ def main() -> None:
     if args.resume:
         run.resume()
     if not args.eager:
+        # Two kinds of layer × three phases × with or without gradients, of one code object.
+        torch._dynamo.config.recompile_limit = 64
         for layer in [*run.model.layers, run.model.mtp.layer]:
             layer.compile(dynamic=False)
     for phase in PHASES[run.phase : args.phases]:

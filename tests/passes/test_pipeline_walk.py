@@ -1,6 +1,5 @@
 """The reference's logits, followed through every pass that still runs without caches."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,18 +24,17 @@ DENSE = tuple(
     for step in PIPELINE[: [getattr(s, "name", "") for s in PIPELINE].index(FIRST_WITH_CACHES)]
     if isinstance(step, Pass)
 )
-# beyond and below index_topk (16): the reference then selects, or takes all
-LENGTHS = (40, 9)
+LENGTH = 40  # beyond index_topk (16): early rows take every key, late ones select
 TOLERANCE = 1e-4
 
 
 @dataclass(frozen=True)
 class Walk:
-    """Logits [S, V] of each prompt: the reference's, as exported, and after each pass."""
+    """Logits [S, V] of a prompt: the reference's, as exported, and after each pass."""
 
     recipe: str
-    reference: list[torch.Tensor]
-    after: dict[str, list[torch.Tensor]]
+    reference: torch.Tensor
+    after: dict[str, torch.Tensor]
 
 
 def walk(model_dir: Path, recipe: str) -> Walk:
@@ -45,12 +43,12 @@ def walk(model_dir: Path, recipe: str) -> Walk:
     model = tiny_model(config, dtype=dtype)
     save_hf(model, model_dir)
     generator = torch.Generator().manual_seed(0)
-    prompts = [torch.randint(0, config.vocab_size, (n,), generator=generator) for n in LENGTHS]
+    prompt = torch.randint(0, config.vocab_size, (LENGTH,), generator=generator)
     with torch.no_grad():
-        reference = [model(ids[None], use_cache=False).logits[0] for ids in prompts]
+        reference = model(prompt[None], use_cache=False).logits[0]
     program = build_program(model_dir, CompileConfig(recipe=recipe))
     checkpoint = Checkpoint.open(model_dir, program.spec, range(2))
-    after = {"export": list(logits(program, checkpoint, prompts))}
+    after = {"export": logits(program, checkpoint, prompt)}
     for step in PIPELINE:
         if not isinstance(step, Pass):
             verify(program, step)
@@ -58,23 +56,20 @@ def walk(model_dir: Path, recipe: str) -> Walk:
         if step.name == FIRST_WITH_CACHES:
             break
         step(program)
-        after[step.name] = list(logits(program, checkpoint, prompts))
+        after[step.name] = logits(program, checkpoint, prompt)
     return Walk(recipe, reference, after)
 
 
-def logits(
-    program: Program, checkpoint: Checkpoint, prompts: list[torch.Tensor]
-) -> Iterator[torch.Tensor]:
+def logits(program: Program, checkpoint: Checkpoint, prompt: torch.Tensor) -> torch.Tensor:
     (ids, *_) = program.regions["embed"].inputs_of(Role.BATCH)
     flat = ids.meta["val"].ndim == 1
-    for prompt in prompts:
-        batch = {"input_ids": prompt, "positions": torch.arange(len(prompt))}
-        if not flat:
-            batch = {key: tensor[None] for key, tensor in batch.items()}
-        out = run_dense(
-            program, lambda kind, v: load_layer(program.weights, kind, v, checkpoint), batch
-        )
-        yield out if flat else out[0]
+    batch = {"input_ids": prompt, "positions": torch.arange(len(prompt))}
+    if not flat:
+        batch = {key: tensor[None] for key, tensor in batch.items()}
+    out = run_dense(
+        program, lambda kind, v: load_layer(program.weights, kind, v, checkpoint), batch
+    )
+    return out if flat else out[0]
 
 
 @pytest.fixture(scope="module", params=["fp32", "bf16"])
@@ -84,18 +79,20 @@ def walked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def test_the_export_is_the_reference(walked: Walk) -> None:
-    for ours, theirs in zip(walked.after["export"], walked.reference, strict=True):
-        assert torch.equal(ours, theirs)
+    assert torch.equal(walked.after["export"], walked.reference)
 
 
 @pytest.mark.parametrize("step", DENSE, ids=lambda step: step.name)
 def test_a_pass_keeps_the_logits(walked: Walk, step: Pass) -> None:
     names = list(walked.after)
-    previous = names[names.index(step.name) - 1]
-    pairs = zip(walked.after[step.name], walked.after[previous], walked.reference, strict=True)
-    for ours, before, reference in pairs:
-        if step.numerics is Numerics.BITWISE:
-            assert torch.equal(ours, before)
-        # in bf16 a rounding may choose another expert or key: only fp32 is held to the reference
-        if walked.recipe == "fp32":
-            torch.testing.assert_close(ours, reference, rtol=0, atol=TOLERANCE)
+    ours = walked.after[step.name]
+    if step.numerics is Numerics.BITWISE:
+        assert torch.equal(ours, walked.after[names[names.index(step.name) - 1]])
+    # in bf16 a rounding may choose another expert or key: only fp32 is held to the reference
+    if walked.recipe == "fp32":
+        torch.testing.assert_close(ours, walked.reference, rtol=0, atol=TOLERANCE)
+
+
+def test_only_two_of_them_may_round_elsewhere() -> None:
+    bitwise = {step.name for step in DENSE if step.numerics is Numerics.BITWISE}
+    assert {step.name for step in DENSE} - bitwise == {"recognize_sparse_attention", "absorb_mla"}

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.functional import kl_div, log_softmax
 
 from dsa_compile.evaluation.progress import Tick, ignore
 from dsa_compile.runtime.engine import Engine, EngineConfig
@@ -61,8 +61,8 @@ def compare_logits(
         tokens += len(ours)
         largest = max(largest, (ours - theirs).abs().max().item())
         same += int((ours.argmax(-1) == theirs.argmax(-1)).sum())
-        log_p, log_q = F.log_softmax(theirs.double(), -1), F.log_softmax(ours.double(), -1)
-        divergence += F.kl_div(log_q, log_p, log_target=True, reduction="sum").item()
+        log_p, log_q = log_softmax(theirs.double(), -1), log_softmax(ours.double(), -1)
+        divergence += kl_div(log_q, log_p, log_target=True, reduction="sum").item()
     return LogitAgreement(against, tokens, largest, divergence / tokens, same / tokens)
 
 

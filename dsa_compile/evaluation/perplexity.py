@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
+from torch.nn.functional import cross_entropy
 
 from dsa_compile.evaluation.probe import LanguageModel
 from dsa_compile.evaluation.progress import Tick, ignore
@@ -53,7 +53,7 @@ def measure_perplexity(
     nats = 0.0
     for index, logits in enumerate(model.logits([window.ids for window in windows])):
         targets = torch.tensor(windows[index].ids[1:])
-        losses = F.cross_entropy(logits[:-1], targets, reduction="none")
+        losses = cross_entropy(logits[:-1], targets, reduction="none")
         nats += losses.double().sum().item()
         tick((index + 1) / len(windows))
     return Perplexity(

@@ -15,8 +15,9 @@ from dsa_compile.evaluation.results import ArtifactResults
 
 
 def tables(artifacts: Sequence[ArtifactResults]) -> list[Table]:
-    """A table for each group of measures that was made, in a fixed order."""
+    """What was evaluated, then a table for each group of measures that was made."""
     makers: tuple[Callable[[Sequence[ArtifactResults]], Table], ...] = (
+        _artifacts,
         _language,
         _indexer,
         _drafts,
@@ -25,6 +26,20 @@ def tables(artifacts: Sequence[ArtifactResults]) -> list[Table]:
     )
     made = (make(artifacts) for make in makers)
     return [table for table in made if table.row_count]
+
+
+def _artifacts(artifacts: Sequence[ArtifactResults]) -> Table:
+    table = _table("Artifacts", "artifact", "recipe", "passes left out", "digest")
+    _numbers(table, "seconds")
+    for artifact in artifacts:
+        table.add_row(
+            artifact.name,
+            artifact.recipe,
+            ", ".join(artifact.disabled) or "none",
+            artifact.digest[:12],
+            f"{sum(artifact.seconds.values()):.1f}",
+        )
+    return table
 
 
 def _language(artifacts: Sequence[ArtifactResults]) -> Table:

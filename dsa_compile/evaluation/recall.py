@@ -1,8 +1,8 @@
 """Key-value recall: prompts that state facts in a text and ask for one of them later.
 
 Keys and values are common words joined at random, so nothing but the context tells the answer. The
-generator knows no tokenizer: it is given a function from text to token ids. ``FORMS`` are those of
-``examples/tiny_v32``, whose model is trained on them.
+generator knows no tokenizer: it is given a function from text to token ids. The forms, and how keys
+and values are made, are those of ``examples/tiny_v32``, whose model is trained on them.
 """
 
 import random
@@ -24,7 +24,9 @@ FORMS = (
 )
 _WORD = re.compile(r"(?<!\S)[a-z]{3,9}(?!\S)")
 _WORDS = 600  # as many as the example's training draws from
-_LEAD = (32, 128)  # tokens before the first fact
+_LEAD = (32, 96)  # tokens before the fact asked for
+_PIECE = (8, 48)  # tokens of text in a piece
+_DENSITY = 0.5  # share of the pieces that are other facts
 
 
 @dataclass(frozen=True)
@@ -79,10 +81,10 @@ class RecallGenerator:
             for distance in distances
         }
 
-    def prompt(self, rng: random.Random, distance: int, others: int = 8) -> RecallPrompt:
-        """One question, the fact ``distance`` tokens back, or nearer than that by a few tokens.
+    def prompt(self, rng: random.Random, distance: int) -> RecallPrompt:
+        """One question, the fact ``distance`` tokens back, or as near as the shortest allows.
 
-        Up to ``others`` more facts stand before and after the one asked for, as they fit.
+        Half of the pieces around the fact are facts about other keys.
         """
         fact, query = rng.choice(FORMS)
         key, value = self._name(rng), self._value(rng)
@@ -91,13 +93,8 @@ class RecallGenerator:
         question = self._ids(query.format(k=key))
         before_value = len(self._ids(fact.partition(" {v}")[0].format(k=key)))
         near = len(line) - before_value + len(question)
-        distractors = [
-            self._ids(rng.choice(FORMS)[0].format(k=name, v=self._value(rng)))
-            for name in (self._name(rng) for _ in range(others))
-            if name != key
-        ]
-        between = self._fill(rng, distance - near, distractors)
-        lead = self._fill(rng, rng.randint(*_LEAD), distractors)
+        between = self._fill(rng, distance - near, key)
+        lead = self._fill(rng, rng.randint(*_LEAD), key)
         return RecallPrompt(
             [*self._lead, *lead, *line, *between, *question], answer, near + len(between)
         )
@@ -106,14 +103,16 @@ class RecallGenerator:
         """No prompt at ``distance``, its answer included, has more tokens than this."""
         return distance + _LEAD[1] + 64
 
-    def _fill(self, rng: random.Random, length: int, facts: list[list[int]]) -> list[int]:
-        """``length`` tokens of text and of ``facts``, which are taken from the list."""
+    def _fill(self, rng: random.Random, length: int, key: str) -> list[int]:
+        """``length`` tokens of text and of facts about other keys than ``key``."""
         tokens: list[int] = []
         while (left := length - len(tokens)) > 0:
-            if facts and len(facts[-1]) <= left and rng.random() < 0.5:
-                tokens += facts.pop()
-            else:
-                tokens += self._cut(rng, min(left, rng.randint(8, max(16, length // 8))))
+            piece: list[int] = []
+            if rng.random() < _DENSITY and (other := self._name(rng)) != key:
+                piece = self._encode(rng.choice(FORMS)[0].format(k=other, v=self._value(rng)))
+            if not 0 < len(piece) <= left:
+                piece = self._cut(rng, min(left, rng.randint(*_PIECE)))
+            tokens += piece
         return tokens
 
     def _cut(self, rng: random.Random, length: int) -> list[int]:
@@ -137,7 +136,9 @@ class RecallGenerator:
         return word if kind < 0.7 else f"{word}{rng.randrange(10, 100)}"
 
     def _value(self, rng: random.Random) -> str:
-        return self._name(rng) if rng.random() < 0.6 else str(rng.randrange(100, 100_000))
+        if rng.random() < 0.5:
+            return self._name(rng)
+        return "".join(rng.choices("0123456789", k=rng.randint(3, 10)))
 
 
 def common_words(text: str) -> list[str]:

@@ -114,7 +114,7 @@ def oracle_prompts(distances, count=5):
         prompts[distance] = []
         seed = 0
         while len(prompts[distance]) < count:
-            prompt = generator.prompt(random.Random(f"{distance}/{seed}"), distance, others=0)
+            prompt = generator.prompt(random.Random(f"{distance}/{seed}"), distance)
             seed += 1
             if bytes(prompt.ids).decode().rpartition("\n")[2].startswith("The code of"):
                 prompts[distance].append(prompt)

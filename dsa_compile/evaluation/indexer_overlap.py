@@ -6,11 +6,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dsa_compile.errors import UserError
 from dsa_compile.evaluation.constants import Rope
 from dsa_compile.evaluation.indexer_reference import IndexerReference
 from dsa_compile.evaluation.probe import ProbeRunner
 from dsa_compile.evaluation.progress import Tick, ignore
 from dsa_compile.evaluation.subject import Subject
+from dsa_compile.ops import PAGED_LATENT_ATTENTION
 from dsa_compile.weights.checkpoint import Checkpoint
 
 
@@ -126,6 +128,9 @@ def measure_overlap(
         topk: the model's ``index_topk``.
         selection: noted in the results.
         tick: told of progress.
+
+    Raises:
+        UserError: the graphs attend in a way that is not known here.
     """
     results = []
     for done, (length, group) in enumerate(sequences.items()):
@@ -133,6 +138,10 @@ def measure_overlap(
         found: dict[int, list[RowOverlap]] = {layer: [] for layer in indexers}
         for sequence in group:
             trace = runner.trace(sequence)
+            if not trace.slots:
+                raise UserError(
+                    f"the graphs hold no {PAGED_LATENT_ATTENTION}, whose keys to compare"
+                )
             for position, (layer, indexer) in enumerate(indexers.items()):
                 scores = indexer.scores(trace.hidden[position])
                 slots = trace.slots[position]

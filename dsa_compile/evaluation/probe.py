@@ -43,7 +43,8 @@ class Trace:
     Attributes:
         hidden: the residual stream before the first layer and after each layer, [T, H] each.
         normed: the same after the norm that follows, where the graphs hand it on; else empty.
-        slots: for each layer, int32 [T, K], the positions attended to; -1 for none.
+        slots: for each layer, int32 [T, K], the positions attended to; -1 for none. Empty where the
+            graphs attend with another op than ``dsa::paged_latent_attention``.
         logits: fp32 [T, V].
     """
 
@@ -76,7 +77,7 @@ class ProbeRunner(ModelRunner):
         overrides: Overrides | None = None,
     ) -> None:
         copies = replace_ops(regions, overrides or {})
-        self._slots = torch.empty(0)
+        self._slots: Tensor | None = None
         for region in copies.values():
             self._watch_slots(region)
         block_size = manifest.block_size
@@ -135,7 +136,8 @@ class ProbeRunner(ModelRunner):
                 self._take(tensors, given, index)
             call.run(tensors)
             self._note(trace, tensors)
-            trace.slots.append(self._slots)
+            if self._slots is not None:
+                trace.slots.append(self._slots)
         calls[-1].run(tensors)
         trace.logits = tensors["logits"].float()
         return trace

@@ -34,7 +34,8 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         wide = x.float()
         wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
-        return self.weight * wide.to(x.dtype)
+        out: Tensor = self.weight * wide.to(x.dtype)
+        return out
 
 
 def rope_tables(config: TinyConfig, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -160,4 +161,5 @@ def _kl(target: Tensor, scores: Tensor, keep: Tensor) -> Tensor:
     """KL(target ‖ softmax(scores over keep)), mean over rows; target is 0 where keep is False."""
     log_z = scores.masked_fill(~keep, float("-inf")).logsumexp(-1)
     cross = log_z - (target * scores).sum(-1)
-    return (cross + torch.special.xlogy(target, target).sum(-1)).mean()
+    divergence: Tensor = cross + torch.special.xlogy(target, target).sum(-1)
+    return divergence.mean()

@@ -28,7 +28,7 @@ from examples.tiny_v32.model import TinyV32
 from examples.tiny_v32.recall import Filler, Prompt, RecallWriter, common_words
 
 DISTANCES = (16, 32, 64, 128, 256, 384, 512, 768, 1024, 1400)
-_WINDOW = 1536  # tokens of a perplexity window, the longest trained
+CONTEXTS = (512, 1024, 1536)  # tokens of a perplexity window; the last is the longest trained
 _PROMPT, _GENERATED = 256, 96  # tokens, for the draft
 
 
@@ -43,16 +43,20 @@ def recall_prompts(
     tokenizer: Tokenizer, stream: NDArray[np.uint16], distance: int, count: int, seed: int = 1
 ) -> list[Prompt]:
     """``count`` questions at ``distance``, a function of the seed; the filler is ``stream``."""
-    writer = RecallWriter(tokenizer, Filler(stream, tokenizer), common_words(stream, tokenizer, 600))
+    writer = RecallWriter(
+        tokenizer, Filler(stream, tokenizer), common_words(stream, tokenizer, 600)
+    )
     rng = random.Random(f"{seed}/{distance}")
     return [writer.prompt(rng, distance) for _ in range(count)]
 
 
 @torch.inference_mode()
-def perplexity(model: TinyV32, stream: Tensor, select: Select, batch: int = 4) -> float:
+def perplexity(
+    model: TinyV32, stream: Tensor, select: Select, context: int = CONTEXTS[-1], batch: int = 4
+) -> float:
     """Of int64 ``stream`` in windows that do not overlap, each after a begin token."""
     bos = model.config.bos_token_id
-    windows = stream[: len(stream) // (_WINDOW - 1) * (_WINDOW - 1)].view(-1, _WINDOW - 1)
+    windows = stream[: len(stream) // (context - 1) * (context - 1)].view(-1, context - 1)
     windows = F.pad(windows, (1, 0), value=bos)
     total = 0.0
     for rows in windows.split(batch):
@@ -83,7 +87,7 @@ def recall(
 
 @torch.inference_mode()
 def generate(model: TinyV32, ids: Tensor, count: int) -> Tensor:
-    """Greedy continuation of ids [B, S] by ``count`` tokens, recomputed from the start each step."""
+    """Greedy continuation of ids [B, S] by ``count`` tokens; each step runs the whole text."""
     for _ in range(count):
         logits, _, _ = model(ids, Select.TOPK, mtp=False)
         ids = torch.cat([ids, logits[:, -1:].argmax(-1)], dim=1)
@@ -138,6 +142,16 @@ def main() -> None:
         results[select.value] = {"perplexity": score, "recall": by_distance}
         shown = "".join(f"{100 * r:6.1f}%" for r in by_distance.values())
         print(f"{select.value:12} {score:10.3f} {shown}", flush=True)
+    results["perplexity_by_context"] = by_context = {
+        context: {
+            select.value: perplexity(model, stream, select, context)
+            for select in (Select.TOPK, Select.ALL)
+        }
+        for context in CONTEXTS
+    }
+    for context, scores in by_context.items():
+        more = 100 * (scores["topk"] / scores["all"] - 1)
+        print(f"perplexity in windows of {context}: top-k {more:+.2f} % against dense")
     results["mtp_acceptance"] = accepted = acceptance(model, stream, 64)
     print("MTP depth-1 agreement: " + ", ".join(f"{k} {v:.3f}" for k, v in accepted.items()))
     results["seconds"] = round(time.perf_counter() - began, 1)

@@ -21,7 +21,8 @@ class MLP(nn.Module):
         self.down_proj = nn.Linear(inner, hidden, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        out: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return out
 
 
 class Router(nn.Module):
@@ -80,7 +81,8 @@ class MoE(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         weights = self.gate(x).repeat_interleave(self.inner, dim=-1)
         inner = F.silu(self.gate_proj(x)) * self.up_proj(x)
-        return self.down_proj(inner * weights.to(inner.dtype)) + self.shared_experts(x)
+        out: Tensor = self.down_proj(inner * weights.to(inner.dtype)) + self.shared_experts(x)
+        return out
 
 
 class DecoderLayer(nn.Module):

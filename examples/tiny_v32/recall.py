@@ -228,7 +228,7 @@ def _parts(fact: str) -> tuple[str, str, str]:
 
 
 def _log_uniform(rng: random.Random, low: float, high: float) -> float:
-    return low * (high / low) ** rng.random()
+    return float(low * (high / low) ** rng.random())
 
 
 def _at_distance(facts: list[_Fact], here: int, distance: float) -> _Fact | None:

@@ -1,0 +1,47 @@
+"""Draw the training run: ``python -m examples.tiny_v32.plot --run DIR`` (needs matplotlib)."""
+
+import argparse
+import json
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+from matplotlib import pyplot as plt
+
+_PANELS = (
+    ("text", "cross-entropy, nats a token", "natural text and filler"),
+    ("answers", "share right", "recall: tokens of answers"),
+    ("kl", "nats, sum over layers", "indexer: KL to the attention"),
+    ("draft", "share", "MTP: agreement with the model"),
+)
+
+
+def main() -> None:
+    """Command line."""
+    here = Path(__file__).parent
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--run", type=Path, default=here / "runs" / "default")
+    parser.add_argument("--out", type=Path, default=here / "training.png")
+    args = parser.parse_args()
+    lines = (args.run / "history.jsonl").read_text().splitlines()
+    records = [json.loads(line) for line in lines]
+    figure, axes = plt.subplots(2, 2, figsize=(10, 6), sharex=True, layout="constrained")
+    for axis, (key, unit, title) in zip(axes.flat, _PANELS, strict=True):
+        for number, phase in enumerate(dict.fromkeys(r["phase"] for r in records)):
+            points = [(r["seconds"], r[key]) for r in records if r["phase"] == phase and key in r]
+            if points:
+                axis.plot(*zip(*points, strict=True), label=phase, color=f"C{number}", lw=1.2)
+        axis.set_title(title, fontsize=10)
+        axis.set_ylabel(unit, fontsize=9)
+        axis.grid(alpha=0.3)
+    axes[0, 1].set_ylim(0, 1.02)
+    axes[1, 0].set_yscale("log")
+    axes[1, 0].set_xlabel("seconds of training")
+    axes[1, 1].set_xlabel("seconds of training")
+    axes[0, 0].legend(fontsize=8)
+    figure.savefig(args.out, dpi=110)
+
+
+if __name__ == "__main__":
+    main()

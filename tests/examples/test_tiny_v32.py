@@ -1,0 +1,95 @@
+"""The committed checkpoint: the reference loads it, agrees with the training code, and recalls."""
+
+import json
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import DeepseekV32ForCausalLM
+
+from dsa_compile.testing.models import dequantise
+from examples.tiny_v32 import evaluate, quantize_fp8
+from examples.tiny_v32.attention import Select
+from examples.tiny_v32.config import TinyConfig
+from examples.tiny_v32.export import FILE, load_checkpoint, to_hub
+from examples.tiny_v32.model import TinyV32
+from examples.tiny_v32.recall import Prompt
+
+CHECKPOINT = Path(evaluate.__file__).parent / "checkpoint"
+DISTANCE = 320  # five times index_topk
+
+
+@cache
+def trained() -> TinyV32:
+    return load_checkpoint(CHECKPOINT)
+
+
+@cache
+def reference() -> DeepseekV32ForCausalLM:
+    return DeepseekV32ForCausalLM.from_pretrained(CHECKPOINT, dtype=torch.float32).eval()
+
+
+@cache
+def prompts() -> list[Prompt]:
+    tokenizer, tokens = evaluate.held_out(CHECKPOINT)
+    return evaluate.recall_prompts(tokenizer, tokens, DISTANCE, 3, seed=7)
+
+
+def test_reference_gives_the_logits_of_the_training_code() -> None:
+    _, tokens = evaluate.held_out(CHECKPOINT)
+    ids = torch.tensor([[0, *tokens[:299].tolist()]])
+    with torch.inference_mode():
+        wanted = reference()(ids).logits
+        got, _, _ = trained()(ids, Select.TOPK, mtp=False)
+        dense, _, _ = trained()(ids, Select.ALL, mtp=False)
+    torch.testing.assert_close(got, wanted, atol=1e-4, rtol=0)
+    assert (dense - wanted).abs().max() > 1e-2, "the text is too short to select anything"
+
+
+def test_recalls_beyond_topk() -> None:
+    with torch.inference_mode():
+        for prompt in prompts():
+            assert prompt.distance == DISTANCE
+            ids = torch.tensor([prompt.ids])
+            out = reference().generate(
+                ids, max_new_tokens=len(prompt.answer), min_new_tokens=len(prompt.answer)
+            )
+            assert out[0, len(prompt.ids) :].tolist() == prompt.answer
+
+
+@pytest.mark.parametrize("wrong", [Select.RECENT, Select.RANDOM, Select.INTERLEAVED])
+def test_wrong_selection_loses_recall(wrong: Select) -> None:
+    # The right selection finds all of them: test_recalls_beyond_topk.
+    torch.manual_seed(0)
+    assert evaluate.recall(trained(), prompts(), wrong, "cpu") == 0.0
+
+
+def test_stored_tensors_are_those_of_the_hub_layout() -> None:
+    stored = load_file(CHECKPOINT / FILE)
+    index = json.loads((CHECKPOINT / "model.safetensors.index.json").read_text())
+    assert set(index["weight_map"]) == set(stored)
+    again = to_hub(trained().state_dict(), TinyConfig())
+    assert again.keys() == stored.keys()
+    assert all(torch.equal(again[name], tensor) for name, tensor in stored.items())
+    assert "model.layers.5.shared_head.head.weight" in stored
+    assert (CHECKPOINT / FILE).stat().st_size <= 12e6
+
+
+def test_fp8_copy(tmp_path: Path) -> None:
+    out = tmp_path / "fp8"
+    quantize_fp8.quantize_checkpoint(CHECKPOINT, out)
+    before, after = load_file(CHECKPOINT / FILE), load_file(out / FILE)
+    scales = {name for name in after if name.endswith("_scale_inv")}
+    assert set(after) - scales == set(before)
+    for name in scales:
+        weight, scale = after[name.removesuffix("_scale_inv")], after[name]
+        assert weight.dtype == torch.float8_e4m3fn
+        assert scale.shape == tuple(-(-size // 128) for size in weight.shape)
+        assert torch.equal(torch.log2(scale).round().exp2(), scale)
+        wide = before[name.removesuffix("_scale_inv")].float()
+        # Half a step of a 3-bit mantissa, and half a subnormal step where a value is tiny.
+        bound = wide.abs() / 16 + scale.max() * 2**-10
+        assert ((dequantise(weight, scale) - wide).abs() <= bound).all()
+    assert "model.layers.0.self_attn.kv_a_proj_with_mqa.weight_scale_inv" in scales

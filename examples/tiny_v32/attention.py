@@ -81,7 +81,8 @@ class Indexer(nn.Module):
         k = torch.cat([rotate(k[..., : self.rope_width], *rope), k[..., self.rope_width :]], -1)
         scores = (q @ k.transpose(-1, -2).unsqueeze(1)).float() * self.width**-0.5
         weights = self.weights_proj(x).float() * self.heads**-0.5
-        return (F.relu(scores) * weights.transpose(1, 2).unsqueeze(-1)).sum(1)
+        weighted: Tensor = F.relu(scores) * weights.transpose(1, 2).unsqueeze(-1)
+        return weighted.sum(1)
 
 
 class Attention(nn.Module):

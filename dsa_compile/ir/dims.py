@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 import sympy
 import torch
 from torch import fx
+from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import (
     DimDynamic,
@@ -66,10 +67,9 @@ class FakeWorld:
             return node.meta["val"]
 
         args, kwargs = fx.node.map_arg((args, kwargs), value)
-        if target is torch.ops.aten.sym_size.int:
-            # dispatched, torch 2.11 turns the symbol into its example, here and everywhere else
-            return args[0].shape[args[1]]
-        with self.mode, torch.no_grad():
+        # composite operators in C++ may read sizes as numbers (matmul of torch 2.11 does) and so
+        # make a number of the symbol everywhere; their Python forms do not
+        with enable_python_dispatcher(), self.mode, torch.no_grad():
             return target(*args, **kwargs)
 
 

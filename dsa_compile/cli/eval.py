@@ -49,7 +49,13 @@ def build_parser() -> argparse.ArgumentParser:
         usage="%(prog)s ARTIFACT [ARTIFACT ...] [options]",
     )
     count: dict[str, Any] = {"type": int, "metavar": "N", "default": argparse.SUPPRESS}
-    parser.add_argument("artifacts", nargs="+", type=Path, metavar="ARTIFACT")
+    parser.add_argument(
+        "artifacts",
+        nargs="+",
+        type=Path,
+        metavar="ARTIFACT",
+        help="directory written by dsa-compile",
+    )
 
     what = parser.add_argument_group("what to measure")
     what.add_argument(

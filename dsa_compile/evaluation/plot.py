@@ -86,6 +86,7 @@ def _perplexity(axes: Any, artifacts: Sequence[ArtifactResults]) -> None:
     rows = [(artifact.name, row) for artifact in artifacts for row in artifact.of_type(Perplexity)]
     labels = [f"{name}, {row.selection}" for name, row in rows]
     axes.barh(labels[::-1], [row.per_token for _, row in rows][::-1])
+    axes.set_xscale("log")
     axes.set(title="Perplexity", xlabel="per token")
 
 

@@ -11,6 +11,7 @@ from dsa_compile.evaluation.layer_error import (
     measure_layers,
     require_same_model,
 )
+from dsa_compile.model_spec import BlockQuantization
 from tests.evaluation.broken import with_weight
 
 
@@ -46,12 +47,17 @@ def test_a_permuted_weight_shows_in_its_layer(subject, ids, layer):
     assert all((own[other] > 0.05) == (other >= layer) for other in own)
 
 
-def test_another_model_is_no_reference(subject):
+def with_spec(subject, **changes):
     manifest = subject.manifest
-    spec = replace(manifest.model.spec, index_topk=8)
-    model = replace(manifest.model, spec=spec)
-    other = replace(
-        subject, artifact=replace(subject.artifact, manifest=replace(manifest, model=model))
-    )
+    model = replace(manifest.model, spec=replace(manifest.model.spec, **changes))
+    artifact = replace(subject.artifact, manifest=replace(manifest, model=model))
+    return replace(subject, artifact=artifact)
+
+
+def test_another_model_is_no_reference(subject):
     with pytest.raises(UserError, match="compiled from different models"):
-        require_same_model(subject, other)
+        require_same_model(subject, with_spec(subject, index_topk=8))
+
+
+def test_a_quantised_copy_is_the_same_model(subject):
+    require_same_model(subject, with_spec(subject, quantization=BlockQuantization((128, 128))))

@@ -14,3 +14,11 @@ def with_weight(subject: Subject, layer: int, key: str, change: Any) -> Subject:
     weights = list(subject.weights)
     weights[position] = {**weights[position], key: change(weights[position][key])}
     return replace(subject, weights=weights)
+
+
+def with_spec(subject: Subject, **changes: Any) -> Subject:
+    """The same artifact, said to be of another geometry."""
+    manifest = subject.manifest
+    model = replace(manifest.model, spec=replace(manifest.model.spec, **changes))
+    artifact = replace(subject.artifact, manifest=replace(manifest, model=model))
+    return replace(subject, artifact=artifact)

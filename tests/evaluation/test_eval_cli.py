@@ -1,11 +1,13 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
 from dsa_compile.cli.eval import main
 from dsa_compile.evaluation import suite
+from tests.evaluation.broken import with_spec
 
 SMALL = [
     "--tokens", "600", "--context", "200", "--distances", "90,120", "--prompts", "2",
@@ -74,16 +76,26 @@ def test_a_plot_is_drawn(artifact, text, tmp_path):
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
-def test_what_cannot_be_measured_is_noted_and_the_rest_goes_on(bare, tmp_path, capsys):
+def test_without_a_tokenizer_text_is_left_out(subject, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(suite.Subject, "open", lambda *given: replace(subject, tokenizer=None))
     out = tmp_path / "results.json"
-    assert run(bare, "--model-dir", bare.parent / "model", "--json", out, *SMALL) == 1
+    assert run(subject.artifact.path, "--json", out, *SMALL) == 1
     printed = capsys.readouterr().out
-    assert "not measured: perplexity: packed came without a tokenizer" in printed
-    assert "not measured: mtp:" in printed
-    assert "num_nextn_predict_layers 0: the model cannot draft" in printed
+    assert "fp32: not measured: perplexity: fp32 came without a tokenizer" in printed
+    assert "fp32: not measured: recall:" in printed
     (found,) = json.loads(out.read_text())["artifacts"]
-    assert set(found["measured"]) == {"Overlap"}
-    assert len(found["notes"]) == 3
+    assert set(found["measured"]) == {"Overlap", "Acceptance"}
+    assert len(found["notes"]) == 2
+
+
+def test_without_a_module_for_drafts_the_rest_goes_on(subject, text, capsys, monkeypatch):
+    bare = with_spec(subject, num_nextn_predict_layers=0)
+    monkeypatch.setattr(suite.Subject, "open", lambda *given: bare)
+    path = subject.artifact.path
+    assert run(path, "--text", text, "--only", "mtp,perplexity", *SMALL) == 1
+    printed = capsys.readouterr().out
+    assert "num_nextn_predict_layers 0: the model cannot draft" in printed
+    assert "dense" in printed
 
 
 @pytest.mark.parametrize("interruption", [KeyboardInterrupt, RuntimeError])

@@ -1,5 +1,3 @@
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -12,7 +10,7 @@ from dsa_compile.evaluation.layer_error import (
     require_same_model,
 )
 from dsa_compile.model_spec import BlockQuantization
-from tests.evaluation.broken import with_weight
+from tests.evaluation.broken import with_spec, with_weight
 
 
 def test_errors_by_hand():
@@ -45,13 +43,6 @@ def test_a_permuted_weight_shows_in_its_layer(subject, ids, layer):
     assert alone[layer] > 0.1
     assert all(alone[other] == 0.0 for other in alone if other != layer)
     assert all((own[other] > 0.05) == (other >= layer) for other in own)
-
-
-def with_spec(subject, **changes):
-    manifest = subject.manifest
-    model = replace(manifest.model, spec=replace(manifest.model.spec, **changes))
-    artifact = replace(subject.artifact, manifest=replace(manifest, model=model))
-    return replace(subject, artifact=artifact)
 
 
 def test_another_model_is_no_reference(subject):

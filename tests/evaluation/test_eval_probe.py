@@ -85,16 +85,6 @@ def test_an_artifact_without_weights_is_refused(subject, monkeypatch):
         Subject.open(artifact.path)
 
 
-def test_packed_weights_serve_as_well(bare, ids):
-    packed = Subject.open(bare)
-    with pytest.raises(ArtifactError, match="name the model with --model-dir"):
-        _ = packed.model_dir
-    moved = Subject.open(bare, bare.parent / "model")
-    (theirs,) = HfModel(moved.model_dir, moved.spec).logits([ids])
-    (ours,) = packed.runner().logits([ids])
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
-
-
 def test_some_of_the_layers_are_not_the_model(subject):
     manifest = replace(subject.manifest, layers=subject.manifest.layers[:2])
     part = replace(subject, artifact=replace(subject.artifact, manifest=manifest))

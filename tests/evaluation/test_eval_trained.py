@@ -1,0 +1,66 @@
+"""The measures on a model that has learned something, as only such a model can show them."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dsa_compile.compiling import compile_model
+from dsa_compile.errors import ArtifactError
+from dsa_compile.evaluation.agreement import compare_logits, generate_greedily
+from dsa_compile.evaluation.hf import HfModel
+from dsa_compile.evaluation.material import make_material
+from dsa_compile.evaluation.options import Options
+from dsa_compile.evaluation.perplexity import measure_perplexity
+from dsa_compile.evaluation.recall_accuracy import measure_recall
+from dsa_compile.evaluation.subject import Subject
+
+CHECKPOINT = Path(__file__).parents[2] / "examples" / "tiny_v32" / "checkpoint"
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    out = tmp_path_factory.mktemp("trained") / "artifact"
+    compile_model(CHECKPOINT, out, weights="pack")
+    return Subject.open(out, CHECKPOINT)
+
+
+@pytest.fixture(scope="module")
+def material(trained):
+    return make_material(trained, Options(distances=(256,), prompts=8, context=512, tokens=512))
+
+
+def test_recall_needs_the_right_keys(trained, material):
+    accuracy = {}
+    for selection in ("sparse", "random", "recent", "interleaved"):
+        (row,) = measure_recall(trained.runner(selection), material.recall, selection)
+        accuracy[selection] = row.accuracy
+    assert accuracy.pop("sparse") >= 7 / 8
+    assert max(accuracy.values()) <= 1 / 8
+
+
+def test_text_needs_the_right_keys(trained, material):
+    perplexity = {
+        selection: measure_perplexity(trained.runner(selection), material.windows, selection)
+        for selection in ("sparse", "dense", "random", "interleaved")
+    }
+    own = perplexity["sparse"].per_token
+    assert own < 30
+    assert perplexity["dense"].per_token == pytest.approx(own, rel=0.05)
+    assert perplexity["random"].per_token > 3 * own
+    assert perplexity["interleaved"].per_token > 2 * own
+
+
+def test_packed_it_is_still_the_reference_model(trained, material):
+    hf = HfModel(trained.model_dir, trained.spec)
+    runner = trained.runner()
+    windows = [window.ids for window in material.windows]
+    logits = compare_logits("hf", runner.logits(windows), hf.logits(windows))
+    assert logits.max_abs < 1e-3  # logits reach 30
+    prompts = material.prompts(8, 300)
+    assert generate_greedily(runner, prompts, 16) == hf.generate(prompts, 16)
+
+
+def test_a_packed_artifact_does_not_know_its_model(trained):
+    with pytest.raises(ArtifactError, match="name the model with --model-dir"):
+        _ = replace(trained, given_model_dir=None).model_dir

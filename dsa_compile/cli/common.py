@@ -2,6 +2,7 @@
 
 import argparse
 import io
+import os
 import sys
 from typing import NoReturn
 
@@ -19,6 +20,16 @@ class Parser(argparse.ArgumentParser):
 def complain(program: str, message: str) -> None:
     """Print an error as one line on standard error, whatever a path or a reason contains."""
     print(f"{program}: error: {' '.join(message.split())}", file=sys.stderr)
+
+
+def wait_passively() -> None:
+    """Let idle OpenMP threads sleep; to be called before torch is imported.
+
+    They spin by default. Where two share a core, as on busy or virtual machines, each parallel
+    region then lasts a scheduler's time slice (4 ms): small models were seen to run 15 times
+    slower. Sleeping costs a few microseconds a region. A user's own setting is left alone.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def print_replacing() -> None:

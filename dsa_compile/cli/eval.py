@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dsa_compile.cli.common import Parser, complain, print_replacing
+from dsa_compile.cli.common import Parser, complain, print_replacing, wait_passively
 from dsa_compile.errors import UserError
 
 # Evaluating brings torch with it: --help and usage errors should not wait for that.
@@ -147,6 +147,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         why), 2 for a user's error (one line on stderr), 130 when interrupted.
     """
     print_replacing()
+    wait_passively()
     try:
         return _run(build_parser().parse_args(argv))
     except UserError as error:

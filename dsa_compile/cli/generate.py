@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dsa_compile.cli.common import Parser, complain, print_replacing
+from dsa_compile.cli.common import Parser, complain, print_replacing, wait_passively
 from dsa_compile.cli.generate_output import JsonPrinter, Prompt, TextPrinter, counted
 from dsa_compile.errors import UserError
 
@@ -43,6 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         stderr), 130 when interrupted.
     """
     print_replacing()
+    wait_passively()
     try:
         return _run(_parser().parse_args(argv))
     except UserError as error:

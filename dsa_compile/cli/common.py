@@ -1,9 +1,10 @@
-"""What both commands share: how they refuse, and what they print to."""
+"""What the commands share: how they refuse, and what they print to."""
 
 import argparse
 import io
 import os
 import sys
+from collections.abc import Callable
 from typing import NoReturn
 
 from dsa_compile.errors import UserError
@@ -36,3 +37,26 @@ def print_replacing() -> None:
     """Print ``?`` for what the encoding of standard output lacks, instead of failing there."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
+
+
+def guarded(program: str, run: Callable[[], int], interrupted: str = "interrupted") -> int:
+    """Run a command and turn how it ends into an exit status.
+
+    Returns:
+        What ``run`` returns; 2 for a :class:`UserError`, 130 when interrupted (both with one line
+        on standard error), 1 when the reader of our output left.
+    """
+    print_replacing()
+    wait_passively()
+    try:
+        return run()
+    except UserError as error:
+        complain(program, str(error))
+        return 2
+    except KeyboardInterrupt:
+        complain(program, interrupted)
+        return 130
+    except BrokenPipeError:
+        # as `| head` does; keep Python from complaining at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1

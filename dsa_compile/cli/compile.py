@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-from dsa_compile.cli.common import Parser, complain, print_replacing
+from dsa_compile.cli.common import Parser, guarded
 from dsa_compile.config import BLOCK_SIZES, RECIPES, TARGETS, CompileConfig
 from dsa_compile.errors import UserError
 
@@ -116,20 +116,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         0 when the artifact is there, 2 for a user's error (one line on stderr; nothing is left
         half-written), 130 when interrupted.
     """
-    print_replacing()
-    try:
-        args = build_parser().parse_args(argv)
-        return _list_passes() if args.list_passes else _compile(args)
-    except UserError as error:
-        complain(PROGRAM, str(error))
-        return 2
-    except KeyboardInterrupt:
-        complain(PROGRAM, "interrupted; nothing was written")
-        return 130
-    except BrokenPipeError:
-        # The reader of our output left (as `| head` does); keep Python from complaining at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+    return guarded(PROGRAM, lambda: _run(argv), interrupted="interrupted; nothing was written")
+
+
+def _run(argv: Sequence[str] | None) -> int:
+    args = build_parser().parse_args(argv)
+    return _list_passes() if args.list_passes else _compile(args)
 
 
 def _compile(args: argparse.Namespace) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dsa_compile.cli.common import Parser, complain, print_replacing, wait_passively
+from dsa_compile.cli.common import Parser, guarded
 from dsa_compile.errors import UserError
 
 # Evaluating brings torch with it: --help and usage errors should not wait for that.
@@ -146,16 +146,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         0 when everything asked for was measured, 1 when some of it could not be (the notes say
         why), 2 for a user's error (one line on stderr), 130 when interrupted.
     """
-    print_replacing()
-    wait_passively()
-    try:
-        return _run(build_parser().parse_args(argv))
-    except UserError as error:
-        complain(PROGRAM, str(error))
-        return 2
-    except KeyboardInterrupt:
-        complain(PROGRAM, "interrupted")
-        return 130
+    return guarded(PROGRAM, lambda: _run(build_parser().parse_args(argv)))
 
 
 def _run(args: argparse.Namespace) -> int:

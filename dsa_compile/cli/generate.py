@@ -1,14 +1,13 @@
 """``dsa-generate``: continue prompts with a compiled model."""
 
 import argparse
-import os
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dsa_compile.cli.common import Parser, complain, print_replacing, wait_passively
+from dsa_compile.cli.common import Parser, complain, guarded
 from dsa_compile.cli.generate_output import JsonPrinter, Prompt, TextPrinter, counted
 from dsa_compile.errors import UserError
 
@@ -42,20 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         0 when every prompt was continued, 1 when some failed, 2 for a user's error (one line on
         stderr), 130 when interrupted.
     """
-    print_replacing()
-    wait_passively()
-    try:
-        return _run(_parser().parse_args(argv))
-    except UserError as error:
-        complain(PROGRAM, str(error))
-        return 2
-    except KeyboardInterrupt:
-        complain(PROGRAM, "interrupted")
-        return 130
-    except BrokenPipeError:
-        # The reader of our output left (as `| head` does); keep Python from complaining at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+    return guarded(PROGRAM, lambda: _run(_parser().parse_args(argv)))
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -141,7 +141,9 @@ def _next(result: "CompileResult") -> str:
         return "read the graphs; stopped early, the artifact cannot run"
     if result.manifest.weights.mode == "none":
         return "read the graphs; without weights, the artifact cannot run"
-    return f'dsa-generate {shlex.quote(str(result.path))} --prompt-ids "1 2 3"'
+    speaks = any(path.endswith("/tokenizer.json") for path in result.manifest.tokenizer)
+    prompt = '--prompt "Hello"' if speaks else '--prompt-ids "1 2 3"'
+    return f"dsa-generate {shlex.quote(str(result.path))} {prompt}"
 
 
 def _readable(number: int) -> str:

@@ -84,7 +84,7 @@ def test_the_command_it_proposes_runs(compiled, capsys):
     program, *argv = shlex.split(command)
     assert program == "dsa-generate"
     assert generate.main(argv) == 0
-    assert "[1/1] prompt: 1 2 3" in capsys.readouterr().out
+    assert "[1/1] prompt: Hello" in capsys.readouterr().out
     assert generate.main([argv[0], "--prompt", "hello", "--max-tokens", "2"]) == 0
     assert "[1/1] prompt: hello\noutput: " in capsys.readouterr().out
 

@@ -42,11 +42,7 @@ def load_runner(
     """
     artifact = Artifact.open(path, verify)
     manifest = artifact.manifest
-    if manifest.compile.stop_after:
-        raise ArtifactError(
-            f"{artifact.path}: compiled with --stop-after {manifest.compile.stop_after}, "
-            "for inspection; compile without it to run"
-        )
+    require_runnable(artifact)
     if num_blocks is None:
         tokens = min(DEFAULT_CACHE_TOKENS, manifest.model.spec.max_position_embeddings)
         num_blocks = -(-tokens // manifest.block_size)
@@ -59,16 +55,33 @@ def load_runner(
             "leave out --model-dir"
         )
     regions = {record.name: artifact.region(record.name) for record in manifest.regions}
-    return ModelRunner(manifest, regions, _load_weights(artifact, model_dir), num_blocks)
+    return ModelRunner(manifest, regions, load_weights(artifact, model_dir), num_blocks)
 
 
-def _load_weights(artifact: Artifact, model_dir: Path | None) -> list[Mapping[str, torch.Tensor]]:
+def require_runnable(artifact: Artifact) -> None:
+    """Raise ArtifactError if it was compiled to be read and not run."""
     manifest = artifact.manifest
+    if manifest.compile.stop_after:
+        raise ArtifactError(
+            f"{artifact.path}: compiled with --stop-after {manifest.compile.stop_after}, "
+            "for inspection; compile without it to run"
+        )
     if manifest.weights.plan is None:
         raise ArtifactError(
             f"{artifact.path}: compiled with --weights none, it holds graphs only; "
             "compile with --weights reference or pack to run"
         )
+
+
+def load_weights(artifact: Artifact, model_dir: Path | None) -> list[Mapping[str, torch.Tensor]]:
+    """The weights of a runnable artifact by key, for each call of a step in order.
+
+    Raises:
+        ArtifactError: the weights are missing or not the ones compiled.
+        CheckpointError: the model's files do not hold what the artifact needs.
+    """
+    manifest = artifact.manifest
+    assert manifest.weights.plan is not None, "see require_runnable"
     plan = WeightPlan.from_json(artifact.read_json(manifest.weights.plan))
     source = _source(artifact, model_dir)
     return [

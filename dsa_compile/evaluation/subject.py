@@ -13,14 +13,10 @@ from dsa_compile.artifact.reader import Artifact
 from dsa_compile.errors import ArtifactError
 from dsa_compile.evaluation.probe import ProbeRunner
 from dsa_compile.evaluation.selection import SPARSE, overrides_of
-from dsa_compile.ir.calls import step_calls
 from dsa_compile.ir.region import Region
 from dsa_compile.model_spec import ModelSpec
+from dsa_compile.runtime.loading import load_weights, require_runnable
 from dsa_compile.runtime.prompts import load_tokenizer
-from dsa_compile.weights.checkpoint import Checkpoint
-from dsa_compile.weights.materialize import WeightSource, load_layer
-from dsa_compile.weights.pack import PackedFile, PackedWeights
-from dsa_compile.weights.plan import WeightPlan
 
 
 @dataclass(frozen=True)
@@ -60,27 +56,14 @@ class Subject:
             CheckpointError: the model's files do not hold what the artifact needs.
         """
         artifact = Artifact.open(path, verify="header")
-        manifest = artifact.manifest
-        if manifest.compile.stop_after:
-            raise ArtifactError(
-                f"{artifact.path}: compiled with --stop-after {manifest.compile.stop_after}, "
-                "for inspection; compile without it to evaluate"
-            )
-        if manifest.weights.plan is None:
-            raise ArtifactError(
-                f"{artifact.path}: compiled with --weights none, it holds graphs only; "
-                "compile with --weights reference or pack to evaluate"
-            )
-        plan = WeightPlan.from_json(artifact.read_json(manifest.weights.plan))
-        source = _source(artifact, model_dir)
+        require_runnable(artifact)
         return cls(
             name=name or artifact.path.resolve().name,
             artifact=artifact,
-            regions={record.name: artifact.region(record.name) for record in manifest.regions},
-            weights=[
-                load_layer(plan, call.kind, call.vars, source, stem=call.stem)
-                for call in step_calls(manifest.layers)
-            ],
+            regions={
+                record.name: artifact.region(record.name) for record in artifact.manifest.regions
+            },
+            weights=load_weights(artifact, model_dir),
             tokenizer=load_tokenizer(artifact.path),
             given_model_dir=model_dir,
         )
@@ -129,12 +112,3 @@ class Subject:
                 "name the model with --model-dir"
             )
         return self.given_model_dir
-
-
-def _source(artifact: Artifact, model_dir: Path | None) -> WeightSource:
-    manifest = artifact.manifest
-    if manifest.weights.mode == "pack":
-        files = [PackedFile(f.name, f.size, f.sha256) for f in manifest.weights.files]
-        return PackedWeights.open(artifact.path / "weights", files, verify="header")
-    indices = [layer.index for layer in manifest.layers]
-    return Checkpoint.open(artifact.model_dir(model_dir), manifest.model.spec, indices)

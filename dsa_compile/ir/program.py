@@ -79,10 +79,6 @@ class Program:
         """The region of a kind in one variant; kinds that are not split serve every variant."""
         return self.regions.get(f"{kind}.{variant}") or self.regions[kind]
 
-    def of_kind(self, kind: str) -> list[Region]:
-        """The variants of a kind, or its only region."""
-        return [region for region in self.regions.values() if region.kind == kind]
-
     def fork(self, config: CompileConfig) -> "Program":
         """An independent copy to rewrite under other options; fake values are shared.
 

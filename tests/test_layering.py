@@ -19,6 +19,8 @@ AREAS: dict[str, tuple[str, ...]] = {
     "errors": (),
     "version": (),
     "ops": FOUNDATION,
+    "kernels": (*FOUNDATION, "ops"),
+    "bench": (*FOUNDATION, "ops", "kernels"),
     "model_spec": FOUNDATION,
     "config": FOUNDATION,
     "weights": (*FOUNDATION, "model_spec"),
@@ -42,10 +44,10 @@ AREAS: dict[str, tuple[str, ...]] = {
     "frontend": (*FOUNDATION, "ops", "model_spec", "config", "weights", "ir"),
     "passes": (*FOUNDATION, "ops", "model_spec", "config", "weights", "ir"),
     "lowering": (
-        *FOUNDATION, "ops", "model_spec", "config", "weights", "ir", "artifact", "passes",
+        *FOUNDATION, "ops", "kernels", "model_spec", "config", "weights", "ir", "artifact", "passes",
     ),
     "runtime": (
-        *FOUNDATION, "ops", "model_spec", "weights", "artifact",
+        *FOUNDATION, "ops", "kernels", "model_spec", "weights", "artifact",
         "ir.calls", "ir.graph_json", "ir.region",
     ),
     "testing": ("model_spec", "weights"),
@@ -60,7 +62,7 @@ AREAS: dict[str, tuple[str, ...]] = {
     ),
     "cli": (
         *FOUNDATION, "model_spec", "config", "ir", "artifact", "passes", "compiling", "runtime",
-        "evaluation",
+        "evaluation", "kernels", "bench",
     ),
     "__init__": ("compiling", "errors", "version"),
 }  # fmt: skip

@@ -1,0 +1,1 @@
+"""Measuring kernels: correctness first, then medians of CUDA graph replays."""

@@ -1,0 +1,1 @@
+"""What is measured: one module an area, each with a function ``cases()``."""

@@ -1,0 +1,146 @@
+"""CUDA C++ to machine code, through NVRTC and a cache on disk. Needs no GPU."""
+
+import functools
+import hashlib
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dsa_compile.errors import UserError
+
+SOURCES = Path(__file__).parent / "src"
+Defines = Mapping[str, int | str]
+
+
+class KernelCompileError(UserError):
+    """NVRTC rejected a source; the message carries its log."""
+
+
+def cache_dir() -> Path:
+    """``$DSA_COMPILE_CACHE``, or ``dsa_compile/cubin`` in the user's cache directory."""
+    if configured := os.environ.get("DSA_COMPILE_CACHE"):
+        return Path(configured)
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "dsa_compile" / "cubin"
+
+
+def build(source: str, *, arch: str, defines: Defines | None = None) -> bytes:
+    """Machine code of one source file.
+
+    Args:
+        source: file name below :data:`SOURCES`; its kernels are ``extern "C" __global__``.
+        arch: real architecture, such as ``"sm_90a"``.
+        defines: preprocessor macros, the constants a kernel is specialised on.
+
+    Returns:
+        A cubin.
+
+    Raises:
+        KernelCompileError: the source does not compile.
+        UserError: NVRTC or CUDA's headers are not installed.
+    """
+    options = _options(arch, defines or {})
+    text = (SOURCES / source).read_text(encoding="utf-8")
+    name = hashlib.sha256(
+        "\0".join([text, _headers_digest(), *options, str(_nvrtc_version())]).encode()
+    ).hexdigest()
+    path = cache_dir() / f"{Path(source).stem}-{name[:32]}.cubin"
+    if path.is_file():
+        return path.read_bytes()
+    cubin = _compile(source, text, options)
+    _store(path, cubin)
+    return cubin
+
+
+def _options(arch: str, defines: Defines) -> list[str]:
+    return [
+        f"--gpu-architecture={arch}",
+        "--std=c++17",
+        "--generate-line-info",
+        f"--include-path={SOURCES}",
+        f"--include-path={_cuda_headers()}",
+        *(f"--define-macro={name}={value}" for name, value in sorted(defines.items())),
+    ]
+
+
+def _nvrtc() -> Any:
+    try:
+        from cuda.bindings import nvrtc
+    except ImportError as error:
+        raise UserError(
+            "the CUDA kernels need cuda-bindings and NVRTC: pip install 'dsa-compile[cuda]'"
+        ) from error
+    return nvrtc
+
+
+@functools.cache
+def _nvrtc_version() -> tuple[int, int]:
+    nvrtc = _nvrtc()
+    _, major, minor = nvrtc.nvrtcVersion()
+    return major, minor
+
+
+@functools.cache
+def _cuda_headers() -> Path:
+    """The directory of ``cuda_bf16.h``: that of the runtime's wheel, else of the toolkit."""
+    import importlib.util
+
+    candidates: list[Path] = []
+    spec = importlib.util.find_spec("nvidia")
+    for root in spec.submodule_search_locations or () if spec else ():
+        candidates += [Path(root) / "cu13" / "include", Path(root) / "cuda_runtime" / "include"]
+    for variable in ("CUDA_HOME", "CUDA_PATH"):
+        if home := os.environ.get(variable):
+            candidates.append(Path(home) / "include")
+    candidates.append(Path("/usr/local/cuda/include"))
+    for path in candidates:
+        if (path / "cuda_bf16.h").is_file():
+            return path
+    raise UserError(
+        "CUDA's headers (cuda_bf16.h) were not found: pip install nvidia-cuda-runtime, "
+        "or set CUDA_HOME"
+    )
+
+
+@functools.cache
+def _headers_digest() -> str:
+    """Of every header a source may include."""
+    digest = hashlib.sha256()
+    for path in sorted(SOURCES.glob("*.cuh")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _compile(source: str, text: str, options: list[str]) -> bytes:
+    nvrtc = _nvrtc()
+    ok = nvrtc.nvrtcResult.NVRTC_SUCCESS
+    status, program = nvrtc.nvrtcCreateProgram(text.encode(), source.encode(), 0, [], [])
+    assert status == ok, status
+    encoded = [option.encode() for option in options]
+    (status,) = nvrtc.nvrtcCompileProgram(program, len(encoded), encoded)
+    if status != ok:
+        _, size = nvrtc.nvrtcGetProgramLogSize(program)
+        log = b" " * size
+        nvrtc.nvrtcGetProgramLog(program, log)
+        shown = log.decode(errors="replace").strip("\0 \n")
+        raise KernelCompileError(f"{source} ({options[0]}): {status.name}\n{shown}")
+    _, size = nvrtc.nvrtcGetCUBINSize(program)
+    cubin: bytes = b" " * size
+    (status,) = nvrtc.nvrtcGetCUBIN(program, cubin)  # fills the object in place
+    assert status == ok, status
+    nvrtc.nvrtcDestroyProgram(program)
+    return cubin
+
+
+def _store(path: Path, cubin: bytes) -> None:
+    """Atomically: processes that start together compile the same kernels. A full or read-only
+    cache costs the next start a compilation, no more."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+            file.write(cubin)
+        Path(file.name).replace(path)
+    except OSError:
+        return

@@ -1,0 +1,251 @@
+"""Launching compiled CUDA C++ kernels on torch's streams."""
+
+import ctypes
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dsa_compile.errors import UserError
+from dsa_compile.kernels.cuda.compiler import Defines, build
+
+Grid = tuple[int, int, int]
+
+
+class Int64(int):
+    """An integer argument that the kernel takes as ``long long``."""
+
+
+@functools.cache
+def architecture(device: int) -> str:
+    """The real architecture to compile for, with Hopper's and Blackwell's own instructions."""
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"sm_{major}{minor}" + ("a" if major >= 9 else "")
+
+
+class CudaKernel:
+    """One kernel of one source file, compiled for the current device when first launched.
+
+    Args:
+        source: file name in ``cuda/src``.
+        name: of the ``extern "C" __global__`` function.
+        defines: preprocessor macros.
+        shared: bytes of dynamic shared memory.
+        cluster: thread blocks of a cluster, along each axis.
+        cooperative: all blocks must be resident at once.
+        overlap: allow this kernel to start before the one before it on the stream has ended
+            (programmatic dependent launch); it must then execute ``griddepcontrol.wait``.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        name: str,
+        defines: Defines | None = None,
+        *,
+        shared: int = 0,
+        cluster: Grid = (1, 1, 1),
+        cooperative: bool = False,
+        overlap: bool = False,
+    ) -> None:
+        self.source, self.name, self.defines = source, name, dict(defines or {})
+        self.shared, self.cluster = shared, cluster
+        self.cooperative, self.overlap = cooperative, overlap
+        self._loaded: dict[int, Any] = {}
+        self._config: Any = None
+
+    def __call__(self, grid: Grid, block: int | Grid, *args: Any) -> None:
+        """Launch on the current stream of the current device.
+
+        Args:
+            grid: thread blocks along each axis; nothing is launched if one is zero.
+            block: threads.
+            args: the kernel's, in order: a tensor is passed as its pointer, ``bool`` and ``int`` as
+                32 bits, :class:`Int64` as 64, ``float`` as fp32, None as a null pointer, and what
+                :func:`tensor_map` returns as a ``const __grid_constant__ CUtensorMap``.
+
+        Raises:
+            UserError: the driver refused the launch, or the kernel does not compile.
+        """
+        if 0 in grid:
+            return
+        driver = _driver()
+        device = torch.cuda.current_device()
+        function = self._loaded.get(device)
+        if function is None:
+            function = self._loaded[device] = self._load(driver, device)
+        if self._config is None:
+            self._config = self._new_config(driver)
+        config = self._config
+        config.gridDimX, config.gridDimY, config.gridDimZ = grid
+        threads = (block, 1, 1) if isinstance(block, int) else block
+        config.blockDimX, config.blockDimY, config.blockDimZ = threads
+        config.hStream = torch.cuda.current_stream().cuda_stream
+        values, types = _pack(args)
+        (status,) = driver.cuLaunchKernelEx(config, function, (values, types), 0)
+        if status != driver.CUresult.CUDA_SUCCESS:
+            raise UserError(f"{self.source}: {self.name} grid {grid} block {block}: {status.name}")
+
+    def warm(self) -> None:
+        """Compile and load for the current device now."""
+        driver, device = _driver(), torch.cuda.current_device()
+        if device not in self._loaded:
+            self._loaded[device] = self._load(driver, device)
+
+    def _new_config(self, driver: Any) -> Any:
+        config = driver.CUlaunchConfig()
+        config.sharedMemBytes = self.shared
+        attributes = []
+        if self.cluster != (1, 1, 1):
+            attribute = driver.CUlaunchAttribute()
+            attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+            dim = attribute.value.clusterDim
+            dim.x, dim.y, dim.z = self.cluster
+            attributes.append(attribute)
+        if self.cooperative:
+            attribute = driver.CUlaunchAttribute()
+            attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+            attribute.value.cooperative = 1
+            attributes.append(attribute)
+        if self.overlap:
+            attribute = driver.CUlaunchAttribute()
+            attribute.id = (
+                driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            )
+            attribute.value.programmaticStreamSerializationAllowed = 1
+            attributes.append(attribute)
+        config.attrs = attributes
+        config.numAttrs = len(attributes)
+        return config
+
+    def _load(self, driver: Any, device: int) -> Any:
+        cubin = build(self.source, arch=architecture(device), defines=self.defines)
+        torch.cuda.current_stream()  # makes sure that the primary context is current
+        library = _checked(
+            driver, driver.cuLibraryLoadData(cubin, [], [], 0, [], [], 0), self.source
+        )
+        kernel = _checked(driver, driver.cuLibraryGetKernel(library, self.name.encode()), self.name)
+        function = _checked(driver, driver.cuKernelGetFunction(kernel), self.name)
+        attributes = driver.CUfunction_attribute
+        if self.shared > 48 * 1024:
+            attribute = attributes.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            _checked(driver, driver.cuFuncSetAttribute(function, attribute, self.shared), self.name)
+        if self.cluster[0] * self.cluster[1] * self.cluster[2] > 8:
+            attribute = attributes.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
+            _checked(driver, driver.cuFuncSetAttribute(function, attribute, 1), self.name)
+        return function
+
+
+def tensor_map(
+    tensor: Tensor,
+    box: Sequence[int],
+    *,
+    swizzle: int = 128,
+    dtype: torch.dtype | None = None,
+    shape: Sequence[int] | None = None,
+    strides: Sequence[int] | None = None,
+    l2_promotion: int = 128,
+) -> Any:
+    """Descriptor of a tensor for the bulk tensor copy engine (``cuTensorMapEncodeTiled``).
+
+    Args:
+        tensor: on the GPU; its last dimension contiguous, its address a multiple of 16 bytes.
+        box: elements of one copy along each dimension, in the tensor's order.
+        swizzle: bytes of the shared-memory swizzle: 0, 32, 64 or 128.
+        dtype: reads the memory as this type of the same size.
+        shape: sizes other than the tensor's own (then ``strides``, in elements, too).
+        strides: in elements.
+        l2_promotion: bytes fetched into L2 around what is asked for: 0, 64, 128 or 256.
+
+    Raises:
+        UserError: the driver refuses the layout.
+    """
+    driver = _driver()
+    size = tensor.element_size()
+    kinds = driver.CUtensorMapDataType
+    kind = {
+        torch.bfloat16: kinds.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+        torch.float16: kinds.CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+        torch.float32: kinds.CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
+        torch.int32: kinds.CU_TENSOR_MAP_DATA_TYPE_INT32,
+        torch.uint8: kinds.CU_TENSOR_MAP_DATA_TYPE_UINT8,
+        torch.float8_e4m3fn: kinds.CU_TENSOR_MAP_DATA_TYPE_UINT8,
+    }[dtype or tensor.dtype]
+    swizzles = driver.CUtensorMapSwizzle
+    swizzled = {
+        0: swizzles.CU_TENSOR_MAP_SWIZZLE_NONE,
+        32: swizzles.CU_TENSOR_MAP_SWIZZLE_32B,
+        64: swizzles.CU_TENSOR_MAP_SWIZZLE_64B,
+        128: swizzles.CU_TENSOR_MAP_SWIZZLE_128B,
+    }[swizzle]
+    promotions = driver.CUtensorMapL2promotion
+    promotion = {
+        0: promotions.CU_TENSOR_MAP_L2_PROMOTION_NONE,
+        64: promotions.CU_TENSOR_MAP_L2_PROMOTION_L2_64B,
+        128: promotions.CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+        256: promotions.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+    }[l2_promotion]
+    sizes = list(shape if shape is not None else tensor.shape)
+    steps = list(strides if strides is not None else tensor.stride())
+    status, encoded = driver.cuTensorMapEncodeTiled(
+        kind,
+        len(sizes),
+        tensor.data_ptr(),
+        [driver.cuuint64_t(n) for n in reversed(sizes)],
+        [driver.cuuint64_t(n * size) for n in reversed(steps[:-1])],
+        [driver.cuuint32_t(n) for n in reversed(list(box))],
+        [driver.cuuint32_t(1)] * len(sizes),
+        driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+        swizzled,
+        promotion,
+        driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+    )
+    if status != driver.CUresult.CUDA_SUCCESS:
+        raise UserError(
+            f"tensor map of {list(sizes)} strides {list(steps)} box {list(box)}: {status.name}"
+        )
+    return encoded
+
+
+def _pack(args: Sequence[Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    values: list[Any] = []
+    types: list[Any] = []
+    for value in args:
+        if isinstance(value, Tensor):
+            values.append(value.data_ptr())
+            types.append(ctypes.c_void_p)
+        elif value is None:
+            values.append(0)
+            types.append(ctypes.c_void_p)
+        elif isinstance(value, float):
+            values.append(value)
+            types.append(ctypes.c_float)
+        elif isinstance(value, Int64):
+            values.append(int(value))
+            types.append(ctypes.c_int64)
+        elif isinstance(value, int):
+            values.append(int(value))
+            types.append(ctypes.c_int32)
+        else:  # a tensor map: the bindings copy it from its own memory
+            values.append(value)
+            types.append(None)
+    return tuple(values), tuple(types)
+
+
+@functools.cache
+def _driver() -> Any:
+    try:
+        from cuda.bindings import driver
+    except ImportError as error:
+        raise UserError(
+            "the CUDA kernels need cuda-bindings: pip install 'dsa-compile[cuda]'"
+        ) from error
+    return driver
+
+
+def _checked(driver: Any, result: tuple[Any, ...], what: str) -> Any:
+    if result[0] != driver.CUresult.CUDA_SUCCESS:
+        raise UserError(f"{what}: {result[0].name}")
+    return result[1] if len(result) > 1 else None

@@ -1,0 +1,1 @@
+"""Adapters: kernels of other libraries under the signatures of the ``dsa::`` ops."""

@@ -44,7 +44,8 @@ AREAS: dict[str, tuple[str, ...]] = {
     "frontend": (*FOUNDATION, "ops", "model_spec", "config", "weights", "ir"),
     "passes": (*FOUNDATION, "ops", "model_spec", "config", "weights", "ir"),
     "lowering": (
-        *FOUNDATION, "ops", "kernels", "model_spec", "config", "weights", "ir", "artifact", "passes",
+        *FOUNDATION, "ops", "kernels", "model_spec", "config", "weights", "ir", "artifact",
+        "passes",
     ),
     "runtime": (
         *FOUNDATION, "ops", "kernels", "model_spec", "weights", "artifact",

@@ -1,1 +1,25 @@
-"""What is measured: one module an area, each with a function ``cases()``."""
+"""What is measured: one module an area, each with a function ``plans()``."""
+
+import importlib
+from collections.abc import Iterator
+
+from dsa_compile.bench.case import Plan
+
+SUITES = (
+    "topk",
+    "index_logits",
+    "mla_decode",
+    "mla_prefill",
+    "gemm_fp8",
+    "experts",
+    "router",
+    "elementwise",
+)
+
+
+def all_plans() -> Iterator[tuple[str, Plan]]:
+    """Every plan with the name of its suite; makes no inputs."""
+    for suite in SUITES:
+        module = importlib.import_module(f"{__name__}.{suite}")
+        for plan in module.plans():
+            yield suite, plan

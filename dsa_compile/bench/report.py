@@ -1,0 +1,95 @@
+"""Results as a table, JSON and a chart."""
+
+import json
+import platform
+from collections.abc import Sequence
+from dataclasses import asdict
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.table import Table
+
+from dsa_compile.bench.case import is_ours
+from dsa_compile.bench.run import Row, best_peer
+from dsa_compile.bench.timing import Ceilings
+
+
+def machine() -> dict[str, str]:
+    """The GPU and the versions that decide the figures."""
+    found = {"gpu": torch.cuda.get_device_name(), "python": platform.python_version()}
+    found |= {"torch": torch.__version__, "cuda": torch.version.cuda or "-"}
+    for package in ("triton", "cuda-bindings", "deep-gemm", "flash-mla", "flashinfer-python"):
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def case_table(rows: Sequence[Row], title: str) -> Table:
+    """All candidates of the cases of one op: time, share of the limit, gain over the best peer."""
+    table = Table(title=title, title_justify="left", title_style="bold")
+    table.add_column("shape", no_wrap=True)
+    table.add_column("provider", no_wrap=True)
+    for column in ("µs", "of limit", "best peer ÷ this"):
+        table.add_column(column, justify="right", no_wrap=True)
+    previous = None
+    for row in rows:
+        same = [r for r in rows if r.shape == row.shape]
+        shape = "" if row.shape == previous else row.shape
+        previous = row.shape
+        if row.us is None:
+            table.add_row(shape, row.provider, f"[red]{row.problem}[/red]", "", "")
+            continue
+        peer = best_peer(same)
+        gain = f"{peer / row.us:.2f}" if peer and is_ours(row.provider) else ""
+        table.add_row(
+            shape, row.provider, f"{row.us:.1f}", f"{100 * row.limit_us / row.us:.0f} %", gain
+        )
+    return table
+
+
+def to_json(rows: Sequence[Row], ceilings: Ceilings) -> dict[str, Any]:
+    """Everything measured, with the machine."""
+    return {
+        "machine": machine(),
+        "ceilings": asdict(ceilings),
+        "rows": [asdict(row) for row in rows],
+    }
+
+
+def write_json(path: Path, rows: Sequence[Row], ceilings: Ceilings) -> None:
+    """Write :func:`to_json`, whole or not at all."""
+    text = json.dumps(to_json(rows, ceilings), indent=1, ensure_ascii=False) + "\n"
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)
+
+
+def plot(path: Path, rows: Sequence[Row]) -> None:
+    """A bar chart: for every case our best kernel and the best peer, as shares of the limit."""
+    from matplotlib.figure import Figure
+
+    labels: list[str] = []
+    ours: list[float] = []
+    peers: list[float] = []
+    for op, shape in dict.fromkeys((row.op, row.shape) for row in rows):
+        timed = [r for r in rows if (r.op, r.shape) == (op, shape) and r.us]
+        own = [r.limit_us / r.us for r in timed if r.us and is_ours(r.provider)]
+        other = [r.limit_us / r.us for r in timed if r.us and not is_ours(r.provider)]
+        if own:
+            labels.append(f"{op} {shape}")
+            ours.append(100 * max(own))
+            peers.append(100 * max(other, default=0.0))
+    figure = Figure(figsize=(9, 1 + 0.28 * len(labels)), layout="constrained")
+    axes = figure.add_subplot()
+    places = range(len(labels))
+    axes.barh([p - 0.2 for p in places], ours, 0.4, label="dsa-compile")
+    axes.barh([p + 0.2 for p in places], peers, 0.4, label="best peer", color="0.7")
+    axes.set_yticks(list(places), labels, fontsize=7)
+    axes.invert_yaxis()
+    axes.set_xlabel("% of the machine's limit (measured copy bandwidth and matrix rate)")
+    axes.legend()
+    figure.savefig(path, dpi=110)

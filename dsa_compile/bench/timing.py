@@ -1,0 +1,95 @@
+"""Time of short GPU work, launch gaps excluded: CUDA graph replays between events."""
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dsa_compile.bench.case import Call
+
+_GRAPH_US = 400.0  # long enough that one replay's start-up does not show
+_MOST_CALLS = 64
+
+
+def graph_median(calls: Sequence[Call], replays: int = 30) -> float:
+    """Median microseconds of one call.
+
+    The calls are captured in turn, as often as fills a graph of some hundred microseconds, and the
+    graph is replayed between two events.
+
+    Args:
+        calls: work on the current stream, allocating from torch's pools only.
+        replays: timed replays, after three that are not.
+    """
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for call in calls:
+            call()
+    torch.cuda.current_stream().wait_stream(side)
+    torch.cuda.synchronize()
+    once = _event_us(lambda: [call() for call in calls], 3) / len(calls)
+    rounds = max(1, round(min(_GRAPH_US / max(once, 1.0), _MOST_CALLS) / len(calls)))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(rounds):
+            for call in calls:
+                call()
+    for _ in range(3):
+        graph.replay()
+    times = [_event_us(graph.replay, 1) for _ in range(replays)]
+    return statistics.median(times) / (rounds * len(calls))
+
+
+def _event_us(work: Callable[[], object], times: int) -> float:
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    for _ in range(times):
+        work()
+    end.record()
+    end.synchronize()
+    milliseconds: float = start.elapsed_time(end)
+    return milliseconds * 1e3 / times
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """What the machine gives to the simplest work, measured.
+
+    Args:
+        bytes_per_us: of a copy between two large tensors, reads plus writes.
+        flops_per_us: by type of a large matrix product.
+    """
+
+    bytes_per_us: float
+    flops_per_us: dict[str, float]
+
+    def limit_us(self, moved: float, flops: float, math: str) -> float:
+        """Time below which no implementation can be."""
+        return max(moved / self.bytes_per_us, flops / self.flops_per_us[math])
+
+
+def measure_ceilings() -> Ceilings:
+    """Copy bandwidth and matrix rates of the current device; takes about a second."""
+    n = 8192
+    a, b = (torch.randn(n, n, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    work = 2.0 * n**3
+    rates = {
+        "bf16": work / graph_median([lambda: a @ b], 10),
+        "fp8": work / graph_median([_fp8_product(a, b)], 10),
+    }
+    return Ceilings(_copy_bytes_per_us(1 << 30), rates)
+
+
+def _fp8_product(a: Tensor, b: Tensor) -> Call:
+    one = torch.ones((), device=a.device)
+    a8, b8 = a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn).t()
+    return lambda: torch._scaled_mm(a8, b8, one, one, out_dtype=torch.bfloat16, use_fast_accum=True)
+
+
+def _copy_bytes_per_us(size: int) -> float:
+    source = torch.empty(size, dtype=torch.uint8, device="cuda").random_()
+    target = torch.empty_like(source)
+    return 2.0 * size / graph_median([lambda: target.copy_(source)], 10)

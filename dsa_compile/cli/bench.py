@@ -1,0 +1,123 @@
+"""``dsa-bench``: time of the kernels, beside those of other libraries that are installed."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from dsa_compile.cli.common import Parser, guarded
+from dsa_compile.errors import UserError
+
+PROGRAM = "dsa-bench"
+
+_KERNELS = """\
+Check and time every kernel on the shapes of DeepSeek-V3.2, with all providers installed.
+
+Each candidate is first compared with a reference in higher precision; one that is wrong is not
+timed. Times are medians of CUDA graph replays. "of limit" is the share of what the machine's copy
+bandwidth and matrix rates, measured at the start, allow.
+"""
+_EPILOG = """\
+examples:
+  dsa-bench kernels
+  dsa-bench kernels --only topk --json topk.json --plot topk.png
+  dsa-bench kernels --only 'sparse MLA decode' --provider cuda --provider flash_mla
+  dsa-bench kernels --list
+
+Exit status: 0 measured, 1 a kernel was wrong or failed, 2 refused, 130 interrupted.
+"""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command's arguments."""
+    parser = Parser(prog=PROGRAM, description="Measure kernels.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    kernels = commands.add_parser(
+        "kernels",
+        help="check and time the kernels",
+        description=_KERNELS,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    kernels.add_argument(
+        "--only",
+        action="append",
+        metavar="TEXT",
+        help="cases of the suite of this name, or whose name contains TEXT; may be repeated",
+    )
+    kernels.add_argument(
+        "--provider", action="append", metavar="NAME", help="only this provider; may be repeated"
+    )
+    kernels.add_argument("--json", type=Path, metavar="FILE", help="write all figures to FILE")
+    kernels.add_argument("--plot", type=Path, metavar="FILE", help="draw a bar chart into FILE")
+    kernels.add_argument("--list", action="store_true", help="print the cases and stop")
+    return parser
+
+
+def run(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit status."""
+    args = build_parser().parse_args(argv)
+    import torch
+
+    from dsa_compile.bench.suites import all_plans
+
+    chosen = [
+        plan
+        for suite, plan in all_plans()
+        if not args.only or any(text == suite or text in plan.name for text in args.only)
+    ]
+    if not chosen:
+        raise UserError(f"no case matches {', '.join(args.only)}; see {PROGRAM} kernels --list")
+    if args.list:
+        print("\n".join(plan.name for plan in chosen))
+        return 0
+    if not torch.cuda.is_available():
+        raise UserError("timing kernels needs a CUDA GPU, and torch sees none")
+    return _measure(args, chosen)
+
+
+def _measure(args: argparse.Namespace, chosen: Sequence[object]) -> int:
+    from rich.console import Console
+
+    from dsa_compile.bench.lock import exclusive
+    from dsa_compile.bench.report import case_table, machine, plot, write_json
+    from dsa_compile.bench.run import Row, run_plans
+    from dsa_compile.bench.timing import measure_ceilings
+
+    console = Console(width=None if sys.stdout.isatty() else 140, highlight=False)
+    console.print("  ".join(f"{name} {value}" for name, value in machine().items()))
+    with exclusive():
+        ceilings = measure_ceilings()
+    rates = ", ".join(f"{k} {v / 1e6:.0f} TFLOP/s" for k, v in ceilings.flops_per_us.items())
+    console.print(f"copy {ceilings.bytes_per_us / 1e6:.2f} TB/s, {rates}\n")
+
+    def wanted(provider: str) -> bool:
+        return not args.provider or any(
+            provider == name or provider.startswith(name + "/") for name in args.provider
+        )
+
+    rows: list[Row] = []
+    pending: list[Row] = []
+    for some in run_plans(chosen, ceilings, wanted):  # type: ignore[arg-type]
+        if pending and some and some[0].op != pending[0].op:
+            console.print(case_table(pending, pending[0].op))
+            pending = []
+        pending += some
+        rows += some
+        if args.json:
+            write_json(args.json, rows, ceilings)
+    if pending:
+        console.print(case_table(pending, pending[0].op))
+    if args.plot:
+        plot(args.plot, rows)
+    wrong = [row for row in rows if row.us is None and row.limit_us > 0]
+    return 1 if wrong else 0
+
+
+def main() -> int:
+    """Entry point."""
+    return guarded(PROGRAM, run)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -16,28 +16,51 @@ from dsa_compile.ops.attention import (
     SPARSE_ATTENTION,
 )
 from dsa_compile.ops.cache import DENSE_SLOTS, WRITE_INDEX_CACHE, WRITE_LATENT_CACHE
+from dsa_compile.ops.fused_cache import (
+    NORM_ROPE_WRITE_LATENT_CACHE,
+    NORM_ROPE_WRITE_LATENT_CACHE_FP8,
+    NORM_ROPE_WRITE_LATENT_CACHE_FP8_TENSOR,
+)
+from dsa_compile.ops.index_fused import INDEX_QUERY_QUANTIZE, WRITE_INDEX_KEY_FP8
 from dsa_compile.ops.indexer import INDEX_TOPK, PAGED_INDEX_TOPK
 from dsa_compile.ops.library import REFERENCE
 from dsa_compile.ops.mlp import EMBEDDING, LINEAR, SWIGLU, SWIGLU_PACKED
 from dsa_compile.ops.moe import EXPERTS, ROUTER
 from dsa_compile.ops.norm import ADD_RMS_NORM, LAYER_NORM, RMS_NORM
+from dsa_compile.ops.quantize import (
+    ADD_RMS_NORM_QUANTIZE,
+    QUANTIZE_BLOCKS,
+    QUANTIZE_TENSOR,
+    RMS_NORM_QUANTIZE,
+    RMS_NORM_QUANTIZE_KEEP,
+    SWIGLU_PACKED_QUANTIZE,
+)
 from dsa_compile.ops.rope import ROPE_HALF, ROPE_INTERLEAVED, ROPE_TABLES
 
 __all__ = [
     "ABSORB_QUERY",
     "ADD_RMS_NORM",
+    "ADD_RMS_NORM_QUANTIZE",
     "DENSE_SLOTS",
     "EMBEDDING",
     "EXPAND_OUTPUT",
     "EXPERTS",
+    "INDEX_QUERY_QUANTIZE",
     "INDEX_TOPK",
     "LATENT_ATTENTION",
     "LAYER_NORM",
     "LINEAR",
+    "NORM_ROPE_WRITE_LATENT_CACHE",
+    "NORM_ROPE_WRITE_LATENT_CACHE_FP8",
+    "NORM_ROPE_WRITE_LATENT_CACHE_FP8_TENSOR",
     "PAGED_INDEX_TOPK",
     "PAGED_LATENT_ATTENTION",
+    "QUANTIZE_BLOCKS",
+    "QUANTIZE_TENSOR",
     "REFERENCE",
     "RMS_NORM",
+    "RMS_NORM_QUANTIZE",
+    "RMS_NORM_QUANTIZE_KEEP",
     "ROPE_HALF",
     "ROPE_INTERLEAVED",
     "ROPE_TABLES",
@@ -45,6 +68,8 @@ __all__ = [
     "SPARSE_ATTENTION",
     "SWIGLU",
     "SWIGLU_PACKED",
+    "SWIGLU_PACKED_QUANTIZE",
     "WRITE_INDEX_CACHE",
+    "WRITE_INDEX_KEY_FP8",
     "WRITE_LATENT_CACHE",
 ]

@@ -19,7 +19,7 @@ def write_latent_cache(ckv: Tensor, k_pe: Tensor, cache: Tensor, slot_mapping: T
         cache: ``[num_blocks, block_size, R + dr]``, written in place.
         slot_mapping: int64 ``[T]``, distinct physical rows; tokens with -1 are skipped.
     """
-    _write(torch.cat((ckv, k_pe), -1), cache, slot_mapping)
+    write_rows(torch.cat((ckv, k_pe), -1), cache, slot_mapping)
 
 
 def write_index_cache(k: Tensor, cache: Tensor, slot_mapping: Tensor) -> None:
@@ -30,10 +30,11 @@ def write_index_cache(k: Tensor, cache: Tensor, slot_mapping: Tensor) -> None:
         cache: ``[num_blocks, block_size, D]``, written in place.
         slot_mapping: int64 ``[T]``, distinct physical rows; tokens with -1 are skipped.
     """
-    _write(k, cache, slot_mapping)
+    write_rows(k, cache, slot_mapping)
 
 
-def _write(values: Tensor, cache: Tensor, slot_mapping: Tensor) -> None:
+def write_rows(values: Tensor, cache: Tensor, slot_mapping: Tensor) -> None:
+    """Copy rows ``[T, width]`` of the cache's dtype to their slots; those with -1 are skipped."""
     host = slot_mapping.numpy()
     if host.size and host.min() < 0:
         kept = (slot_mapping >= 0).nonzero().squeeze(1)

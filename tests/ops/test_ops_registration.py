@@ -32,6 +32,17 @@ write_index_cache(Tensor k, Tensor(a!) cache, Tensor slot_mapping) -> ()
 paged_index_topk(Tensor q, Tensor weights, Tensor cache, Tensor block_tables, Tensor cu_seqlens, Tensor context_lens, int topk, float scale) -> Tensor
 dense_slots(Tensor block_tables, Tensor cu_seqlens, Tensor context_lens, Tensor positions, int block_size, int width) -> Tensor
 paged_latent_attention(Tensor q_latent, Tensor q_pe, Tensor cache, Tensor slots, float scale) -> Tensor
+quantize_blocks(Tensor x, bool ue8m0) -> (Tensor q, Tensor scale)
+quantize_tensor(Tensor x, Tensor scale) -> Tensor
+rms_norm_quantize(Tensor x, Tensor weight, float eps, bool ue8m0) -> (Tensor q, Tensor scale)
+rms_norm_quantize_keep(Tensor x, Tensor weight, float eps, bool ue8m0) -> (Tensor normed, Tensor q, Tensor scale)
+add_rms_norm_quantize(Tensor x, Tensor residual, Tensor weight, float eps, bool ue8m0) -> (Tensor normed, Tensor q, Tensor scale, Tensor residual_out)
+swiglu_packed_quantize(Tensor gate_up, bool ue8m0) -> (Tensor q, Tensor scale)
+norm_rope_write_latent_cache(Tensor kv, Tensor weight, float eps, Tensor cos, Tensor sin, bool interleaved, Tensor(a!) cache, Tensor slot_mapping) -> ()
+norm_rope_write_latent_cache_fp8(Tensor kv, Tensor weight, float eps, Tensor cos, Tensor sin, bool interleaved, bool ue8m0, Tensor(a!) cache, Tensor slot_mapping) -> ()
+norm_rope_write_latent_cache_fp8_tensor(Tensor kv, Tensor weight, float eps, Tensor cos, Tensor sin, bool interleaved, Tensor scale, Tensor(a!) cache, Tensor slot_mapping) -> ()
+write_index_key_fp8(Tensor k, Tensor weight, Tensor bias, float eps, Tensor cos, Tensor sin, bool interleaved, Tensor(a!) cache, Tensor slot_mapping) -> ()
+index_query_quantize(Tensor q, Tensor weights, Tensor cos, Tensor sin, bool interleaved, float scale) -> (Tensor q8, Tensor weights_out)
 """  # noqa: E501
 
 
@@ -58,9 +69,13 @@ PAGED = (
 HOST_PLANNED = {
     "index_topk",
     "latent_attention",
+    "norm_rope_write_latent_cache",
+    "norm_rope_write_latent_cache_fp8",
+    "norm_rope_write_latent_cache_fp8_tensor",
     "paged_index_topk",
     "paged_latent_attention",
     "write_index_cache",
+    "write_index_key_fp8",
     "write_latent_cache",
 }
 
@@ -125,6 +140,37 @@ CASES = [
     Case("dense_slots", (*PAGED, ints(9, 8, dtype=torch.int64), 4, 12)),
     Case("paged_latent_attention",
          (permuted(6, 3, 5), randn(6, 3, 2), randn(4, 4, 7), ints(16, 6, 3), 0.5)),
+    Case("quantize_blocks", (randn(3, 5, 256), True)),
+    Case("quantize_blocks", (permuted(5, 128).bfloat16(), False)),
+    Case("quantize_tensor", (permuted(3, 5, 8), torch.tensor([0.1]))),
+    Case("rms_norm_quantize", (permuted(5, 128), randn(128), 1e-6, False)),
+    Case("rms_norm_quantize_keep", (permuted(3, 5, 128).bfloat16(), randn(128), 1e-6, True)),
+    Case("add_rms_norm_quantize", (randn(6, 128), permuted(6, 128), randn(128), 1e-6, False)),
+    Case("swiglu_packed_quantize", (permuted(6, 256).bfloat16(), True)),
+    Case(
+        "norm_rope_write_latent_cache",
+        (randn(6, 12), randn(8), 1e-6, randn(6, 4), randn(6, 4), True, randn(4, 4, 12),
+         torch.arange(6)),
+    ),
+    Case(
+        "norm_rope_write_latent_cache_fp8",
+        (randn(6, 132).bfloat16(), randn(128), 1e-6, randn(6, 4), randn(6, 4), False, True,
+         ints(256, 4, 4, 140, dtype=torch.uint8), torch.arange(6)),
+    ),
+    Case(
+        "norm_rope_write_latent_cache_fp8_tensor",
+        (randn(6, 12), randn(8), 1e-6, randn(6, 4), randn(6, 4), True, torch.tensor([0.1]),
+         ints(256, 4, 4, 12, dtype=torch.uint8), torch.arange(6)),
+    ),
+    Case(
+        "write_index_key_fp8",
+        (permuted(6, 8), randn(8), randn(8), 1e-6, randn(6, 4), randn(6, 4), False,
+         ints(256, 4, 4, 12, dtype=torch.uint8), torch.arange(6)),
+    ),
+    Case(
+        "index_query_quantize",
+        (permuted(6, 3, 8).bfloat16(), randn(6, 3), randn(6, 4), randn(6, 4), True, 0.1),
+    ),
 ]  # fmt: skip
 IDS = [f"{case.name}-{i}" for i, case in enumerate(CASES)]
 

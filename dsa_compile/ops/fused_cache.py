@@ -1,0 +1,162 @@
+"""From the raw latent projection to a row of the paged latent cache, in one op per row format.
+
+Each takes ``kv [T, R + dr]``: the compressed KV, which is RMS-normed, and the shared key, which is
+rotated; fp32 up to one rounding to ``kv.dtype``, as DeepSeek's own code. Interleaved pairs come
+out de-interleaved, as :func:`dsa_compile.ops.rope.rope_interleaved` leaves them in the queries.
+
+Row formats, for R = 512 and dr = 64:
+
+- plain: 576 values of the cache's dtype;
+- ``fp8``, FlashMLA's: 512 e4m3, then 4 fp32 scales (one per 128), then 64 bf16: 656 bytes;
+- ``fp8_tensor``: 576 e4m3 under one static scale.
+"""
+
+import torch
+from torch import Tensor
+
+from dsa_compile.ops.cache import write_rows
+from dsa_compile.ops.library import bad_input, define
+from dsa_compile.ops.quantize import BLOCK, E4M3, quantize_blocks, quantize_tensor
+from dsa_compile.ops.rope import rope_half, rope_interleaved
+
+
+def fp8_row_bytes(rank: int, rope_dim: int) -> int:
+    """Bytes of one row in the ``fp8`` format: 656 for 512 and 64."""
+    return rank + rank // BLOCK * 4 + rope_dim * 2
+
+
+def norm_rope_write_latent_cache(
+    kv: Tensor,
+    weight: Tensor,
+    eps: float,
+    cos: Tensor,
+    sin: Tensor,
+    interleaved: bool,
+    cache: Tensor,
+    slot_mapping: Tensor,
+) -> None:
+    """Norm, rotate and store rows of the cache's own dtype.
+
+    Args:
+        kv: ``[T, R + dr]``, rows may be strided.
+        weight: ``[R]``, of the norm.
+        eps: added to the mean square.
+        cos: ``[T, dr]``, any floating dtype, as from ``rope_tables``; the first half is read.
+        sin: as ``cos``.
+        interleaved: rotate neighbours (DeepSeek-V3.2) rather than halves.
+        cache: ``[num_blocks, block_size, R + dr]``, written in place.
+        slot_mapping: int64 ``[T]``, distinct physical rows; tokens with -1 are skipped.
+    """
+    _check("norm_rope_write_latent_cache", kv, weight, cos, cache, kv.shape[1])
+    ckv, k_pe = _norm_rope(kv, weight, eps, cos, sin, interleaved)
+    write_rows(torch.cat((ckv, k_pe), -1).to(cache.dtype), cache, slot_mapping)
+
+
+def norm_rope_write_latent_cache_fp8(
+    kv: Tensor,
+    weight: Tensor,
+    eps: float,
+    cos: Tensor,
+    sin: Tensor,
+    interleaved: bool,
+    ue8m0: bool,
+    cache: Tensor,
+    slot_mapping: Tensor,
+) -> None:
+    """Norm, rotate and store ``fp8`` rows; the rotated key is not quantised.
+
+    Args as :func:`norm_rope_write_latent_cache`, with ``kv`` bf16, R a multiple of 128, and
+
+    Args:
+        ue8m0: round scales up to powers of two, as DeepSeek's own code does.
+        cache: uint8 ``[num_blocks, block_size, R + R / 32 + 2 dr]``, written in place.
+    """
+    rank = weight.shape[0]
+    name = "norm_rope_write_latent_cache_fp8"
+    _check(name, kv, weight, cos, cache, fp8_row_bytes(rank, kv.shape[1] - rank))
+    if kv.dtype is not torch.bfloat16 or cache.dtype is not torch.uint8 or rank % BLOCK:
+        raise bad_input(
+            name,
+            f"kv as bfloat16, cache as uint8 and a rank that is a multiple of 128, not "
+            f"{kv.dtype}, {cache.dtype} and {rank}",
+        )
+    ckv, k_pe = _norm_rope(kv, weight, eps, cos, sin, interleaved)
+    q, scale = quantize_blocks(ckv, ue8m0)
+    row = torch.cat([part.contiguous().view(torch.uint8) for part in (q, scale, k_pe)], -1)
+    write_rows(row, cache, slot_mapping)
+
+
+def norm_rope_write_latent_cache_fp8_tensor(
+    kv: Tensor,
+    weight: Tensor,
+    eps: float,
+    cos: Tensor,
+    sin: Tensor,
+    interleaved: bool,
+    scale: Tensor,
+    cache: Tensor,
+    slot_mapping: Tensor,
+) -> None:
+    """Norm, rotate and store e4m3 rows under one static scale.
+
+    Args as :func:`norm_rope_write_latent_cache`, and
+
+    Args:
+        scale: fp32 ``[1]``; a value is ``q * scale``, magnitudes above ``448 * scale`` saturate.
+        cache: e4m3, or the same bytes as uint8, ``[num_blocks, block_size, R + dr]``, written in
+            place.
+    """
+    name = "norm_rope_write_latent_cache_fp8_tensor"
+    _check(name, kv, weight, cos, cache, kv.shape[1])
+    if cache.dtype not in (E4M3, torch.uint8):
+        raise bad_input(name, f"cache as float8_e4m3fn or uint8, not {cache.dtype}")
+    ckv, k_pe = _norm_rope(kv, weight, eps, cos, sin, interleaved)
+    row = quantize_tensor(torch.cat((ckv, k_pe), -1), scale)
+    write_rows(row.view(torch.uint8), cache.view(torch.uint8), slot_mapping)
+
+
+def _check(op: str, kv: Tensor, weight: Tensor, cos: Tensor, cache: Tensor, row_width: int) -> None:
+    width = weight.shape[0] + cos.shape[1]
+    if kv.dim() != 2 or kv.shape[1] != width or cache.shape[2] != row_width:
+        raise bad_input(
+            op,
+            f"kv [T, {width}] (norm {weight.shape[0]}, rotary {cos.shape[1]}) and cache rows of "
+            f"{row_width}, not {list(kv.shape)} and rows of {cache.shape[2]}",
+        )
+
+
+def _norm_rope(
+    kv: Tensor, weight: Tensor, eps: float, cos: Tensor, sin: Tensor, interleaved: bool
+) -> tuple[Tensor, Tensor]:
+    ckv, k_pe = kv.float().split((weight.shape[0], cos.shape[1]), -1)
+    inverse = ckv.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
+    rotate = rope_interleaved if interleaved else rope_half
+    rotated = rotate(k_pe.unsqueeze(1), cos.float(), sin.float()).squeeze(1)
+    return (ckv * inverse * weight.float()).to(kv.dtype), rotated.to(kv.dtype)
+
+
+def _returns_nothing(*args: object) -> None:
+    return None
+
+
+NORM_ROPE_WRITE_LATENT_CACHE = define(
+    "norm_rope_write_latent_cache(Tensor kv, Tensor weight, float eps, Tensor cos, Tensor sin,"
+    " bool interleaved, Tensor(a!) cache, Tensor slot_mapping) -> ()",
+    norm_rope_write_latent_cache,
+    _returns_nothing,
+    any_device=False,
+)
+NORM_ROPE_WRITE_LATENT_CACHE_FP8 = define(
+    "norm_rope_write_latent_cache_fp8(Tensor kv, Tensor weight, float eps, Tensor cos, Tensor sin,"
+    " bool interleaved, bool ue8m0, Tensor(a!) cache, Tensor slot_mapping) -> ()",
+    norm_rope_write_latent_cache_fp8,
+    _returns_nothing,
+    any_device=False,
+)
+NORM_ROPE_WRITE_LATENT_CACHE_FP8_TENSOR = define(
+    "norm_rope_write_latent_cache_fp8_tensor(Tensor kv, Tensor weight, float eps, Tensor cos,"
+    " Tensor sin, bool interleaved, Tensor scale, Tensor(a!) cache, Tensor slot_mapping) -> ()",
+    norm_rope_write_latent_cache_fp8_tensor,
+    _returns_nothing,
+    any_device=False,
+)

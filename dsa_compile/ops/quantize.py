@@ -1,0 +1,217 @@
+"""Activations in FP8 (e4m3): blocks of 128 with a scale each, or one scale for the whole tensor.
+
+A value is ``q * scale``. The ops that normalise or activate before they quantise round as
+DeepSeek's own inference code does: fp32 up to the bf16 value that an unquantised consumer would
+read, one rounding to it, then the quantisation of that value. They therefore differ in the last
+bit from :func:`dsa_compile.ops.norm.rms_norm` and its like, which round as Hugging Face does.
+"""
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from dsa_compile.ops.library import bad_input, define
+
+E4M3 = torch.float8_e4m3fn
+E4M3_MAX = 448.0
+BLOCK = 128
+"""Values that share a scale: the width DeepSeek-V3's FP8 GEMMs take along K."""
+MIN_AMAX = 1e-4
+"""Floor under a block's largest magnitude, so that a block of zeros has a scale."""
+
+
+def quantize_blocks(x: Tensor, ue8m0: bool) -> tuple[Tensor, Tensor]:
+    """Quantise every 128 consecutive values of the last dimension with a scale of their own.
+
+    ``scale = max(amax, 1e-4) / 448``, rounded up to a power of two if ``ue8m0`` (the exponent-only
+    scale format of Blackwell's GEMMs and of DeepSeek-V3.2's indexer); ``q = x * (1 / scale)``.
+
+    Args:
+        x: ``[..., D]``, D a multiple of 128, any floating dtype.
+        ue8m0: round scales up to powers of two.
+
+    Returns:
+        q e4m3 ``[..., D]`` and scale fp32 ``[..., D / 128]``, row-major.
+    """
+    if x.shape[-1] % BLOCK:
+        raise bad_input("quantize_blocks", f"rows of a multiple of 128, not {x.shape[-1]}")
+    blocks = x.float().contiguous().unflatten(-1, (-1, BLOCK))
+    scale = block_scale(blocks.abs().amax(-1, keepdim=True), ue8m0)
+    return saturate(blocks * scale.reciprocal()).flatten(-2), scale.squeeze(-1)
+
+
+def block_scale(amax: Tensor, ue8m0: bool) -> Tensor:
+    """The fp32 scale of blocks with the given largest magnitudes."""
+    scale = amax.clamp(min=MIN_AMAX) * (1 / E4M3_MAX)
+    if not ue8m0:
+        return scale
+    mantissa, exponent = torch.frexp(scale)  # mantissa in [0.5, 1)
+    return torch.ldexp(torch.ones_like(scale), exponent - (mantissa == 0.5).int())
+
+
+def saturate(x: Tensor) -> Tensor:
+    """To e4m3, magnitudes above 448 becoming 448 (torch's own cast makes them NaN)."""
+    return x.clamp(-E4M3_MAX, E4M3_MAX).to(E4M3)
+
+
+def _quantize_blocks_fake(x: Tensor, ue8m0: bool) -> tuple[Tensor, Tensor]:
+    scale = x.new_empty((*x.shape[:-1], x.shape[-1] // BLOCK), dtype=torch.float32)
+    return x.new_empty(x.shape, dtype=E4M3), scale
+
+
+def quantize_tensor(x: Tensor, scale: Tensor) -> Tensor:
+    """Quantise with a scale known beforehand: ``x * (1 / scale)``, saturated.
+
+    Args:
+        x: any shape, any floating dtype.
+        scale: fp32 ``[1]``.
+
+    Returns:
+        e4m3 in the shape of ``x``.
+    """
+    if scale.numel() != 1 or scale.dtype is not torch.float32:
+        raise bad_input(
+            "quantize_tensor", f"one float32 scale, not {list(scale.shape)} {scale.dtype}"
+        )
+    return saturate(x.float() * scale.reciprocal()).contiguous()
+
+
+def _quantize_tensor_fake(x: Tensor, scale: Tensor) -> Tensor:
+    return x.new_empty(x.shape, dtype=E4M3)
+
+
+def _norm(wide: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
+    """Root-mean-square norm of fp32 rows, rounded to ``dtype`` once."""
+    inverse = wide.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
+    return (wide * inverse * weight.float()).to(dtype)
+
+
+def rms_norm_quantize_keep(
+    x: Tensor, weight: Tensor, eps: float, ue8m0: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Root-mean-square norm and its blocks in FP8, for consumers of either.
+
+    Args:
+        x: ``[..., D]``, D a multiple of 128.
+        weight: ``[D]``.
+        eps: added to the mean square.
+        ue8m0: as in :func:`quantize_blocks`.
+
+    Returns:
+        normed ``[..., D]`` in ``x.dtype``, and what :func:`quantize_blocks` makes of it.
+    """
+    if weight.shape != x.shape[-1:]:
+        raise bad_input(
+            "rms_norm_quantize_keep", f"weight [{x.shape[-1]}], not {list(weight.shape)}"
+        )
+    normed = _norm(x.float(), weight, eps, x.dtype).contiguous()
+    return normed, *quantize_blocks(normed, ue8m0)
+
+
+def _rms_norm_quantize_keep_fake(
+    x: Tensor, weight: Tensor, eps: float, ue8m0: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    return x.new_empty(x.shape), *_quantize_blocks_fake(x, ue8m0)
+
+
+def rms_norm_quantize(x: Tensor, weight: Tensor, eps: float, ue8m0: bool) -> tuple[Tensor, Tensor]:
+    """:func:`rms_norm_quantize_keep` for quantised consumers alone: ``(q, scale)``."""
+    _, q, scale = rms_norm_quantize_keep(x, weight, eps, ue8m0)
+    return q, scale
+
+
+def _rms_norm_quantize_fake(
+    x: Tensor, weight: Tensor, eps: float, ue8m0: bool
+) -> tuple[Tensor, Tensor]:
+    return _quantize_blocks_fake(x, ue8m0)
+
+
+def add_rms_norm_quantize(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, ue8m0: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Add to the residual stream, normalise the sum before it is rounded, and quantise.
+
+    Args:
+        x: ``[..., D]``, D a multiple of 128; the branch's output.
+        residual: as ``x``, the stream so far.
+        weight: ``[D]``.
+        eps: added to the mean square.
+        ue8m0: as in :func:`quantize_blocks`.
+
+    Returns:
+        normed, q and scale as in :func:`rms_norm_quantize_keep`, and the sum in ``x.dtype``.
+    """
+    if weight.shape != x.shape[-1:] or x.shape != residual.shape or x.dtype != residual.dtype:
+        raise bad_input(
+            "add_rms_norm_quantize",
+            f"x and residual alike and weight [{x.shape[-1]}], not {list(x.shape)} {x.dtype}, "
+            f"{list(residual.shape)} {residual.dtype} and {list(weight.shape)}",
+        )
+    total = x.float() + residual.float()
+    normed = _norm(total, weight, eps, x.dtype).contiguous()
+    q, scale = quantize_blocks(normed, ue8m0)
+    out = torch.empty_like(x, memory_format=torch.contiguous_format).copy_(total)
+    return normed, q, scale, out
+
+
+def _add_rms_norm_quantize_fake(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, ue8m0: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    q, scale = _quantize_blocks_fake(x, ue8m0)
+    return x.new_empty(x.shape), q, scale, x.new_empty(x.shape)
+
+
+def swiglu_packed_quantize(gate_up: Tensor, ue8m0: bool) -> tuple[Tensor, Tensor]:
+    """``silu(gate) * up`` in fp32, rounded once to the dtype, then quantised in blocks.
+
+    Args:
+        gate_up: ``[..., 2I]``, gate first, I a multiple of 128.
+        ue8m0: as in :func:`quantize_blocks`.
+
+    Returns:
+        q e4m3 ``[..., I]`` and scale fp32 ``[..., I / 128]``.
+    """
+    if gate_up.shape[-1] % (2 * BLOCK):
+        raise bad_input(
+            "swiglu_packed_quantize",
+            f"two halves of a multiple of 128 each, not {gate_up.shape[-1]} in all",
+        )
+    gate, up = gate_up.float().chunk(2, -1)
+    return quantize_blocks((F.silu(gate) * up).to(gate_up.dtype), ue8m0)
+
+
+def _swiglu_packed_quantize_fake(gate_up: Tensor, ue8m0: bool) -> tuple[Tensor, Tensor]:
+    half = gate_up.shape[-1] // 2
+    return _quantize_blocks_fake(gate_up.new_empty((*gate_up.shape[:-1], half)), ue8m0)
+
+
+QUANTIZE_BLOCKS = define(
+    "quantize_blocks(Tensor x, bool ue8m0) -> (Tensor q, Tensor scale)",
+    quantize_blocks,
+    _quantize_blocks_fake,
+)
+QUANTIZE_TENSOR = define(
+    "quantize_tensor(Tensor x, Tensor scale) -> Tensor", quantize_tensor, _quantize_tensor_fake
+)
+RMS_NORM_QUANTIZE = define(
+    "rms_norm_quantize(Tensor x, Tensor weight, float eps, bool ue8m0) -> (Tensor q, Tensor scale)",
+    rms_norm_quantize,
+    _rms_norm_quantize_fake,
+)
+RMS_NORM_QUANTIZE_KEEP = define(
+    "rms_norm_quantize_keep(Tensor x, Tensor weight, float eps, bool ue8m0)"
+    " -> (Tensor normed, Tensor q, Tensor scale)",
+    rms_norm_quantize_keep,
+    _rms_norm_quantize_keep_fake,
+)
+ADD_RMS_NORM_QUANTIZE = define(
+    "add_rms_norm_quantize(Tensor x, Tensor residual, Tensor weight, float eps, bool ue8m0)"
+    " -> (Tensor normed, Tensor q, Tensor scale, Tensor residual_out)",
+    add_rms_norm_quantize,
+    _add_rms_norm_quantize_fake,
+)
+SWIGLU_PACKED_QUANTIZE = define(
+    "swiglu_packed_quantize(Tensor gate_up, bool ue8m0) -> (Tensor q, Tensor scale)",
+    swiglu_packed_quantize,
+    _swiglu_packed_quantize_fake,
+)

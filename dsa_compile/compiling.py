@@ -11,6 +11,7 @@ from dsa_compile.config import CompileConfig
 from dsa_compile.frontend.build import build_program, layer_plan, load_spec
 from dsa_compile.ir.passes import PassRecord
 from dsa_compile.ir.program import Program
+from dsa_compile.lowering.binding import Binding, bind_kernels
 from dsa_compile.lowering.emit import emit
 from dsa_compile.passes.manager import check_selection, run_pipeline
 from dsa_compile.weights.checkpoint import Checkpoint
@@ -48,6 +49,7 @@ class CompileResult:
         path: the artifact.
         manifest: as written.
         program: at the level it reached.
+        bindings: which kernel implements each op, and why.
         seconds: by phase, in order.
         notes: what was left out, for the user to read.
     """
@@ -55,6 +57,7 @@ class CompileResult:
     path: Path
     manifest: Manifest
     program: Program
+    bindings: tuple[Binding, ...]
     seconds: dict[str, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
@@ -98,10 +101,11 @@ def compile_model(
         clock.start("passes")
         run_pipeline(program, progress.passed)
         clock.start("emit")
-        manifest = emit(program, writer, model_dir, checkpoint, progress.weights)
+        bindings = bind_kernels(program)
+        manifest = emit(program, writer, model_dir, checkpoint, bindings, progress.weights)
         clock.stop()
     notes = tuple(checkpoint.notes) if checkpoint is not None else ()
-    return CompileResult(out, manifest, program, clock.seconds, notes)
+    return CompileResult(out, manifest, program, bindings, clock.seconds, notes)
 
 
 class _Clock:

@@ -11,7 +11,7 @@ from dsa_compile.errors import UserError
 if TYPE_CHECKING:
     import torch
 
-TARGETS = ("cpu",)
+TARGETS = ("cpu", "sm_90a", "sm_100a")
 WEIGHT_MODES = ("reference", "pack", "none")
 # The compute dtype of each recipe. A few parameters stay fp32 whatever the recipe: see
 # ``dsa_compile.weights.canonical``.
@@ -33,6 +33,7 @@ class CompileConfig:
         block_size: rows of one cache page.
         disable: names of passes to skip.
         stop_after: name of the last pass to run, or None.
+        kernels: providers to use for ops, each as ``"op=provider"``.
     """
 
     target: str = "cpu"
@@ -42,6 +43,7 @@ class CompileConfig:
     block_size: int = 64
     disable: tuple[str, ...] = ()
     stop_after: str | None = None
+    kernels: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         _one_of("target", self.target, TARGETS)

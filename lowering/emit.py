@@ -20,7 +20,7 @@ from dsa_compile.ir.calls import step_calls
 from dsa_compile.ir.passes import PassRecord
 from dsa_compile.ir.program import Program
 from dsa_compile.ir.region import Role
-from dsa_compile.lowering.providers import bind_kernels
+from dsa_compile.lowering.binding import Binding
 from dsa_compile.weights.checkpoint import Checkpoint
 from dsa_compile.weights.pack import write_packed
 
@@ -32,6 +32,7 @@ def emit(
     writer: ArtifactWriter,
     model_dir: Path,
     checkpoint: Checkpoint | None,
+    bindings: Sequence[Binding],
     progress: Callable[[int], None] = lambda count: None,
 ) -> Manifest:
     """Write everything and commit.
@@ -41,6 +42,7 @@ def emit(
         writer: an open writer.
         model_dir: for tokenizer files, and for the reference to the weights.
         checkpoint: the model's weights; None to leave them out.
+        bindings: of the program's ops.
         progress: called with bytes of weights hashed or written since its last call.
 
     Raises:
@@ -54,7 +56,7 @@ def emit(
         model=ModelRecord(program.spec, _fingerprint(program, weights.files)),
         layers=tuple(LayerRecord(e.index, e.kind, dict(e.vars)) for e in program.layers),
         regions=regions,
-        kernels=bind_kernels(program),
+        kernels={binding.op: binding.records() for binding in bindings},
         variants=program.variants,
         weights=weights,
         caches=_caches(program),

@@ -5,15 +5,16 @@ and every op bound to its provider's function, past the dispatcher. One callable
 of a kind; what differs between layers are its arguments.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
-from dsa_compile.errors import ArtifactError
+from dsa_compile.artifact.records import KernelRecord
+from dsa_compile.errors import ArtifactError, UserError
 from dsa_compile.ir.region import Region, Role
-from dsa_compile.ops import REFERENCE
+from dsa_compile.kernels.registry import load
 
 aten = torch.ops.aten
 
@@ -31,16 +32,16 @@ _DIRECT: dict[Any, Callable[..., Any]] = {
     aten.view.default: torch.Tensor.view,
 }
 
-# provider → its functions by op
-PROVIDERS: Mapping[str, Mapping[Any, Callable[..., Any]]] = {"reference": REFERENCE}
+Kernels = Mapping[str, tuple[KernelRecord, ...]]
 
 
-def bind(region: Region, kernels: Mapping[str, str]) -> Callable[..., tuple[torch.Tensor, ...]]:
+def bind(region: Region, kernels: Kernels, target: str) -> Callable[..., tuple[Tensor, ...]]:
     """Compile a region.
 
     Args:
         region: of the KERNEL level.
-        kernels: provider of each op, by the op's full name.
+        kernels: providers of each op, by the op's full name.
+        target: what the artifact was compiled for.
 
     Returns:
         A function of the region's inputs, in their order, that returns its outputs.
@@ -51,23 +52,49 @@ def bind(region: Region, kernels: Mapping[str, str]) -> Callable[..., tuple[torc
     graph = region.copy(region.name).graph
     for node in graph.nodes:
         if node.op == "call_function":
-            node.target = _function(node.target, kernels)
+            node.target = _function(node.target, kernels, target)
     return fx.GraphModule(torch.nn.Module(), graph).forward
 
 
-def _function(target: Any, kernels: Mapping[str, str]) -> Callable[..., Any]:
-    name = str(target)
+def _function(op: Any, kernels: Kernels, target: str) -> Callable[..., Any]:
+    name = str(op)
     if not name.startswith("dsa."):
-        direct: Callable[..., Any] = _DIRECT.get(target, target)
+        direct: Callable[..., Any] = _DIRECT.get(op, op)
         return direct
-    provider = kernels.get(name)
-    table = PROVIDERS.get(provider or "")
-    if provider is None or table is None or target not in table:
+    chosen = [(k.max_tokens, _load(name, k.provider, target)) for k in kernels.get(name, ())]
+    if not chosen:
+        raise ArtifactError(f"{name}: the artifact binds no kernel to it; recompile")
+    if len(chosen) == 1:
+        return chosen[0][1]
+    return _by_tokens([(limit or 0, function) for limit, function in chosen[:-1]], chosen[-1][1])
+
+
+def _load(name: str, provider: str, target: str) -> Callable[..., Any]:
+    try:
+        function = load(name.split(".")[1], provider, target)
+    except UserError as error:
+        raise ArtifactError(f"{error}; install it, or recompile without it") from None
+    if function is None:
         raise ArtifactError(
-            f"{name}: provider {provider!r} is not available here; "
-            f"this installation has {', '.join(PROVIDERS)}"
+            f"{name}: provider {provider!r} for target {target!r} is not available here; "
+            "the artifact was compiled by another version, recompile"
         )
-    return table[target]
+    return function
+
+
+def _by_tokens(
+    limited: Sequence[tuple[int, Callable[..., Any]]], beyond: Callable[..., Any]
+) -> Callable[..., Any]:
+    """The first function whose limit admits a call's tokens, the rows of its first argument."""
+
+    def call(first: Tensor, *rest: Any) -> Any:
+        tokens = first.shape[0]
+        for limit, function in limited:
+            if tokens <= limit:
+                return function(first, *rest)
+        return beyond(first, *rest)
+
+    return call
 
 
 class BoundRegion:

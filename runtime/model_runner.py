@@ -52,7 +52,10 @@ class ModelRunner:
         inner = [kind not in (EMBED, HEAD) for kind in kinds]
         caches = [self._make_caches(manifest) if layer else {} for layer in inner]
         self.caches = tuple(cache for cache in caches if cache)
-        functions = {name: bind(region, manifest.kernels) for name, region in regions.items()}
+        functions = {
+            name: bind(region, manifest.kernels, manifest.target)
+            for name, region in regions.items()
+        }
         self._calls: dict[str, list[BoundRegion]] = {}
         for variant in manifest.variants or (LONG,):
             names = [n if (n := f"{kind}.{variant}") in regions else kind for kind in kinds]

@@ -63,7 +63,7 @@ AREAS: dict[str, tuple[str, ...]] = {
     ),
     "cli": (
         *FOUNDATION, "model_spec", "config", "ir", "artifact", "passes", "compiling", "runtime",
-        "evaluation", "kernels", "bench",
+        "evaluation", "lowering", "kernels", "bench",
     ),
     "__init__": ("compiling", "errors", "version"),
 }  # fmt: skip

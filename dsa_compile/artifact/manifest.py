@@ -11,6 +11,7 @@ from dsa_compile.artifact.paths import is_plain
 from dsa_compile.artifact.records import (
     CacheRecord,
     FileRecord,
+    KernelRecord,
     LayerRecord,
     ModelRecord,
     PassSummary,
@@ -23,7 +24,7 @@ from dsa_compile.config import CompileConfig
 from dsa_compile.errors import ArtifactError
 from dsa_compile.ir.argument_json import DTYPES
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 MANIFEST = "manifest.json"
 _REGION_NAME = re.compile(r"[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)?")
 _EDITED = "the file was edited, recompile"
@@ -37,7 +38,8 @@ class Manifest:
     Attributes:
         compile: the options of the compilation; ``target``, ``recipe``, ``dtype`` and
             ``block_size`` repeat what a reader of the file looks for first.
-        kernels: for each op in the graphs, by full name, the provider bound to it.
+        kernels: for each op in the graphs, by full name, the providers bound to it, in ascending
+            order of tokens; the last takes any number.
         variants: ``("long", "short")`` if regions are split by context length, else empty.
         tokenizer: files of the tokenizer and the generation defaults.
         files: every file but the manifest itself.
@@ -56,7 +58,7 @@ class Manifest:
     model: ModelRecord
     layers: tuple[LayerRecord, ...]
     regions: tuple[RegionRecord, ...]
-    kernels: Mapping[str, str]
+    kernels: Mapping[str, tuple[KernelRecord, ...]]
     variants: tuple[str, ...]
     weights: WeightsRecord
     caches: tuple[CacheRecord, ...]
@@ -73,7 +75,7 @@ class Manifest:
         model: ModelRecord,
         layers: tuple[LayerRecord, ...],
         regions: tuple[RegionRecord, ...],
-        kernels: Mapping[str, str],
+        kernels: Mapping[str, tuple[KernelRecord, ...]],
         variants: tuple[str, ...],
         weights: WeightsRecord,
         caches: tuple[CacheRecord, ...],
@@ -148,6 +150,11 @@ class Manifest:
                 yield f"layers: no region for kind {layer.kind!r:.80} of layer {layer.index}"
             if not 0 <= layer.index < self.model.spec.num_hidden_layers:
                 yield f"layers: the model has no layer {layer.index}"
+        for op, kernels in self.kernels.items():
+            limits = [kernel.max_tokens for kernel in kernels]
+            inner = [limit for limit in limits[:-1] if limit is not None and limit > 0]
+            if not kernels or limits[-1] is not None or limits[:-1] != sorted(set(inner)):
+                yield f"kernels: {op:.80} needs providers by ascending tokens, the last for any"
         for cache in self.caches:
             if cache.width < 1 or cache.dtype not in DTYPES:
                 yield f"caches: {cache.key!r:.80} has no valid width and dtype"

@@ -39,6 +39,14 @@ class ModelRecord:
 
 
 @dataclass(frozen=True)
+class KernelRecord:
+    """Who implements an op, for calls of up to ``max_tokens`` tokens; None: of any number."""
+
+    provider: str
+    max_tokens: int | None = None
+
+
+@dataclass(frozen=True)
 class LayerRecord:
     """One layer: its number in the model, its kind, and what its weight templates resolve to."""
 

@@ -86,6 +86,20 @@ def build_parser() -> argparse.ArgumentParser:
         "(default: %(default)s)",
     )
 
+    kernels = parser.add_argument_group("kernels")
+    kernels.add_argument(
+        "--kernel",
+        action="append",
+        default=[],
+        metavar="OP=PROVIDER",
+        help="take this provider's kernel for an op; may be repeated",
+    )
+    kernels.add_argument(
+        "--explain-kernels",
+        action="store_true",
+        help="print which kernel was bound to each op and why not the others",
+    )
+
     passes = parser.add_argument_group("passes")
     passes.add_argument(
         "--list-passes", action="store_true", help="print the passes in order, and exit"
@@ -141,6 +155,7 @@ def _compile(args: argparse.Namespace) -> int:
         "block_size": args.block_size,
         "disable": tuple(args.disable),
         "stop_after": args.stop_after,
+        "kernels": tuple(args.kernel),
     }
     started = time.perf_counter()
     with Display(quiet=args.quiet) as display:
@@ -152,6 +167,8 @@ def _compile(args: argparse.Namespace) -> int:
             args.model_dir, args.out, force=args.force, progress=display, **options
         )
     display.summary(result, time.perf_counter() - started)
+    if args.explain_kernels:
+        display.kernels(result)
     return 0
 
 

@@ -102,6 +102,12 @@ class Display:
         for name, text in rows:
             self._console.print(f"{name + ':':<10}{text}", soft_wrap=True, markup=False)
 
+    def kernels(self, result: "CompileResult") -> None:
+        """Which kernel implements each op, and why."""
+        from dsa_compile.lowering.explain import kernel_table
+
+        self._console.print(kernel_table(result.bindings))
+
     def _show(self, detail: str) -> None:
         self._detail = detail
         if self._task is not None:

@@ -13,6 +13,7 @@ from torch import fx
 from dsa_compile.artifact.manifest import Manifest
 from dsa_compile.artifact.records import (
     CacheRecord,
+    KernelRecord,
     LayerRecord,
     ModelRecord,
     PassSummary,
@@ -114,7 +115,7 @@ def build(
             regions=tuple(
                 writer.add_region(region(name)) for name in ("dense", "moe.long", "moe.short")
             ),
-            kernels={"dsa.rms_norm.default": "reference"},
+            kernels={"dsa.rms_norm.default": (KernelRecord("reference"),)},
             variants=("long", "short"),
             weights=WeightsRecord(
                 mode=mode,

@@ -1,0 +1,57 @@
+"""One kernel as the registry lists it."""
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from dsa_compile.errors import UserError
+from dsa_compile.kernels.facts import CallFacts, Condition
+from dsa_compile.kernels.providers import PROVIDERS
+
+HOPPER = "sm_90a"
+BLACKWELL = "sm_100a"
+GPUS = (HOPPER, BLACKWELL)
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """A provider's function for an op.
+
+    Args:
+        op: name without namespace and overload, such as ``"rms_norm"``.
+        provider: key of :data:`~dsa_compile.kernels.providers.PROVIDERS`.
+        function: ``"module:name"``; imported only where it runs. Takes the op's arguments by
+            position and returns what the op returns.
+        targets: architectures it is built for.
+        conditions: what a call must satisfy.
+        max_tokens: preferred for calls of up to so many tokens; None for any number.
+        note: what was measured, for those who ask why it was chosen.
+    """
+
+    op: str
+    provider: str
+    function: str
+    targets: tuple[str, ...] = GPUS
+    conditions: tuple[Condition, ...] = ()
+    max_tokens: int | None = None
+    note: str = ""
+
+    def refusal(self, call: CallFacts) -> str | None:
+        """Why it does not take a call, or None."""
+        for condition in self.conditions:
+            if problem := condition(call):
+                return problem
+        return None
+
+    def load(self) -> Callable[..., Any]:
+        """The function.
+
+        Raises:
+            UserError: its provider is not installed here.
+        """
+        if problem := PROVIDERS[self.provider].missing():
+            raise UserError(f"dsa::{self.op}: {problem}")
+        module, _, name = self.function.partition(":")
+        function: Callable[..., Any] = getattr(importlib.import_module(module), name)
+        return function

@@ -1,0 +1,64 @@
+"""Who implements ops, and what of it is installed here."""
+
+import importlib.util
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import metadata
+
+
+@dataclass(frozen=True)
+class Provider:
+    """A source of kernels.
+
+    Args:
+        name: as artifacts record it.
+        modules: what must be importable.
+        install: how to get it.
+        peer: made by others; bound only where it is installed or asked for.
+    """
+
+    name: str
+    modules: tuple[str, ...] = ()
+    install: str = ""
+    peer: bool = False
+
+    def missing(self) -> str | None:
+        """Why its kernels cannot run in this installation, or None."""
+        for module in self.modules:
+            if not _importable(module):
+                return f"{module} is not installed ({self.install})"
+        return None
+
+    def version(self) -> str | None:
+        """Version of the first package, if the installation knows it."""
+        for module in self.modules:
+            try:
+                return metadata.version(module.replace("_", "-"))
+            except metadata.PackageNotFoundError:
+                continue
+        return None
+
+
+def _importable(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # a parent package is not there
+        return False
+
+
+_EXTRA = "pip install 'dsa-compile[cuda]'"
+PROVIDERS: Mapping[str, Provider] = {
+    provider.name: provider
+    for provider in (
+        Provider("reference"),
+        Provider("torch"),
+        Provider("triton", ("triton",), _EXTRA),
+        Provider("gluon", ("triton",), _EXTRA),
+        Provider("cuda", ("cuda.bindings",), _EXTRA),
+        Provider("deep_gemm", ("deep_gemm",), "build it from its repository", peer=True),
+        Provider("flash_mla", ("flash_mla",), "build it from its repository", peer=True),
+        Provider("flashinfer", ("flashinfer",), "pip install flashinfer-python", peer=True),
+    )
+}
+"""By name. ``reference`` are the CPU references; ``torch`` those of them that a GPU runs as well,
+as several of torch's own kernels."""

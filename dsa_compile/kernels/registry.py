@@ -1,0 +1,56 @@
+"""Every implementation of every kernel op, in order of preference.
+
+The order is what was measured (``docs/kernels.md``), not habit. ``dsa-compile --explain-kernels``
+prints what this table gave for a model and why the others were left.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from dsa_compile.kernels.implementation import GPUS, Implementation
+from dsa_compile.ops import REFERENCE
+
+_TRITON = "dsa_compile.kernels.triton"
+_CUDA = "dsa_compile.kernels.cuda"
+_PEERS = "dsa_compile.kernels.peers"
+
+KERNELS: tuple[Implementation, ...] = ()
+
+# Ops whose reference is a few of torch's own kernels, on any device and without a look at data.
+TORCH_OPS = (
+    "absorb_query",
+    "embedding",
+    "expand_output",
+    "linear",
+    "rope_tables",
+)
+
+
+def implementations(op: str, target: str) -> tuple[Implementation, ...]:
+    """What implements an op for a target, the preferred first.
+
+    Args:
+        op: name without namespace and overload.
+        target: ``"cpu"`` or an architecture.
+    """
+    if target == "cpu":
+        return (Implementation(op, "reference", "", ("cpu",)),) if op in _BY_NAME else ()
+    found = [k for k in KERNELS if k.op == op and target in k.targets]
+    if op in TORCH_OPS:
+        found.append(Implementation(op, "torch", "", GPUS, note="torch's own kernels"))
+    return tuple(found)
+
+
+def load(op: str, provider: str, target: str) -> Callable[..., Any] | None:
+    """The function of an op, or None if this installation does not list that provider for it.
+
+    Raises:
+        UserError: the provider is not installed here.
+    """
+    for kernel in implementations(op, target):
+        if kernel.provider == provider:
+            return kernel.load() if kernel.function else _BY_NAME[op]
+    return None
+
+
+_BY_NAME = {str(op).split(".")[1]: function for op, function in REFERENCE.items()}

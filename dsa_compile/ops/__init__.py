@@ -16,6 +16,7 @@ from dsa_compile.ops.attention import (
     SPARSE_ATTENTION,
 )
 from dsa_compile.ops.cache import DENSE_SLOTS, WRITE_INDEX_CACHE, WRITE_LATENT_CACHE
+from dsa_compile.ops.experts_fp8 import EXPERTS_FP8
 from dsa_compile.ops.fused_cache import (
     NORM_ROPE_WRITE_LATENT_CACHE,
     NORM_ROPE_WRITE_LATENT_CACHE_FP8,
@@ -45,6 +46,7 @@ __all__ = [
     "EMBEDDING",
     "EXPAND_OUTPUT",
     "EXPERTS",
+    "EXPERTS_FP8",
     "INDEX_QUERY_QUANTIZE",
     "INDEX_TOPK",
     "LATENT_ATTENTION",

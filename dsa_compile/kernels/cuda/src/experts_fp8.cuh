@@ -1,0 +1,12 @@
+// What the kernels of the FP8 experts share: the plan made from the router's choice.
+#pragma once
+#include "common.cuh"
+
+// A (token, slot) pair is one row of work: pair = token * TOP_K + slot. Rows are the pairs in order
+// of their expert; a group is a run of at most TOKENS rows of one expert.
+struct Group {
+  int expert;
+  int row;    // its first
+  int rows;   // how many, at least one
+  int width;  // rows rounded up to a width that the matrix product has
+};

@@ -1,0 +1,37 @@
+// out[t] = sum over the slots s of token t of weights[t, s] * outputs[t * TOP_K + s], in fp32 and in
+// the order of the slots. Slots without an expert are skipped: their rows of `outputs` are not written.
+//
+// Built with INDEX, EXPERTS, TOP_K and HIDDEN. Blocks: one a token along x, 1,024 columns along y.
+#include "experts_fp8.cuh"
+
+static_assert(HIDDEN % 8 == 0, "threads take eight columns");
+
+extern "C" __global__ void __launch_bounds__(128)
+    experts_combine(const __nv_bfloat16* __restrict__ outputs, const float* __restrict__ weights,
+                    const INDEX* __restrict__ indices, __nv_bfloat16* __restrict__ out) {
+  dependency_wait();
+  const int column = (blockIdx.y * 128 + threadIdx.x) * 8;
+  if (column >= HIDDEN) return;
+  const long long pair0 = static_cast<long long>(blockIdx.x) * TOP_K;
+  float sum[8] = {};
+#pragma unroll
+  for (int slot = 0; slot < TOP_K; ++slot) {
+    const INDEX expert = indices[pair0 + slot];
+    if (expert < 0 || expert >= EXPERTS) continue;
+    const float weight = weights[pair0 + slot];
+    const uint4 packed =
+        *reinterpret_cast<const uint4*>(outputs + (pair0 + slot) * HIDDEN + column);
+    const __nv_bfloat162* values = reinterpret_cast<const __nv_bfloat162*>(&packed);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float2 value = __bfloat1622float2(values[i]);
+      sum[2 * i] += weight * value.x;
+      sum[2 * i + 1] += weight * value.y;
+    }
+  }
+  uint4 packed;
+  __nv_bfloat162* values = reinterpret_cast<__nv_bfloat162*>(&packed);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) values[i] = __floats2bfloat162_rn(sum[2 * i], sum[2 * i + 1]);
+  *reinterpret_cast<uint4*>(out + blockIdx.x * static_cast<long long>(HIDDEN) + column) = packed;
+}

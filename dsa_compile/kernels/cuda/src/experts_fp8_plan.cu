@@ -1,0 +1,62 @@
+// Sorts the router's choice by expert and cuts every expert's rows into groups. One block.
+//
+// Built with INDEX (the type of an index), EXPERTS, TOKENS (rows of a group at most) and STEP (to
+// whose multiples widths are rounded up).
+#include "experts_fp8.cuh"
+
+constexpr int kThreads = 1024;
+static_assert(EXPERTS <= kThreads, "one thread scans one expert");
+
+// Sum over the threads before this one, of the block.
+DEVICE int exclusive_sum(int value, int* warp_sums) {
+  int sum = value;
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+    const int other = __shfl_up_sync(0xffffffffu, sum, step);
+    if (lane_id() >= step) sum += other;
+  }
+  if (lane_id() == 31) warp_sums[warp_id()] = sum;
+  __syncthreads();
+  int before = 0;
+  for (int warp = 0; warp < warp_id(); ++warp) before += warp_sums[warp];
+  __syncthreads();
+  return before + sum - value;
+}
+
+// indices [pairs]; a pair whose index is not in [0, EXPERTS) gets no row. Out: pair_of [rows], the
+// groups, their number and a zero for each in `finished`. The order of the rows of one expert is that
+// in which threads arrive; no result depends on it.
+extern "C" __global__ void __launch_bounds__(kThreads)
+    experts_plan(const INDEX* __restrict__ indices, int pairs, int* __restrict__ pair_of,
+                 Group* __restrict__ groups, int* __restrict__ group_count,
+                 u32* __restrict__ finished) {
+  __shared__ int counts[EXPERTS];
+  __shared__ int warp_sums[kThreads / 32];
+  const int thread = threadIdx.x;
+  dependency_release();
+  if (thread < EXPERTS) counts[thread] = 0;
+  __syncthreads();
+  for (int pair = thread; pair < pairs; pair += kThreads) {
+    const INDEX expert = indices[pair];
+    if (expert >= 0 && expert < EXPERTS) atomicAdd(&counts[expert], 1);
+  }
+  __syncthreads();
+  const int rows = thread < EXPERTS ? counts[thread] : 0;
+  const int group_rows = (rows + TOKENS - 1) / TOKENS;
+  const int row = exclusive_sum(rows, warp_sums);
+  const int first = exclusive_sum(group_rows, warp_sums);
+  if (thread < EXPERTS) counts[thread] = row;  // from here on: the next free row
+  if (thread == kThreads - 1) *group_count = first;
+  if (group_rows > 0) {  // of nearly equal size
+    const int width = ((rows + group_rows - 1) / group_rows + STEP - 1) / STEP * STEP;
+    for (int i = 0; i < group_rows; ++i) {
+      groups[first + i] = {thread, row + i * width, min(width, rows - i * width), width};
+      finished[first + i] = 0;
+    }
+  }
+  __syncthreads();
+  for (int pair = thread; pair < pairs; pair += kThreads) {
+    const INDEX expert = indices[pair];
+    if (expert >= 0 && expert < EXPERTS) pair_of[atomicAdd(&counts[expert], 1)] = pair;
+  }
+}

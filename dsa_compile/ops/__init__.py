@@ -22,6 +22,7 @@ from dsa_compile.ops.fused_cache import (
     NORM_ROPE_WRITE_LATENT_CACHE_FP8,
     NORM_ROPE_WRITE_LATENT_CACHE_FP8_TENSOR,
 )
+from dsa_compile.ops.index_fp8 import PAGED_INDEX_TOPK_FP8
 from dsa_compile.ops.index_fused import INDEX_QUERY_QUANTIZE, WRITE_INDEX_KEY_FP8
 from dsa_compile.ops.indexer import INDEX_TOPK, PAGED_INDEX_TOPK
 from dsa_compile.ops.library import REFERENCE
@@ -56,6 +57,7 @@ __all__ = [
     "NORM_ROPE_WRITE_LATENT_CACHE_FP8",
     "NORM_ROPE_WRITE_LATENT_CACHE_FP8_TENSOR",
     "PAGED_INDEX_TOPK",
+    "PAGED_INDEX_TOPK_FP8",
     "PAGED_LATENT_ATTENTION",
     "QUANTIZE_BLOCKS",
     "QUANTIZE_TENSOR",

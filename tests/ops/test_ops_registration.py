@@ -30,6 +30,7 @@ swiglu_packed(Tensor gate_up) -> Tensor
 write_latent_cache(Tensor ckv, Tensor k_pe, Tensor(a!) cache, Tensor slot_mapping) -> ()
 write_index_cache(Tensor k, Tensor(a!) cache, Tensor slot_mapping) -> ()
 paged_index_topk(Tensor q, Tensor weights, Tensor cache, Tensor block_tables, Tensor cu_seqlens, Tensor context_lens, int topk, float scale) -> Tensor
+paged_index_topk_fp8(Tensor q, Tensor weights, Tensor cache, Tensor block_tables, Tensor cu_seqlens, Tensor context_lens, int topk) -> Tensor
 dense_slots(Tensor block_tables, Tensor cu_seqlens, Tensor context_lens, Tensor positions, int block_size, int width) -> Tensor
 paged_latent_attention(Tensor q_latent, Tensor q_pe, Tensor cache, Tensor slots, float scale) -> Tensor
 quantize_blocks(Tensor x, bool ue8m0) -> (Tensor q, Tensor scale)
@@ -75,6 +76,7 @@ HOST_PLANNED = {
     "norm_rope_write_latent_cache_fp8",
     "norm_rope_write_latent_cache_fp8_tensor",
     "paged_index_topk",
+    "paged_index_topk_fp8",
     "paged_latent_attention",
     "write_index_cache",
     "write_index_key_fp8",
@@ -147,6 +149,11 @@ CASES = [
     Case("write_latent_cache", (randn(6, 5), randn(6, 3), randn(4, 4, 8), torch.arange(6))),
     Case("write_index_cache", (randn(6, 5), randn(4, 4, 5), torch.arange(6))),
     Case("paged_index_topk", (permuted(8, 3, 4), permuted(8, 3), randn(5, 4, 4), *PAGED, 6, 0.5)),
+    Case(
+        "paged_index_topk_fp8",
+        (permuted(8, 3, 8).to(torch.float8_e4m3fn), permuted(8, 3),
+         torch.ones(5, 4, 12, dtype=torch.uint8), *PAGED, 6),
+    ),
     Case("dense_slots", (*PAGED, ints(9, 8, dtype=torch.int64), 4, 12)),
     Case("paged_latent_attention",
          (permuted(6, 3, 5), randn(6, 3, 2), randn(4, 4, 7), ints(16, 6, 3), 0.5)),

@@ -1,0 +1,247 @@
+"""Lightning indexer scores in FP8, on Hopper's tensor cores (``src/index_logits*.cu``).
+
+``score[t, s] = scale[s] * sum_h weights[t, h] * relu(q[t, h] . k[s])``, with products in e4m3 and
+sums over heads in fp32. Scores are written for the keys that a row sees, and nowhere else: what
+selects from them must look at the row's bounds, never at the rest.
+"""
+
+import functools
+
+import torch
+from torch import Tensor
+
+from dsa_compile.kernels.cuda.launch import CudaKernel, Int64, tensor_map
+from dsa_compile.ops.library import bad_input
+
+DIM = 128
+TILE = 64
+HEADS = (16, 32, 64)
+_SHARED_LIMIT = 227 * 1024
+
+
+@functools.cache
+def scoring_kernel(source: str, name: str, heads: int, queries: int) -> CudaKernel:
+    """A kernel of this family.
+
+    Args:
+        source: file in ``cuda/src``.
+        name: of the function.
+        heads: index heads.
+        queries: a block keeps at a time: 1, 2, 4 or 8. Eight are divided between the warpgroups;
+            with fewer, the warpgroups divide the keys.
+    """
+    warpgroups = 2
+    fixed = 2 * queries * heads * (DIM + 4) + 16 * 2 + 256
+    stages = min((_SHARED_LIMIT - fixed) // (TILE * (DIM + 4) + 16), 20)
+    return CudaKernel(
+        source,
+        name,
+        {
+            "HEADS": heads,
+            "QUERIES": queries,
+            "WARPGROUPS": warpgroups,
+            "SPLIT_KEYS": int(queries < 8),
+            "KEY_STAGES": stages,
+            "MATH_REGISTERS": 232,
+            "COPY_REGISTERS": 40,
+        },
+        shared=fixed + stages * (TILE * (DIM + 4) + 16),
+    )
+
+
+THREADS = 384
+
+
+def ragged_index_logits(
+    q: Tensor,
+    weights: Tensor,
+    k: Tensor,
+    k_scale: Tensor,
+    starts: Tensor,
+    ends: Tensor,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Scores of flat queries against the keys of many requests, one after another in one array.
+
+    Args:
+        q: e4m3 ``[T, H, 128]``, H of 16, 32 or 64, contiguous.
+        weights: fp32 ``[T, H]``, contiguous.
+        k: e4m3 ``[N, 128]``, contiguous.
+        k_scale: fp32 ``[N]``, contiguous.
+        starts: int32 ``[T]``, first key of each row.
+        ends: int32 ``[T]``, end of each row's keys.
+        out: fp32 ``[T, W]`` with W of at least N, or None.
+
+    Returns:
+        fp32 ``[T, N]`` or ``out``; columns outside ``[starts[t], ends[t])`` are not written.
+    """
+    rows, keys = q.shape[0], k.shape[0]
+    _check("ragged_index_logits", q, weights)
+    _takes(k.dtype == torch.float8_e4m3fn and k.shape[1:] == (DIM,), "k as e4m3 [N, 128]")
+    _takes(k_scale.dtype == torch.float32 and k_scale.shape == (keys,), "k_scale as float32 [N]")
+    for name, bound in (("starts", starts), ("ends", ends)):
+        _takes(bound.dtype == torch.int32 and bound.shape == (rows,), f"{name} as int32 [T]")
+    _takes(
+        all(x.is_contiguous() for x in (k, k_scale, starts, ends)) and not k.data_ptr() % 16,
+        "contiguous k, k_scale, starts and ends",
+    )
+    if out is None:
+        out = torch.empty((rows, keys), dtype=torch.float32, device=q.device)
+    if not rows or not keys:
+        return out
+    heads = q.shape[1]
+    kernel = scoring_kernel("index_logits_ragged.cu", "index_logits_ragged", heads, 8)
+    kernel(
+        (_processors(), 1, 1),
+        THREADS,
+        query_map(q, 8),
+        tensor_map(k, (TILE, DIM)),
+        tensor_map(k_scale, (1, TILE), swizzle=0, shape=(1, keys), strides=(-keys % 4 + keys, 1)),
+        weights,
+        starts,
+        ends,
+        rows,
+        keys,
+        out,
+        Int64(out.stride(0)),
+    )
+    return out
+
+
+def paged_index_logits(
+    q: Tensor,
+    weights: Tensor,
+    cache: Tensor,
+    block_tables: Tensor,
+    cu_seqlens: Tensor,
+    context_lens: Tensor,
+    rows: tuple[int, int] | None = None,
+    out: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Scores of each request's last rows against its keys in the cache, decode and prefill alike.
+
+    Row i of a request's n rows sees the first ``context_len - n + i + 1`` keys.
+
+    Args:
+        q: e4m3 ``[T, H, 128]``, H of 16, 32 or 64, contiguous.
+        weights: fp32 ``[T, H]``, contiguous.
+        cache: uint8 ``[blocks, block_size, 132]``; a page is ``block_size`` keys of 128 bytes, then
+            their fp32 scales. Page sizes 4 to 64 that divide 64, or multiples of 64.
+        block_tables: int32 ``[R, M]``, contiguous.
+        cu_seqlens: int32 ``[R + 1]``, first row of each request and the end of the last.
+        context_lens: int32 ``[R]``, tokens in the cache including this step's.
+        rows: score these only, from first to before last.
+        out: fp32, one row each, at least ``M * block_size`` wide; or None.
+
+    Returns:
+        The scores, one row for each of ``rows``, in the column of their position; how many leading
+        columns of each row are written, int32, 0 for rows of no request; each row's request, int32.
+    """
+    _check("paged_index_logits", q, weights)
+    blocks, block_size, width = cache.shape
+    _takes(
+        cache.dtype == torch.uint8 and width == DIM + 4 and cache[0].is_contiguous(),
+        "cache as uint8 [blocks, block_size, 132]",
+    )
+    _takes(
+        block_size % TILE == 0 or (block_size in (4, 8, 16, 32)),
+        "block sizes 4, 8, 16, 32 and multiples of 64",
+    )
+    _takes(not cache.stride(0) % 16 and not cache.data_ptr() % 16, "pages at multiples of 16 bytes")
+    requests, table_width = block_tables.shape
+    for name, tensor, shape in (
+        ("block_tables", block_tables, (requests, table_width)),
+        ("cu_seqlens", cu_seqlens, (requests + 1,)),
+        ("context_lens", context_lens, (requests,)),
+    ):
+        _takes(
+            tensor.dtype == torch.int32 and tensor.shape == shape and tensor.is_contiguous(),
+            f"{name} as contiguous int32 {list(shape)}",
+        )
+    begin, end = rows or (0, q.shape[0])
+    count = end - begin
+    if out is None:
+        columns = table_width * block_size
+        out = torch.empty((count, columns), dtype=torch.float32, device=q.device)
+    ends = torch.empty(count, dtype=torch.int32, device=q.device)
+    owners = torch.empty_like(ends)
+    if not requests:
+        return out, ends.zero_(), owners.zero_()
+    heads = q.shape[1]
+    queries = queries_per_block(count, requests)
+    kernel = scoring_kernel("index_logits_paged.cu", "index_logits_paged", heads, queries)
+    kernel(
+        (_processors(), 1, 1),
+        THREADS,
+        query_map(q, queries),
+        page_map(cache),
+        weights,
+        cache,
+        Int64(cache.stride(0)),
+        blocks,
+        block_size,
+        block_tables,
+        table_width,
+        cu_seqlens,
+        context_lens,
+        requests,
+        begin,
+        end,
+        q.shape[0],
+        out,
+        Int64(out.stride(0)),
+        ends,
+        owners,
+    )
+    return out, ends, owners
+
+
+def queries_per_block(rows: int, requests: int) -> int:
+    """Queries that share a pass over their request's keys.
+
+    What suits requests with equally many rows; more rows take more passes, and fewer waste tensor
+    core time.
+    """
+    return next((n for n in (1, 2, 4) if rows <= n * requests), 8)
+
+
+def query_map(q: Tensor, queries: int) -> object:
+    """Tensor map over ``[T * H, 128]`` queries, as the kernels copy them."""
+    rows, heads, _ = q.shape
+    return tensor_map(q.view(rows * heads, DIM), (min(queries * heads, 256), DIM))
+
+
+def page_map(cache: Tensor) -> object:
+    """Tensor map over the keys of a cache, ``[blocks, block_size, 128]``."""
+    blocks, block_size, _ = cache.shape
+    return tensor_map(
+        cache,
+        (1, min(block_size, TILE), DIM),
+        shape=(blocks, block_size, DIM),
+        strides=(cache.stride(0), DIM, 1),
+    )
+
+
+def _check(op: str, q: Tensor, weights: Tensor) -> None:
+    if q.dim() != 3 or q.dtype != torch.float8_e4m3fn or q.shape[2] != DIM:
+        raise bad_input(op, f"q as e4m3 [T, H, 128], not {q.dtype} {list(q.shape)}")
+    if q.shape[1] not in HEADS:
+        raise bad_input(op, f"{', '.join(map(str, HEADS))} heads, not {q.shape[1]}")
+    if weights.dtype != torch.float32 or weights.shape != q.shape[:2]:
+        raise bad_input(op, f"weights as float32 {list(q.shape[:2])}, not {list(weights.shape)}")
+    if not (q.is_contiguous() and weights.is_contiguous()) or q.data_ptr() % 16:
+        raise bad_input(op, "contiguous q and weights")
+
+
+def _takes(condition: bool, what: str) -> None:
+    if not condition:
+        raise bad_input("index_logits", what)
+
+
+@functools.cache
+def _processors_of(device: int) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def _processors() -> int:
+    return _processors_of(torch.cuda.current_device())

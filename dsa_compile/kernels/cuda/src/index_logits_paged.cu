@@ -1,0 +1,51 @@
+// Scores of each request's last rows against its paged keys. Macros: see index_logits.cuh.
+#include "index_paged.cuh"
+
+// How many keys each row of the launch sees, and whose row it is; 0 keys for rows of no request.
+DEVICE void describe_rows(const PagedWork& work, int thread, int threads, int* ends, int* owners) {
+  for (int row = work.row_begin + thread; row < work.row_end; row += threads) {
+    int owner = 0, above = work.requests;  // the last request that starts at or before the row
+    while (above - owner > 1) {
+      const int middle = (owner + above) / 2;
+      (work.row_starts[middle] <= row ? owner : above) = middle;
+    }
+    const PagedWork::Rows rows = work.rows_of(owner);
+    const int at = row - rows.first;
+    ends[row - work.row_begin] = 0 <= at && at < rows.count ? rows.seen + at : 0;
+    owners[row - work.row_begin] = owner;
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+index_logits_paged(const __grid_constant__ CUtensorMap query_map,
+                   const __grid_constant__ CUtensorMap key_map, const float* weights,
+                   const u8* cache, long long page_stride, int blocks, int block_size,
+                   const int* tables, int table_width, const int* row_starts, const int* contexts,
+                   int requests, int row_begin, int row_end, int rows, float* logits,
+                   long long stride, int* ends, int* owners) {
+  extern __shared__ __align__(1024) u8 memory[];
+  const Stages stages{smem_u32(memory)};
+  if (threadIdx.x == 0) {
+    prefetch_tensor_map(&query_map);
+    prefetch_tensor_map(&key_map);
+    stages.initialise();
+  }
+  const PagedWork work{tables,     row_starts, contexts,  requests, table_width,
+                       blocks,     block_size, row_begin, row_end};
+  const Share share = divide(work, reinterpret_cast<int*>(memory + SCRATCH_AT));
+  const int warpgroup = warp_id() / 4;
+  if (warpgroup == WARPGROUPS) {
+    register_dealloc<COPY_REGISTERS>();
+    if (warp_id() % 4 == 0) {
+      PagedLoader loader{work, &key_map, cache, page_stride};
+      copy(stages, PagedCursor(work, share), share.tiles, &query_map, weights, rows, loader);
+    } else {
+      const int thread = blockIdx.x * 96 + threadIdx.x % 128 - 32;
+      describe_rows(work, thread, 96 * gridDim.x, ends, owners);
+    }
+  } else {
+    register_alloc<MATH_REGISTERS>();
+    RowWriter writer{logits, stride};
+    score(stages, PagedCursor(work, share), share.tiles, warpgroup, writer);
+  }
+}

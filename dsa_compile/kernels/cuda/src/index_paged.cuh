@@ -1,0 +1,128 @@
+// Queries over paged keys: the last rows of each request's context, each seeing the keys up to its
+// own. A page holds `block_size` keys of 128 bytes, then their fp32 scales.
+#pragma once
+#include "index_logits.cuh"
+
+struct PagedWork {
+  const int* tables;      // [requests, table_width], pages of each request
+  const int* row_starts;  // [requests + 1]
+  const int* contexts;    // [requests]
+  int requests, table_width, blocks, block_size;
+  int row_begin, row_end;  // rows of this launch
+
+  // Rows of a request in this launch that see any key: `count` from `first` on, which sees `seen`
+  // keys, each next row one more.
+  struct Rows {
+    int first, count, seen;
+  };
+  DEVICE Rows rows_of(int request) const {
+    const int begin = row_starts[request], end = row_starts[request + 1];
+    const int context = min(contexts[request], table_width * block_size);
+    const int first = max(max(begin, row_begin), end - context);
+    return {first, max(min(end, row_end) - first, 0), context - end + 1 + first};
+  }
+
+  DEVICE int items() const { return requests; }
+  DEVICE int tiles(int request) const {
+    const Rows rows = rows_of(request);
+    return rows.count ? tiles_before(rows, blocks_of(rows)) : 0;
+  }
+
+  static DEVICE int blocks_of(const Rows& rows) { return (rows.count + QUERIES - 1) / QUERIES; }
+
+  // Tiles of one block of QUERIES rows: up to the last key of its last row.
+  static DEVICE int tiles_in(const Rows& rows, int block) {
+    return (rows.seen + min((block + 1) * QUERIES, rows.count) - 1 + TILE - 1) / TILE;
+  }
+
+  // Tiles of the blocks before one. A full block i has floor((u + i + 1) / P) tiles, where
+  // P = TILE / QUERIES and u = (seen - 1 + TILE - 1) / QUERIES; `floors` sums floor(i / P).
+  static DEVICE int tiles_before(const Rows& rows, int block) {
+    constexpr int P = TILE / QUERIES;
+    const auto floors = [](int upto) {
+      const int whole = (upto + 1) / P;
+      return P * (whole * (whole - 1) / 2) + whole * ((upto + 1) % P);
+    };
+    const int u = (rows.seen + TILE - 2) / QUERIES;
+    const int last = blocks_of(rows) - 1;
+    const int full = min(block, last);
+    return floors(u + full) - floors(u) + (block > last ? tiles_in(rows, last) : 0);
+  }
+};
+
+class PagedCursor {
+ public:
+  DEVICE PagedCursor(const PagedWork& work, const Share& share)
+      : work_(work), request_(share.item) {
+    if (!share.tiles) return;
+    rows_ = work_.rows_of(request_);
+    int above = work_.blocks_of(rows_);  // binary search for the block that holds the offset
+    while (above - block_ > 1) {
+      const int middle = (block_ + above) / 2;
+      (work_.tiles_before(rows_, middle) <= share.offset ? block_ : above) = middle;
+    }
+    skipped_ = share.offset - work_.tiles_before(rows_, block_);
+  }
+  DEVICE int request() const { return request_; }
+  DEVICE int first_row() const { return work_.row_begin; }
+  DEVICE int row() const { return rows_.first + block_ * QUERIES; }
+  DEVICE int key() const { return skipped_ * TILE; }
+  DEVICE int tiles() const { return work_.tiles_in(rows_, block_) - skipped_; }
+  // Keys that any row of the block sees.
+  DEVICE int keys() const {
+    return rows_.seen + min((block_ + 1) * QUERIES, rows_.count) - 1;
+  }
+  DEVICE int2 bounds(int row) const {
+    const int at = row - rows_.first;
+    return make_int2(0, at < rows_.count ? rows_.seen + at : 0);
+  }
+  DEVICE void advance() {
+    skipped_ = 0;
+    if (++block_ < work_.blocks_of(rows_)) return;
+    block_ = 0;
+    rows_.count = 0;
+    while (rows_.count == 0 && ++request_ < work_.requests) rows_ = work_.rows_of(request_);
+  }
+
+ private:
+  PagedWork work_;
+  PagedWork::Rows rows_ = {0, 0, 0};
+  int request_, block_ = 0, skipped_ = 0;
+};
+
+// Keys through a tensor map over pages, scales by bulk copies; the lanes of the warp hold 32 entries
+// of the block table. A page that is not in the cache is not read, and its scores are meaningless.
+struct PagedLoader {
+  PagedWork work;
+  const CUtensorMap* key_map;  // [blocks, block_size, 128], box [1, min(block_size, 64), 128]
+  const u8* cache;
+  long long page_stride;
+  int request = -1, window = 0, entry = -1;
+
+  DEVICE void load(const PagedCursor& cursor, int key, const Stages& stages, u32 stage) {
+    const int size = min(work.block_size, TILE);
+    const int pages = TILE / size;
+    const int page = key / work.block_size;
+    const int inside = key - page * work.block_size;
+    if (request != cursor.request() || page < window || page + pages > window + 32) {
+      request = cursor.request();
+      window = page;
+      const int at = page + lane_id();
+      entry = at < work.table_width ? work.tables[request * work.table_width + at] : -1;
+    }
+    const int block = __shfl_sync(0xffffffffu, entry, page - window + lane_id());
+    const int lane = lane_id();
+    const bool wanted = lane < pages && key + lane * size < cursor.keys() &&
+                        static_cast<u32>(block) < static_cast<u32>(work.blocks);
+    const u32 full = stages.keys_full(stage);
+    const u32 copies = __popc(__ballot_sync(0xffffffffu, wanted));
+    if (lane == 0) mbarrier_expect_tx(full, copies * size * (DIM + 4));
+    __syncwarp();
+    if (wanted) {
+      tma_load_3d(stages.keys(stage) + lane * size * DIM, key_map, full, 0, inside, block);
+      const u8* scales = cache + block * page_stride + work.block_size * DIM + inside * 4;
+      bulk_load(stages.scales(stage) + lane * size * 4, scales, size * 4, full);
+    }
+    __syncwarp();
+  }
+};

@@ -1,0 +1,91 @@
+"""Quantisation of activations to FP8."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from dsa_compile.kernels.triton.e4m3 import block_scale, reciprocal, saturate
+from dsa_compile.kernels.triton.rows import as_rows
+from dsa_compile.ops.library import bad_input
+from dsa_compile.ops.quantize import BLOCK, E4M3
+
+
+@triton.jit
+def quantize_blocks_kernel(
+    x: tl.tensor,
+    q: tl.tensor,
+    scale: tl.tensor,
+    total: int,
+    groups: int,
+    x_stride: int,
+    UE8M0: tl.constexpr,
+    GROUPS: tl.constexpr,
+) -> None:
+    """``GROUPS`` of the ``total`` groups of 128 values; a row of ``x`` has ``groups`` of them."""
+    group = tl.program_id(0) * GROUPS + tl.arange(0, GROUPS)
+    column = tl.arange(0, 128)[None, :]
+    inside = group < total
+    start = (group // groups).to(tl.int64) * x_stride + group % groups * 128
+    values = tl.load(x + start[:, None] + column, inside[:, None], 0.0).to(tl.float32)
+    scales = block_scale(tl.max(tl.abs(values), 1), UE8M0)
+    quantized = (values * reciprocal(scales)[:, None]).to(tl.float8e4nv)
+    tl.store(q + group.to(tl.int64)[:, None] * 128 + column, quantized, inside[:, None])
+    tl.store(scale + group, scales, inside)
+
+
+@triton.jit
+def quantize_tensor_kernel(
+    x: tl.tensor, scale: tl.tensor, q: tl.tensor, total: int, VALUES: tl.constexpr
+) -> None:
+    """``VALUES`` of the ``total`` values, under one scale."""
+    index = tl.program_id(0).to(tl.int64) * VALUES + tl.arange(0, VALUES)
+    inside = index < total
+    inverse = reciprocal(tl.load(scale + tl.arange(0, 1)))
+    values = tl.load(x + index, inside, 0.0).to(tl.float32)
+    tl.store(q + index, saturate(values * inverse), inside)
+
+
+def quantize_blocks(x: Tensor, ue8m0: bool) -> tuple[Tensor, Tensor]:
+    """``dsa::quantize_blocks``."""
+    width = x.shape[-1]
+    if width % BLOCK:
+        raise bad_input("quantize_blocks", f"rows of a multiple of 128, not {width}")
+    q = torch.empty(x.shape, dtype=E4M3, device=x.device)
+    scale = torch.empty((*x.shape[:-1], width // BLOCK), dtype=torch.float32, device=x.device)
+    # rows without gaps are as well rows of one group each, which saves the division
+    rows = x.view(-1, BLOCK) if x.is_contiguous() else as_rows(x)
+    total = scale.numel()
+    groups = groups_per_program(total)
+    quantize_blocks_kernel[(triton.cdiv(total, groups),)](
+        rows,
+        q,
+        scale,
+        total,
+        rows.shape[1] // BLOCK,
+        rows.stride(0),
+        UE8M0=ue8m0,
+        GROUPS=groups,
+        num_warps=4,
+    )
+    return q, scale
+
+
+def quantize_tensor(x: Tensor, scale: Tensor) -> Tensor:
+    """``dsa::quantize_tensor``."""
+    if scale.numel() != 1 or scale.dtype is not torch.float32:
+        raise bad_input(
+            "quantize_tensor", f"one float32 scale, not {list(scale.shape)} {scale.dtype}"
+        )
+    q = torch.empty(x.shape, dtype=E4M3, device=x.device)
+    dense = x.contiguous()
+    values = groups_per_program(-(-x.numel() // BLOCK)) * BLOCK
+    quantize_tensor_kernel[(triton.cdiv(x.numel(), values),)](
+        dense, scale, q, x.numel(), VALUES=values, num_warps=4
+    )
+    return q
+
+
+def groups_per_program(total: int) -> int:
+    """Groups of 128 values for a program of 4 warps: all processors busy, then wide programs."""
+    return 32 if total >= 32 * 1024 else 8

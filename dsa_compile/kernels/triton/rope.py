@@ -1,0 +1,104 @@
+"""Rotary position embedding of heads, in both layouts, and its device functions."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from dsa_compile.kernels.triton.rows import as_rows
+from dsa_compile.ops.library import bad_input
+
+
+@triton.jit
+def deinterleave(x: tl.tensor, ROWS: tl.constexpr, HALF: tl.constexpr) -> tl.tensor:
+    """``[ROWS, 2 HALF]`` to its even and its odd columns."""
+    return tl.split(tl.reshape(x, (ROWS, HALF, 2)))
+
+
+@triton.jit
+def rope_kernel(
+    x: tl.tensor,
+    cos: tl.tensor,
+    sin: tl.tensor,
+    out: tl.tensor,
+    rows: int,
+    heads: int,
+    token_stride: int,
+    head_stride: int,
+    table_stride: int,
+    INTERLEAVED: tl.constexpr,
+    HALF: tl.constexpr,
+    ROWS: tl.constexpr,
+) -> None:
+    """``ROWS`` vectors of ``2 HALF``; every product is rounded, as in the reference ops."""
+    dtype = x.dtype.element_ty
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    inside = (row < rows)[:, None]
+    start = (row // heads * token_stride + row % heads * head_stride)[:, None]
+    table = (row // heads * table_stride)[:, None] + tl.arange(0, HALF)[None, :]
+    c0 = tl.load(cos + table, inside, 0.0).to(tl.float32)
+    s0 = tl.load(sin + table, inside, 0.0).to(tl.float32)
+    if INTERLEAVED:
+        pairs = tl.load(x + start + tl.arange(0, 2 * HALF)[None, :], inside, 0.0)
+        first, second = deinterleave(pairs, ROWS, HALF)
+        c1, s1 = c0, s0
+    else:
+        column = tl.arange(0, HALF)[None, :]
+        first = tl.load(x + start + column, inside, 0.0)
+        second = tl.load(x + start + HALF + column, inside, 0.0)
+        c1 = tl.load(cos + HALF + table, inside, 0.0).to(tl.float32)
+        s1 = tl.load(sin + HALF + table, inside, 0.0).to(tl.float32)
+    first, second = first.to(tl.float32), second.to(tl.float32)
+    low = (first * c0).to(dtype).to(tl.float32) - (second * s0).to(dtype).to(tl.float32)
+    high = (second * c1).to(dtype).to(tl.float32) + (first * s1).to(dtype).to(tl.float32)
+    target = out + row[:, None] * (2 * HALF) + tl.arange(0, HALF)[None, :]
+    tl.store(target, low.to(dtype), inside)
+    tl.store(target + HALF, high.to(dtype), inside)
+
+
+def rope_interleaved(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """``dsa::rope_interleaved`` for a power of two of values per head."""
+    return _rope("rope_interleaved", x, cos, sin, interleaved=True)
+
+
+def rope_half(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """``dsa::rope_half`` for a power of two of values per head."""
+    return _rope("rope_half", x, cos, sin, interleaved=False)
+
+
+def _rope(op: str, x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:
+    heads, width = x.shape[-2:]
+    if width & (width - 1) or width < 2 or cos.shape != (*x.shape[:-2], width):
+        raise bad_input(
+            op,
+            f"x [..., heads, D] with tables [..., D], D a power of two, not {list(x.shape)} with "
+            f"{list(cos.shape)}",
+        )
+    if not x.dtype is cos.dtype is sin.dtype:
+        raise bad_input(op, f"x and tables of one dtype, not {x.dtype} with {cos.dtype}")
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    # a slice of wider heads stays a view, its heads and tokens lying apart
+    flat = x.reshape(-1, heads, width)
+    if flat.stride(2) != 1:
+        flat = flat.contiguous()
+    cos, sin = as_rows(cos), as_rows(sin)
+    if cos.stride(0) != sin.stride(0):
+        cos, sin = cos.contiguous(), sin.contiguous()
+    rows = flat.shape[0] * heads
+    per_program = max(1, min(32, 4096 // width)) if rows >= 4096 else 4
+    rope_kernel[(triton.cdiv(rows, per_program),)](
+        flat,
+        cos,
+        sin,
+        out,
+        rows,
+        heads,
+        flat.stride(0),
+        flat.stride(1),
+        cos.stride(0),
+        INTERLEAVED=interleaved,
+        HALF=width // 2,
+        ROWS=per_program,
+        num_warps=2,
+    )
+    return out

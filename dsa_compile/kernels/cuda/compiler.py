@@ -59,6 +59,8 @@ def _options(arch: str, defines: Defines) -> list[str]:
         f"--gpu-architecture={arch}",
         "--std=c++17",
         "--generate-line-info",
+        # lambdas and helpers without annotation; newer releases of NVRTC need no telling
+        "--device-as-default-execution-space",
         f"--include-path={SOURCES}",
         f"--include-path={_cuda_headers()}",
         *(f"--define-macro={name}={value}" for name, value in sorted(defines.items())),

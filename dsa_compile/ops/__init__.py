@@ -26,6 +26,7 @@ from dsa_compile.ops.index_fp8 import PAGED_INDEX_TOPK_FP8
 from dsa_compile.ops.index_fused import INDEX_QUERY_QUANTIZE, WRITE_INDEX_KEY_FP8
 from dsa_compile.ops.indexer import INDEX_TOPK, PAGED_INDEX_TOPK
 from dsa_compile.ops.library import REFERENCE
+from dsa_compile.ops.linear_fp8 import LINEAR_FP8, QUANTIZE_LINEAR_FP8
 from dsa_compile.ops.mlp import EMBEDDING, LINEAR, SWIGLU, SWIGLU_PACKED
 from dsa_compile.ops.moe import EXPERTS, ROUTER
 from dsa_compile.ops.norm import ADD_RMS_NORM, LAYER_NORM, RMS_NORM
@@ -53,6 +54,7 @@ __all__ = [
     "LATENT_ATTENTION",
     "LAYER_NORM",
     "LINEAR",
+    "LINEAR_FP8",
     "NORM_ROPE_WRITE_LATENT_CACHE",
     "NORM_ROPE_WRITE_LATENT_CACHE_FP8",
     "NORM_ROPE_WRITE_LATENT_CACHE_FP8_TENSOR",
@@ -60,6 +62,7 @@ __all__ = [
     "PAGED_INDEX_TOPK_FP8",
     "PAGED_LATENT_ATTENTION",
     "QUANTIZE_BLOCKS",
+    "QUANTIZE_LINEAR_FP8",
     "QUANTIZE_TENSOR",
     "REFERENCE",
     "RMS_NORM",

@@ -45,6 +45,8 @@ norm_rope_write_latent_cache_fp8_tensor(Tensor kv, Tensor weight, float eps, Ten
 write_index_key_fp8(Tensor k, Tensor weight, Tensor bias, float eps, Tensor cos, Tensor sin, bool interleaved, Tensor(a!) cache, Tensor slot_mapping) -> ()
 index_query_quantize(Tensor q, Tensor weights, Tensor cos, Tensor sin, bool interleaved, float scale) -> (Tensor q8, Tensor weights_out)
 experts_fp8(Tensor x, Tensor x_scale, Tensor weights, Tensor indices, Tensor gate_up, Tensor gate_up_scale, Tensor down, Tensor down_scale) -> Tensor
+linear_fp8(Tensor x, Tensor x_scale, Tensor weight, Tensor weight_scale) -> Tensor
+quantize_linear_fp8(Tensor x, Tensor weight, Tensor weight_scale, bool ue8m0) -> Tensor
 """  # noqa: E501
 
 
@@ -195,6 +197,16 @@ CASES = [
             ints(5, 6, 2, dtype=torch.int64), randn(5, 256, 128).to(torch.float8_e4m3fn),
             torch.rand(5, 2, 1), randn(5, 128, 128).to(torch.float8_e4m3fn), torch.rand(5, 1, 1),
         ),
+    ),
+    Case(
+        "linear_fp8",
+        (permuted(6, 256).to(torch.float8_e4m3fn), torch.rand(6, 2),
+         permuted(136, 256).to(torch.float8_e4m3fn), torch.rand(2, 2)),
+    ),
+    Case(
+        "quantize_linear_fp8",
+        (permuted(6, 256).bfloat16(), permuted(136, 256).to(torch.float8_e4m3fn),
+         torch.rand(2, 2), True),
     ),
 ]  # fmt: skip
 IDS = [f"{case.name}-{i}" for i, case in enumerate(CASES)]

@@ -18,8 +18,8 @@ from dsa_compile.ops.library import bad_input
 from dsa_compile.ops.quantize import E4M3
 
 DIM, ROPE_DIM = 128, 64
-ROWS = 16
-"""Keys of a program: the fewest that a product on the tensor cores takes."""
+ROWS, WARPS = 16, 1
+"""Keys of a program, the fewest that a product on the tensor cores takes, and its warps."""
 
 
 @triton.jit
@@ -45,8 +45,9 @@ def write_index_key_kernel(
     DIM: tl.constexpr = 4 * TILE
     dtype = k.dtype.element_ty
     token = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    slot = tl.load(slots + token, token < tokens, -1).to(tl.int64)
+    slot = tl.load(slots + token, token < tokens, -1)
     kept = (slot >= 0) & (slot < cache_rows)
+    slot = tl.where(kept, slot, 0).to(tl.int32)  # cheaper to divide
     valid = kept[:, None]
     column = tl.arange(0, TILE)[None, :]
     start = k + (token.to(tl.int64) * k_stride)[:, None] + column
@@ -71,8 +72,8 @@ def write_index_key_kernel(
     scales = common_scale(a, b, c, d)
 
     # a page: all its keys, then all its scales
-    page = slot // block_size * block_size
-    offset = slot % block_size
+    page = (slot // block_size * block_size).to(tl.int64)
+    offset = (slot % block_size).to(tl.int64)
     target = page * (DIM + 4) + offset * DIM
     store_tiles(cache + target[:, None], a, b, c, d, scales, valid)
     tl.store(cache_scale + page * (TILE + 1) + block_size * TILE + offset, scales, kept)
@@ -135,5 +136,5 @@ def write_index_key_fp8(
         cos.stride(0),
         INTERLEAVED=interleaved,
         ROWS=ROWS,
-        num_warps=1,
+        num_warps=WARPS,
     )

@@ -40,10 +40,10 @@ def index_query_kernel(
 ) -> None:
     """``ROWS`` (token, head) pairs, all of one token if ``ONE_TOKEN``."""
     dtype = q.dtype.element_ty
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     inside = row < rows
     valid = inside[:, None]
-    token = row // heads
+    token = (row // heads).to(tl.int64)
     head = row % heads
     start = q + (token * token_stride + head * head_stride)[:, None] + tl.arange(0, TILE)[None, :]
     a = tl.load(start, valid, 0.0).to(tl.float32)
@@ -52,7 +52,7 @@ def index_query_kernel(
     d = tl.load(start + 3 * TILE, valid, 0.0)
     folded = tl.load(weights + token * weights_stride + head, inside, 0.0) * scale
     if ONE_TOKEN:
-        only = tl.program_id(0).to(tl.int64) * ROWS // heads
+        only = (tl.program_id(0) * ROWS // heads).to(tl.int64)
         table = only * table_stride + tl.zeros((1, 1), tl.int64)
         a, b = rotate(a, b, cos + table, sin + table, True, ROWS, INTERLEAVED)
     else:
@@ -60,7 +60,7 @@ def index_query_kernel(
         a, b = rotate(a, b, cos + table, sin + table, valid, ROWS, INTERLEAVED)
     a, b, c, d = transform(a.to(dtype), b.to(dtype), c, d, dtype)
     scales = common_scale(a, b, c, d)
-    store_tiles(out + row[:, None] * (4 * TILE), a, b, c, d, scales, valid)
+    store_tiles(out + row.to(tl.int64)[:, None] * (4 * TILE), a, b, c, d, scales, valid)
     tl.store(weights_out + row, folded * scales, inside)
 
 
@@ -88,7 +88,7 @@ def index_query_quantize(
     if cos.stride(0) != sin.stride(0):
         cos, sin = cos.contiguous(), sin.contiguous()
     rows = tokens * heads
-    per_program, warps = (64, 4) if rows >= 8192 else (16, 1)
+    per_program, warps = _launch_shape(rows)
     index_query_kernel[(triton.cdiv(rows, per_program),)](
         q,
         weights,
@@ -109,3 +109,8 @@ def index_query_quantize(
         num_warps=warps,
     )
     return out, weights_out
+
+
+def _launch_shape(rows: int) -> tuple[int, int]:
+    """Vectors of a program, and its warps."""
+    return (64, 4) if rows >= 8192 else (16, 1)

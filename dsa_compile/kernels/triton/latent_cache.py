@@ -12,6 +12,9 @@ from dsa_compile.ops.fused_cache import fp8_row_bytes
 from dsa_compile.ops.library import bad_input
 from dsa_compile.ops.quantize import BLOCK, E4M3
 
+TOKENS, WARPS = 1, 2
+"""Rows of a program, and its warps."""
+
 PLAIN, FP8, FP8_TENSOR = (tl.constexpr(i) for i in range(3))
 """Row formats, see :mod:`dsa_compile.ops.fused_cache`."""
 
@@ -258,8 +261,8 @@ def _launch(
         GROUPS=groups,
         HALF=rope_dim // 2,
         ROW=row_width,
-        TOKENS=1,
-        num_warps=2,
+        TOKENS=TOKENS,
+        num_warps=WARPS,
     )
 
 

@@ -32,10 +32,11 @@ def rope_kernel(
 ) -> None:
     """``ROWS`` vectors of ``2 HALF``; every product is rounded, as in the reference ops."""
     dtype = x.dtype.element_ty
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     inside = (row < rows)[:, None]
-    start = (row // heads * token_stride + row % heads * head_stride)[:, None]
-    table = (row // heads * table_stride)[:, None] + tl.arange(0, HALF)[None, :]
+    token = (row // heads).to(tl.int64)
+    start = (token * token_stride + row % heads * head_stride)[:, None]
+    table = (token * table_stride)[:, None] + tl.arange(0, HALF)[None, :]
     c0 = tl.load(cos + table, inside, 0.0).to(tl.float32)
     s0 = tl.load(sin + table, inside, 0.0).to(tl.float32)
     if INTERLEAVED:
@@ -51,7 +52,7 @@ def rope_kernel(
     first, second = first.to(tl.float32), second.to(tl.float32)
     low = (first * c0).to(dtype).to(tl.float32) - (second * s0).to(dtype).to(tl.float32)
     high = (second * c1).to(dtype).to(tl.float32) + (first * s1).to(dtype).to(tl.float32)
-    target = out + row[:, None] * (2 * HALF) + tl.arange(0, HALF)[None, :]
+    target = out + row.to(tl.int64)[:, None] * (2 * HALF) + tl.arange(0, HALF)[None, :]
     tl.store(target, low.to(dtype), inside)
     tl.store(target + HALF, high.to(dtype), inside)
 
@@ -85,7 +86,7 @@ def _rope(op: str, x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) ->
     if cos.stride(0) != sin.stride(0):
         cos, sin = cos.contiguous(), sin.contiguous()
     rows = flat.shape[0] * heads
-    per_program = max(1, min(32, 4096 // width)) if rows >= 4096 else 4
+    per_program, warps = _launch_shape(rows, width)
     rope_kernel[(triton.cdiv(rows, per_program),)](
         flat,
         cos,
@@ -99,6 +100,11 @@ def _rope(op: str, x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) ->
         INTERLEAVED=interleaved,
         HALF=width // 2,
         ROWS=per_program,
-        num_warps=2,
+        num_warps=warps,
     )
     return out
+
+
+def _launch_shape(rows: int, width: int) -> tuple[int, int]:
+    """Vectors of a program, and its warps."""
+    return (max(1, min(32, 4096 // width)), 2) if rows >= 4096 else (4, 1)

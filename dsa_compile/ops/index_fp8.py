@@ -70,7 +70,7 @@ def paged_index_topk_fp8(
     block_size = cache.shape[1]
     block = chosen.clamp(min=0) // block_size
     offset = chosen - block * block_size
-    rows = used.take(block.long()).int() * block_size + offset
+    rows: Tensor = used.take(block.long()).int() * block_size + offset
     return rows.masked_fill_(chosen < 0, -1)
 
 

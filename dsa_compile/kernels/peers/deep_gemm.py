@@ -1,0 +1,67 @@
+"""DeepGEMM: FP8 scores of the lightning indexer.
+
+It takes 32 or 64 heads, and on Hopper pages of 64 keys and one or two rows a request. Its paged
+kernel is planned by a kernel of its own from the context lengths.
+"""
+
+import importlib
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def _library() -> Any:
+    return importlib.import_module("deep_gemm")
+
+
+def ragged_index_logits(
+    q: Tensor, weights: Tensor, k: Tensor, k_scale: Tensor, starts: Tensor, ends: Tensor
+) -> Tensor:
+    """As ``kernels.cuda.index_logits.ragged_index_logits``."""
+    logits: Tensor = _library().fp8_mqa_logits(
+        q, (k, k_scale), weights, starts, ends, clean_logits=False
+    )
+    return logits
+
+
+def paged_index_logits(
+    q: Tensor,
+    weights: Tensor,
+    cache: Tensor,
+    block_tables: Tensor,
+    context_lens: Tensor,
+    plan: Tensor,
+) -> Tensor:
+    """Scores of decoding requests with equally many rows.
+
+    Args:
+        q: e4m3 ``[R * n, H, 128]``.
+        weights: fp32 ``[R * n, H]``.
+        cache: uint8 ``[blocks, 64, 132]``.
+        block_tables: int32 ``[R, M]``.
+        context_lens: int32 ``[R, n]``, keys that each row sees.
+        plan: from :func:`plan_paged_index_logits`, for the same lengths.
+
+    Returns:
+        fp32 ``[R * n, M * 64]``; columns that a row does not see are not written.
+    """
+    blocks, block_size, width = cache.shape
+    logits: Tensor = _library().fp8_paged_mqa_logits(
+        q.view(*context_lens.shape, *q.shape[1:]),
+        cache.view(blocks, block_size, 1, width),
+        weights,
+        context_lens,
+        block_tables,
+        plan,
+        block_tables.shape[1] * block_size,
+        clean_logits=False,
+    )
+    return logits
+
+
+def plan_paged_index_logits(context_lens: Tensor, block_size: int = 64) -> Tensor:
+    """How the processors divide the keys of ``context_lens``, int32 ``[R, n]``."""
+    processors = torch.cuda.get_device_properties(context_lens.device).multi_processor_count
+    plan: Tensor = _library().get_paged_mqa_logits_metadata(context_lens, block_size, processors)
+    return plan

@@ -1,0 +1,197 @@
+"""Indexer scores: what the compiler made of the kernels, and on a GPU, what they compute."""
+
+import re
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from dsa_compile.kernels.cuda.compiler import build
+from dsa_compile.kernels.cuda.index_logits import (
+    THREADS,
+    paged_index_logits,
+    ragged_index_logits,
+    scoring_kernel,
+)
+
+triton = pytest.importorskip("triton")
+E4M3 = torch.float8_e4m3fn
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+KERNELS = [
+    (f"index_logits_{kind}.cu", f"index_logits_{kind}", heads, queries)
+    for kind, heads, queries in [
+        ("ragged", 64, 8),
+        ("ragged", 16, 8),
+        ("paged", 64, 1),
+        ("paged", 64, 4),
+        ("paged", 32, 8),
+    ]
+]
+
+
+def sass_and_usage(cubin: bytes, path: Path) -> tuple[str, dict[str, int]]:
+    path.write_bytes(cubin)
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+
+    def dump(option: str) -> str:
+        return subprocess.run([tool, option, path], capture_output=True, text=True).stdout
+
+    usage = re.findall(r"(REG|STACK|LOCAL):(\d+)", dump("--dump-resource-usage"))
+    return dump("-sass"), {key: int(value) for key, value in usage}
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=str)
+def test_compiles_to_what_it_relies_on(kernel, tmp_path):
+    source, name, heads, queries = kernel
+    compiled = scoring_kernel(source, name, heads, queries)
+    cubin = build(source, arch="sm_90a", defines=compiled.defines)
+    sass, usage = sass_and_usage(cubin, tmp_path / "kernel.cubin")
+    columns = min(heads * queries // (2 if queries == 8 else 1), 128)
+    products = re.findall(r"QGMMA\.64x(\d+)x32\.F32\.E4M3\.E4M3", sass)
+    assert set(products) == {str(columns)}
+    assert "UTMALDG" in sass
+    assert "UBLKCP" in sass
+    assert usage["LOCAL"] == usage["STACK"] == 0
+    assert usage["REG"] * THREADS <= 65536
+    assert compiled.shared <= 227 * 1024
+
+
+# ---- on a GPU --------------------------------------------------------------------------------
+
+
+@dataclass
+class Pages:
+    cache: torch.Tensor
+    keys: torch.Tensor
+    scales: torch.Tensor
+
+
+def e4m3(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, device="cuda").to(E4M3)
+
+
+def pages(blocks: int, block_size: int) -> Pages:
+    keys = e4m3(blocks, block_size, 128)
+    scales = torch.rand(blocks, block_size, device="cuda") + 0.5
+    parts = [keys.view(torch.uint8).flatten(1), scales.view(torch.uint8).flatten(1)]
+    return Pages(torch.cat(parts, 1).view(blocks, block_size, 132), keys, scales)
+
+
+def scores(q, weights, keys, scales):
+    dots = torch.einsum("thd,nd->thn", q.double(), keys.double()).relu()
+    return torch.einsum("thn,th->tn", dots, weights.double()) * scales.double()
+
+
+def close(got, expected):
+    """The tensor cores keep fewer than fp32's bits of a sum of e4m3 products."""
+    assert not got.isnan().any()
+    assert (got - expected).abs().max() <= 2e-3 * expected.abs().max()
+
+
+@needs_gpu
+@pytest.mark.parametrize("heads", [16, 32, 64])
+@pytest.mark.parametrize(
+    ("rows", "keys", "requests"), [(1, 1, 1), (64, 1024, 1), (33, 777, 5), (300, 5000, 40)]
+)
+def test_ragged_scores(rows, keys, requests, heads):
+    q, weights = e4m3(rows, heads, 128), torch.randn(rows, heads, device="cuda")
+    k, k_scale = e4m3(keys, 128), torch.rand(keys, device="cuda") + 0.5
+    row_cuts = [0, *sorted(torch.randint(0, rows + 1, (requests - 1,)).tolist()), rows]
+    key_cuts = [0, *sorted(torch.randint(0, keys + 1, (requests - 1,)).tolist()), keys]
+    starts, ends = [], []
+    for r in range(requests):
+        for row in range(row_cuts[r], row_cuts[r + 1]):
+            starts.append(key_cuts[r])
+            ends.append(max(key_cuts[r], key_cuts[r + 1] - (row_cuts[r + 1] - 1 - row)))
+    bounds = [torch.tensor(x, dtype=torch.int32, device="cuda") for x in (starts, ends)]
+    out = torch.full((rows, keys), float("nan"), device="cuda")
+    ragged_index_logits(q, weights, k, k_scale, *bounds, out)
+    columns = torch.arange(keys, device="cuda")
+    seen = (columns >= bounds[0][:, None]) & (columns < bounds[1][:, None])
+    assert out[~seen].isnan().all()
+    if seen.any():
+        close(out[seen], scores(q, weights, k, k_scale)[seen])
+
+
+@needs_gpu
+@pytest.mark.parametrize(
+    ("rows", "contexts", "heads", "block_size", "window"),
+    [
+        ([1, 1, 1, 1, 1], [1000, 5, 64, 0, 2000], 64, 64, None),
+        ([1] * 200, [70 * i % 513 for i in range(200)], 64, 64, None),
+        ([2, 2, 2, 1, 2], [1000, 5, 64, 1, 2000], 64, 64, None),
+        ([4, 3, 1, 0, 4], [100, 5, 640, 1, 3000], 64, 32, None),
+        ([40, 3, 1, 0, 17], [100, 50, 640, 1, 3000], 64, 16, None),
+        ([40, 3, 1, 0, 17], [100, 50, 640, 1, 3000], 64, 128, (5, 50)),
+        ([40, 70, 1, 0, 177], [300, 50, 640, 1, 3000], 32, 64, (50, 260)),
+        ([1, 1], [300, 50], 16, 8, None),
+        ([1, 2] * 20, [300, 50] * 20, 32, 4, None),
+        ([1, 1], [0, 0], 64, 64, None),
+    ],
+    ids=str,
+)
+def test_paged_scores(rows, contexts, heads, block_size, window):
+    requests = len(rows)
+    width = max(-(-n // block_size) for n in contexts) + 1
+    held = pages(requests * width + 3, block_size)
+    tables = torch.randperm(requests * width + 3, device="cuda")[: requests * width]
+    tables = tables.view(requests, width).int()
+    for r, n in enumerate(contexts):
+        tables[r, -(-n // block_size) :] = -1
+    row_starts = torch.tensor([0, *rows]).cumsum(0)
+    total = int(row_starts[-1]) + 3  # the last three are padding
+    q, weights = e4m3(total, heads, 128), torch.randn(total, heads, device="cuda")
+    first, last = window or (0, total)
+    out = torch.full((last - first, width * block_size), float("nan"), device="cuda")
+    got, ends, owners = paged_index_logits(
+        q,
+        weights,
+        held.cache,
+        tables,
+        row_starts.int().cuda(),
+        torch.tensor(contexts, dtype=torch.int32, device="cuda"),
+        (first, last),
+        out,
+    )
+    for row in range(first, last):
+        owner = int((row_starts[1:] <= row).sum())
+        seen = 0
+        if owner < requests:
+            seen = max(0, contexts[owner] - (int(row_starts[owner + 1]) - 1 - row))
+        assert int(ends[row - first]) == seen
+        assert got[row - first, seen:].isnan().all()
+        if seen:
+            assert int(owners[row - first]) == owner
+            listed = tables[owner, : -(-seen // block_size)].long()
+            keys, scales = held.keys[listed].flatten(0, 1), held.scales[listed].flatten()
+            one = slice(row, row + 1)
+            expected = scores(q[one], weights[one], keys[:seen], scales[:seen])
+            close(got[row - first, :seen], expected[0])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"q": torch.zeros(2, 64, 64).to(E4M3)}, "e4m3"),
+        ({"q": torch.zeros(2, 48, 128).to(E4M3)}, "heads"),
+        ({"weights": torch.zeros(2, 64).half()}, "weights"),
+        ({"cache": torch.zeros(3, 64, 128, dtype=torch.uint8)}, "cache"),
+        ({"cache": torch.zeros(3, 48, 132, dtype=torch.uint8)}, "block sizes"),
+        ({"block_tables": torch.zeros(1, 2)}, "block_tables"),
+    ],
+    ids=str,
+)
+def test_wrong_operands_are_refused(change, message):
+    arguments = {
+        "q": torch.zeros(2, 64, 128).to(E4M3),
+        "weights": torch.zeros(2, 64),
+        "cache": torch.zeros(3, 64, 132, dtype=torch.uint8),
+        "block_tables": torch.zeros(1, 2, dtype=torch.int32),
+        "cu_seqlens": torch.zeros(2, dtype=torch.int32),
+        "context_lens": torch.zeros(1, dtype=torch.int32),
+    }
+    with pytest.raises(ValueError, match=message):
+        paged_index_logits(**(arguments | change))

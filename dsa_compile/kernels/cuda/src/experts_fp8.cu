@@ -17,6 +17,17 @@
 #include "experts_fp8.cuh"
 #include "wgmma_e4m3.cuh"
 
+#ifdef SPIN_LIMIT  // a debugging build reports what would hang
+DEVICE void bounded_wait(u32 barrier, u32 parity) {
+  for (int i = 0; i < SPIN_LIMIT; ++i) {
+    if (mbarrier_try_wait(barrier, parity)) return;
+  }
+  printf("block %d thread %d barrier %u parity %u\n", blockIdx.x, threadIdx.x, barrier, parity);
+  __trap();
+}
+#define mbarrier_wait bounded_wait
+#endif
+
 constexpr int kGateUpItems = INNER / 128;  // a group
 constexpr int kDownItems = HIDDEN / 256;
 static_assert(INNER % 128 == 0 && HIDDEN % 256 == 0, "tiles");
@@ -150,7 +161,16 @@ DEVICE void gather_tokens(const u8* x, const float* x_scale, const u8* hidden,
     if (!item.valid()) return;
     const int blocks = item.blocks();
     if (item.down) {
+#ifdef SPIN_LIMIT
+      int spins = 0;
+#endif
       while (load_acquire(finished + item.index) < 2 * kGateUpItems) {
+#ifdef SPIN_LIMIT
+        if (++spins == SPIN_LIMIT) {
+          printf("block %d group %d finished %u\n", blockIdx.x, item.index, finished[item.index]);
+          __trap();
+        }
+#endif
       }
       __syncwarp();
     }

@@ -8,6 +8,7 @@ import torch
 from dsa_compile.artifact.reader import Artifact
 from dsa_compile.errors import ArtifactError, UserError
 from dsa_compile.ir.calls import step_calls
+from dsa_compile.runtime.devices import device_of
 from dsa_compile.runtime.model_runner import ModelRunner
 from dsa_compile.weights.checkpoint import Checkpoint
 from dsa_compile.weights.materialize import WeightSource, load_layer
@@ -77,15 +78,17 @@ def load_weights(artifact: Artifact, model_dir: Path | None) -> list[Mapping[str
     """The weights of a runnable artifact by key, for each call of a step in order.
 
     Raises:
-        ArtifactError: the weights are missing or not the ones compiled.
+        ArtifactError: the weights are missing or not the ones compiled, or this machine is not the
+            target.
         CheckpointError: the model's files do not hold what the artifact needs.
     """
     manifest = artifact.manifest
     assert manifest.weights.plan is not None, "see require_runnable"
+    device = device_of(manifest.target)
     plan = WeightPlan.from_json(artifact.read_json(manifest.weights.plan))
     source = _source(artifact, model_dir)
     return [
-        load_layer(plan, call.kind, call.vars, source, stem=call.stem)
+        load_layer(plan, call.kind, call.vars, source, stem=call.stem, device=device)
         for call in step_calls(manifest.layers)
     ]
 

@@ -10,6 +10,7 @@ from dsa_compile.errors import UserError
 from dsa_compile.ir.calls import EMBED, HEAD, step_calls
 from dsa_compile.ir.region import Region, Role
 from dsa_compile.runtime.batch import Batch
+from dsa_compile.runtime.devices import device_of
 from dsa_compile.runtime.executor import BoundRegion, bind
 
 LONG, SHORT = "long", "short"
@@ -27,10 +28,11 @@ class ModelRunner:
         manifest: of the artifact.
         regions: its graphs by name.
         weights: for each call of a step (``embed``, each layer in order, ``head``) the weights by
-            key.
+            key, on the target's device.
         num_blocks: blocks of each cache.
 
     Raises:
+        ArtifactError: this machine is not the target.
         UserError: the caches do not fit into memory.
     """
 
@@ -42,6 +44,7 @@ class ModelRunner:
         num_blocks: int,
     ) -> None:
         spec = manifest.model.spec
+        self._device = device_of(manifest.target)
         self.num_blocks = num_blocks
         self.block_size = manifest.block_size
         self.vocab_size = spec.vocab_size
@@ -71,7 +74,9 @@ class ModelRunner:
         for cache in manifest.caches:
             shape = (self.num_blocks, self.block_size, cache.width)
             try:
-                made[cache.key] = torch.zeros(shape, dtype=getattr(torch, cache.dtype))
+                made[cache.key] = torch.zeros(
+                    shape, dtype=getattr(torch, cache.dtype), device=self._device
+                )
             except RuntimeError:  # what torch raises when the system refuses the memory
                 raise UserError(
                     f"num_blocks={self.num_blocks}: no memory for {cache.key} pages of "
@@ -86,11 +91,13 @@ class ModelRunner:
         The short graphs run when no request's context exceeds ``index_topk``.
         """
         short = SHORT in self._calls and batch.is_short(self._topk)
-        tensors = {name: torch.from_numpy(getattr(batch, name)) for name in _BATCH_FIELDS}
+        tensors = {
+            name: torch.from_numpy(getattr(batch, name)).to(self._device) for name in _BATCH_FIELDS
+        }
         calls = self._calls[SHORT if short else LONG]
         for call in calls[:-1]:
             call.run(tensors)
         if not len(batch.logit_rows):
             return torch.empty((0, self.vocab_size))
         calls[-1].run(tensors)
-        return tensors["logits"].float()
+        return tensors["logits"].float().cpu()

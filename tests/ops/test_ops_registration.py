@@ -33,6 +33,11 @@ paged_index_topk(Tensor q, Tensor weights, Tensor cache, Tensor block_tables, Te
 paged_index_topk_fp8(Tensor q, Tensor weights, Tensor cache, Tensor block_tables, Tensor cu_seqlens, Tensor context_lens, int topk) -> Tensor
 dense_slots(Tensor block_tables, Tensor cu_seqlens, Tensor context_lens, Tensor positions, int block_size, int width) -> Tensor
 paged_latent_attention(Tensor q_latent, Tensor q_pe, Tensor cache, Tensor slots, float scale) -> Tensor
+paged_latent_attention_fp8(Tensor q_latent, Tensor q_pe, Tensor cache, Tensor slots, float scale) -> Tensor
+paged_latent_attention_fp8_tensor(Tensor q_latent, Tensor q_pe, Tensor cache, Tensor slots, float scale, Tensor cache_scale) -> Tensor
+paged_latent_attention_lse(Tensor q_latent, Tensor q_pe, Tensor cache, Tensor slots, float scale) -> (Tensor out, Tensor lse)
+paged_latent_attention_fp8_lse(Tensor q_latent, Tensor q_pe, Tensor cache, Tensor slots, float scale) -> (Tensor out, Tensor lse)
+paged_latent_attention_fp8_tensor_lse(Tensor q_latent, Tensor q_pe, Tensor cache, Tensor slots, float scale, Tensor cache_scale) -> (Tensor out, Tensor lse)
 quantize_blocks(Tensor x, bool ue8m0) -> (Tensor q, Tensor scale)
 quantize_tensor(Tensor x, Tensor scale) -> Tensor
 rms_norm_quantize(Tensor x, Tensor weight, float eps, bool ue8m0) -> (Tensor q, Tensor scale)
@@ -61,6 +66,13 @@ def ints(high, *shape, dtype=torch.int32):
 def permuted(*shape):
     """Dense, with the strides of another order of dimensions: results must not inherit them."""
     return torch.randn(shape[::-1]).permute(*range(len(shape))[::-1])
+
+
+def fp8_rows(rows, rank, rope_dim):
+    """A page of rows of e4m3, a scale per 128, and bf16."""
+    values = torch.randn(rows, rank).to(torch.float8_e4m3fn)
+    parts = (values, torch.rand(rows, rank // 128), torch.randn(rows, rope_dim).bfloat16())
+    return torch.cat([part.view(torch.uint8) for part in parts], 1)[None]
 
 
 PAGED = (
@@ -159,6 +171,15 @@ CASES = [
     Case("dense_slots", (*PAGED, ints(9, 8, dtype=torch.int64), 4, 12)),
     Case("paged_latent_attention",
          (permuted(6, 3, 5), randn(6, 3, 2), randn(4, 4, 7), ints(16, 6, 3), 0.5)),
+    Case("paged_latent_attention_lse",
+         (permuted(6, 3, 5), randn(6, 3, 2), randn(4, 4, 7), ints(16, 6, 3), 0.5)),
+    *(Case(f"paged_latent_attention_fp8{lse}",
+           (permuted(6, 3, 128), randn(6, 3, 2), fp8_rows(16, 128, 2), ints(16, 6, 3), 0.5))
+      for lse in ("", "_lse")),
+    *(Case(f"paged_latent_attention_fp8_tensor{lse}",
+           (permuted(6, 3, 5), randn(6, 3, 2), randn(4, 4, 7).to(torch.float8_e4m3fn),
+            ints(16, 6, 3), 0.5, torch.tensor([0.5])))
+      for lse in ("", "_lse")),
     Case("quantize_blocks", (randn(3, 5, 256), True)),
     Case("quantize_blocks", (permuted(5, 128).bfloat16(), False)),
     Case("quantize_tensor", (permuted(3, 5, 8), torch.tensor([0.1]))),

@@ -1,0 +1,196 @@
+"""Latent attention to rows of FP8 caches, and the forms that return the log-sum-exp as well.
+
+Rows are those of :mod:`dsa_compile.ops.fused_cache`: ``fp8`` carries a scale per 128 values and an
+unquantised rotated part, ``fp8_tensor`` has one scale for everything. As in
+:mod:`dsa_compile.ops.attention`, slots name distinct rows, -1 names none, and a token without any
+row gives zeros; its log-sum-exp is minus infinity. Whatever is read is dequantised to fp32;
+products and softmax are fp32, and one rounding to the query's dtype ends them.
+
+The log-sum-exp is natural, of the scaled scores. Attention to a set of rows is put together from
+parts of it with weights ``exp(lse_part - lse)``.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from dsa_compile.ops.attention import GATHER_BYTES
+from dsa_compile.ops.fused_cache import fp8_row_bytes
+from dsa_compile.ops.library import bad_input, define
+from dsa_compile.ops.quantize import BLOCK, E4M3
+
+Gather = Callable[[Tensor], Tensor]
+"""Slots ``[T, K]``, none negative, to their rows in fp32, ``[T, K, R + dr]``."""
+
+_ARGUMENTS = "Tensor q_latent, Tensor q_pe, Tensor cache, Tensor slots, float scale"
+
+
+def paged_latent_attention_fp8(
+    q_latent: Tensor, q_pe: Tensor, cache: Tensor, slots: Tensor, scale: float
+) -> Tensor:
+    """Latent attention to ``fp8`` rows of the paged cache.
+
+    Args:
+        q_latent: ``[T, H, R]``, R a multiple of 128.
+        q_pe: ``[T, H, dr]``.
+        cache: uint8 ``[num_blocks, block_size, R + R / 32 + 2 dr]``.
+        slots: int32 ``[T, K]``, physical rows.
+        scale: on the dot products.
+
+    Returns:
+        ``[T, H, R]``.
+    """
+    return paged_latent_attention_fp8_lse(q_latent, q_pe, cache, slots, scale)[0]
+
+
+def paged_latent_attention_fp8_lse(
+    q_latent: Tensor, q_pe: Tensor, cache: Tensor, slots: Tensor, scale: float
+) -> tuple[Tensor, Tensor]:
+    """:func:`paged_latent_attention_fp8`, and the log-sum-exp of each row's scores.
+
+    Returns:
+        ``[T, H, R]`` and fp32 ``[T, H]``.
+    """
+    rank = q_latent.shape[2]
+    width = fp8_row_bytes(rank, q_pe.shape[2])
+    if cache.dtype is not torch.uint8 or rank % BLOCK or cache.shape[2] != width:
+        raise bad_input(
+            "paged_latent_attention_fp8",
+            f"a rank that is a multiple of 128 and a uint8 cache with rows of {width} bytes, "
+            f"not {rank} and {cache.dtype} rows of {cache.shape[2]}",
+        )
+    rows = cache.view(-1, cache.shape[2])
+
+    def gather(slots: Tensor) -> Tensor:
+        picked = rows.index_select(0, slots.flatten())
+        values = picked[:, :rank].view(E4M3).float().unflatten(1, (-1, BLOCK))
+        end = rank + rank // BLOCK * 4
+        scales = picked[:, rank:end].contiguous().view(torch.float32)
+        k_pe = picked[:, end:].contiguous().view(torch.bfloat16).float()
+        latent = (values * scales.unsqueeze(2)).flatten(1)
+        return torch.cat((latent, k_pe), 1).view(*slots.shape, -1)
+
+    return _attend(q_latent, q_pe, slots, scale, gather)
+
+
+def paged_latent_attention_fp8_tensor(
+    q_latent: Tensor, q_pe: Tensor, cache: Tensor, slots: Tensor, scale: float, cache_scale: Tensor
+) -> Tensor:
+    """Latent attention to e4m3 rows under one scale.
+
+    Args:
+        q_latent: ``[T, H, R]``.
+        q_pe: ``[T, H, dr]``.
+        cache: e4m3, or the same bytes as uint8, ``[num_blocks, block_size, R + dr]``.
+        slots: int32 ``[T, K]``, physical rows.
+        scale: on the dot products.
+        cache_scale: fp32 ``[1]``; a value is ``q * cache_scale``.
+
+    Returns:
+        ``[T, H, R]``.
+    """
+    return paged_latent_attention_fp8_tensor_lse(q_latent, q_pe, cache, slots, scale, cache_scale)[
+        0
+    ]
+
+
+def paged_latent_attention_fp8_tensor_lse(
+    q_latent: Tensor, q_pe: Tensor, cache: Tensor, slots: Tensor, scale: float, cache_scale: Tensor
+) -> tuple[Tensor, Tensor]:
+    """:func:`paged_latent_attention_fp8_tensor`, and the log-sum-exp of each row's scores.
+
+    Returns:
+        ``[T, H, R]`` and fp32 ``[T, H]``.
+    """
+    width = q_latent.shape[2] + q_pe.shape[2]
+    if cache.dtype not in (E4M3, torch.uint8) or cache.shape[2] != width:
+        raise bad_input(
+            "paged_latent_attention_fp8_tensor",
+            f"a float8_e4m3fn or uint8 cache with rows of {width}, "
+            f"not {cache.dtype} rows of {cache.shape[2]}",
+        )
+    rows = cache.view(torch.uint8).view(-1, width)
+
+    def gather(slots: Tensor) -> Tensor:
+        picked = rows.index_select(0, slots.flatten()).view(E4M3)
+        return (picked.float() * cache_scale).view(*slots.shape, width)
+
+    return _attend(q_latent, q_pe, slots, scale, gather)
+
+
+def paged_latent_attention_lse(
+    q_latent: Tensor, q_pe: Tensor, cache: Tensor, slots: Tensor, scale: float
+) -> tuple[Tensor, Tensor]:
+    """``dsa::paged_latent_attention``, and the log-sum-exp of each row's scores.
+
+    Returns:
+        ``[T, H, R]`` and fp32 ``[T, H]``.
+    """
+    rows = cache.view(-1, cache.shape[2])
+
+    def gather(slots: Tensor) -> Tensor:
+        return rows.index_select(0, slots.flatten()).view(*slots.shape, -1).float()
+
+    return _attend(q_latent, q_pe, slots, scale, gather)
+
+
+def _attend(
+    q_latent: Tensor, q_pe: Tensor, slots: Tensor, scale: float, gather: Gather
+) -> tuple[Tensor, Tensor]:
+    tokens, heads, rank = q_latent.shape
+    out = torch.zeros_like(q_latent, memory_format=torch.contiguous_format)
+    lse = torch.full((tokens, heads), float("-inf"), dtype=torch.float32, device=q_latent.device)
+    if slots.numel() == 0:
+        return out, lse
+    width = rank + q_pe.shape[2]
+    step = max(1, GATHER_BYTES // max(1, 4 * slots.shape[1] * (width + 2 * heads)))
+    for start in range(0, tokens, step):
+        chunk = slice(start, start + step)
+        absent = slots[chunk] < 0
+        # what an absent slot happens to read may be NaN, and 0 * NaN spreads
+        keys = gather(slots[chunk].clamp(min=0)).masked_fill_(absent.unsqueeze(2), 0.0)
+        query = torch.cat((q_latent[chunk], q_pe[chunk]), -1).float()
+        scores = torch.matmul(query, keys.transpose(1, 2)).mul_(scale)
+        scores.masked_fill_(absent.unsqueeze(1), float("-inf"))
+        lse[chunk] = scores.logsumexp(-1)
+        weights = scores.softmax(-1).masked_fill_(absent.all(1).view(-1, 1, 1), 0.0)
+        out[chunk] = torch.matmul(weights, keys[..., :rank]).to(q_latent.dtype)
+    return out, lse
+
+
+def _out_fake(q_latent: Tensor, *_: Tensor | float) -> Tensor:
+    return q_latent.new_empty(q_latent.shape)
+
+
+def _out_lse_fake(q_latent: Tensor, *_: Tensor | float) -> tuple[Tensor, Tensor]:
+    return (
+        q_latent.new_empty(q_latent.shape),
+        q_latent.new_empty(q_latent.shape[:2], dtype=torch.float32),
+    )
+
+
+PAGED_LATENT_ATTENTION_FP8 = define(
+    f"paged_latent_attention_fp8({_ARGUMENTS}) -> Tensor", paged_latent_attention_fp8, _out_fake
+)
+PAGED_LATENT_ATTENTION_FP8_TENSOR = define(
+    f"paged_latent_attention_fp8_tensor({_ARGUMENTS}, Tensor cache_scale) -> Tensor",
+    paged_latent_attention_fp8_tensor,
+    _out_fake,
+)
+PAGED_LATENT_ATTENTION_LSE = define(
+    f"paged_latent_attention_lse({_ARGUMENTS}) -> (Tensor out, Tensor lse)",
+    paged_latent_attention_lse,
+    _out_lse_fake,
+)
+PAGED_LATENT_ATTENTION_FP8_LSE = define(
+    f"paged_latent_attention_fp8_lse({_ARGUMENTS}) -> (Tensor out, Tensor lse)",
+    paged_latent_attention_fp8_lse,
+    _out_lse_fake,
+)
+PAGED_LATENT_ATTENTION_FP8_TENSOR_LSE = define(
+    f"paged_latent_attention_fp8_tensor_lse({_ARGUMENTS}, Tensor cache_scale)"
+    " -> (Tensor out, Tensor lse)",
+    paged_latent_attention_fp8_tensor_lse,
+    _out_lse_fake,
+)

@@ -36,7 +36,7 @@ _LEADING = 2  # the batch and the sequence, which become one dimension
 class FlattenTokens(Pass):
     """Rebuild every region over one leading token dimension."""
 
-    requires = ("token_major", "absorb_mla")
+    requires = ("broadcast_outer_product", "token_major", "absorb_mla")
 
     def run(self, program: Program, record: PassRecord) -> None:
         """Every region at once: values flow between them."""

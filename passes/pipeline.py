@@ -3,6 +3,7 @@
 from dsa_compile.ir.passes import Pass
 from dsa_compile.ir.program import Level
 from dsa_compile.passes.absorb_mla import AbsorbMla
+from dsa_compile.passes.broadcast_outer_product import BroadcastOuterProduct
 from dsa_compile.passes.flatten_tokens import FlattenTokens
 from dsa_compile.passes.functionalize import Functionalize
 from dsa_compile.passes.fuse_add_norm import FuseAddNorm
@@ -32,6 +33,7 @@ PIPELINE: tuple[Pass | Level, ...] = (
     StripNoise(),
     Functionalize(),
     StripExpertSentinels(),
+    BroadcastOuterProduct(),
     # recognise: the only passes that look at aten arithmetic
     RecognizeEmbedding(),
     RecognizeRmsNorm(),

@@ -17,7 +17,7 @@ import torch
 
 from dsa_compile.ir.calls import EMBED
 from dsa_compile.ir.edit import Editor
-from dsa_compile.ir.match import ANY, Call, Cast, Const, Either, NearMiss, Node, Pattern, find
+from dsa_compile.ir.match import Call, Cast, Const, NearMiss, Node, find
 from dsa_compile.ir.passes import RegionPass
 from dsa_compile.ir.program import Program
 from dsa_compile.ir.region import Region
@@ -25,25 +25,9 @@ from dsa_compile.ir.region import Region
 aten, dsa = torch.ops.aten, torch.ops.dsa
 
 
-def _angle() -> Pattern:
-    positions, inv_freq = Node("positions"), Node("inv_freq")
-    product = Call(
-        aten.mul.Tensor,
-        Cast(Call(aten.unsqueeze.default, positions, 2, shared=True)),
-        Cast(inv_freq),
-        shared=True,
-    )
-    # transformers 5.17: a matrix product over a dimension of one
-    column = Call(aten.unsqueeze.default, inv_freq, 0, shared=True)
-    column = Call(aten.unsqueeze.default, column, 2, shared=True)
-    column = Call(aten.expand.default, column, ANY, shared=True)
-    row = Cast(Call(aten.unsqueeze.default, positions, 1, shared=True))
-    outer = Call(aten.matmul.default, Cast(column), row, shared=True)
-    return Either(product, Call(aten.transpose.int, outer, 1, 2, shared=True))
-
-
 def _table(function: torch._ops.OpOverload) -> Call:
-    angle = _angle()
+    column = Cast(Call(aten.unsqueeze.default, Node("positions"), 2, shared=True))
+    angle = Call(aten.mul.Tensor, column, Cast(Node("inv_freq")), shared=True)
     both = Call(aten.cat.default, [angle, angle], -1, shared=True)
     return Call(aten.mul.Tensor, Call(function, both), Const("scaling", float))
 
@@ -51,7 +35,7 @@ def _table(function: torch._ops.OpOverload) -> Call:
 class RecognizeRopeTables(RegionPass):
     """Angles, cosine and sine become ``dsa.rope_tables``."""
 
-    requires = ("strip_noise",)
+    requires = ("strip_noise", "broadcast_outer_product")
 
     def expects(self, program: Program, region: Region) -> int | None:
         """One pair, before the first layer."""

@@ -91,13 +91,6 @@ class Cast(Pattern):
     inner: Pattern
 
 
-class Either(Pattern):
-    """The first of several patterns that matches: one computation, written in different ways."""
-
-    def __init__(self, *alternatives: Pattern) -> None:
-        self.alternatives = alternatives
-
-
 @dataclass
 class Match:
     """A matched site: its root, the bound nodes and constants, and the interior nodes."""
@@ -216,8 +209,6 @@ def _node(pattern: Any, arg: Any, state: _State) -> _State:
             return state.bind(pattern.name, arg)
         case Cast():
             return _cast(pattern, arg, state)
-        case Either():
-            return _first(partial(_node, way, arg, state) for way in pattern.alternatives)
         case Call():
             return _call(pattern, arg, state)
         case list() | tuple():

@@ -12,6 +12,7 @@ from dsa_compile.config import CompileConfig
 from dsa_compile.errors import UserError
 from dsa_compile.frontend.build import build_program
 from dsa_compile.ir.passes import Pass
+from dsa_compile.lowering.binding import bind_kernels
 from dsa_compile.lowering.emit import emit
 from dsa_compile.passes.manager import RUNTIME_REQUIRES, pass_names, run_pipeline
 from dsa_compile.passes.pipeline import PIPELINE
@@ -49,7 +50,7 @@ def tokens(case, tmp_path_factory) -> Callable[[set[str]], list[list[int]]]:
         program = exported.fork(replace(config, disable=tuple(sorted(disabled))))
         run_pipeline(program)
         with ArtifactWriter(out) as writer:
-            emit(program, writer, c.model_dir, checkpoint)
+            emit(program, writer, c.model_dir, checkpoint, bind_kernels(program))
         outs = Engine.load(out, max_batched_tokens=50).generate(prompts, PARAMS)
         return [o.token_ids for o in outs]
 

@@ -84,7 +84,10 @@ def test_every_pass_ran(program: Program) -> None:
 @pytest.mark.parametrize("name", SITES)
 def test_a_contract_is_met_on_every_layer(program: Program, name: str) -> None:
     record = records(program)[name]
-    assert (record.rewrites, record.expected) == (SITES[name], SITES[name])
+    sites = SITES[name]
+    if name == "functionalize" and records(program)["strip_expert_sentinels"].rewrites:
+        sites += 2 * MOE_LAYERS  # transformers 5.17 masks absent experts in place, twice
+    assert (record.rewrites, record.expected) == (sites, sites)
 
 
 def test_only_these_passes_make_no_promise(program: Program) -> None:

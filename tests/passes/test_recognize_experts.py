@@ -4,6 +4,7 @@ from transformers.models.deepseek_v32.modeling_deepseek_v32 import DeepseekV32Ex
 
 from dsa_compile.passes.functionalize import Functionalize
 from dsa_compile.passes.recognize_experts import RecognizeExperts
+from dsa_compile.passes.strip_expert_sentinels import StripExpertSentinels
 from dsa_compile.passes.strip_noise import StripNoise
 from dsa_compile.testing.models import tiny_config
 from tests.passes.conftest import PassCheck
@@ -12,7 +13,7 @@ from tests.passes.sketch import Exported, region, value, weight
 aten, dsa = torch.ops.aten, torch.ops.dsa
 
 EXPERTS, INNER, HIDDEN, TOP_K = 16, 64, 128, 4
-CLEAN = (StripNoise(), Functionalize())
+CLEAN = (StripNoise(), Functionalize(), StripExpertSentinels())
 
 
 class Experts(torch.nn.Module):

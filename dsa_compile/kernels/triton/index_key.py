@@ -18,7 +18,7 @@ from dsa_compile.ops.library import bad_input
 from dsa_compile.ops.quantize import E4M3
 
 DIM, ROPE_DIM = 128, 64
-ROWS, WARPS = 16, 1
+ROWS, WARPS = 16, 4
 """Keys of a program, the fewest that a product on the tensor cores takes, and its warps."""
 
 

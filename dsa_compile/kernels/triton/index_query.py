@@ -17,6 +17,8 @@ from dsa_compile.ops.library import bad_input
 from dsa_compile.ops.quantize import E4M3
 
 DIM, ROPE_DIM = 128, 64
+ROWS = 16
+"""Vectors of a program: the fewest that a product on the tensor cores takes."""
 
 
 @triton.jit
@@ -88,8 +90,7 @@ def index_query_quantize(
     if cos.stride(0) != sin.stride(0):
         cos, sin = cos.contiguous(), sin.contiguous()
     rows = tokens * heads
-    per_program, warps = _launch_shape(rows)
-    index_query_kernel[(triton.cdiv(rows, per_program),)](
+    index_query_kernel[(triton.cdiv(rows, ROWS),)](
         q,
         weights,
         cos,
@@ -104,13 +105,8 @@ def index_query_quantize(
         weights.stride(0),
         cos.stride(0),
         INTERLEAVED=interleaved,
-        ONE_TOKEN=heads % per_program == 0,
-        ROWS=per_program,
-        num_warps=warps,
+        ONE_TOKEN=heads % ROWS == 0,
+        ROWS=ROWS,
+        num_warps=1,
     )
     return out, weights_out
-
-
-def _launch_shape(rows: int) -> tuple[int, int]:
-    """Vectors of a program, and its warps."""
-    return (64, 4) if rows >= 8192 else (16, 1)

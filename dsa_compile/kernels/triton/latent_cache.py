@@ -12,9 +12,6 @@ from dsa_compile.ops.fused_cache import fp8_row_bytes
 from dsa_compile.ops.library import bad_input
 from dsa_compile.ops.quantize import BLOCK, E4M3
 
-TOKENS, WARPS = 1, 2
-"""Rows of a program, and its warps."""
-
 PLAIN, FP8, FP8_TENSOR = (tl.constexpr(i) for i in range(3))
 """Row formats, see :mod:`dsa_compile.ops.fused_cache`."""
 
@@ -242,7 +239,8 @@ def _launch(
     rows, cos, sin = as_rows(kv), as_rows(cos), as_rows(sin)
     if cos.stride(0) != sin.stride(0):
         cos, sin = cos.contiguous(), sin.contiguous()
-    norm_rope_write_kernel[(rows.shape[0],)](
+    tokens = 2 if rows.shape[0] > 256 else 1
+    norm_rope_write_kernel[(triton.cdiv(rows.shape[0], tokens),)](
         rows,
         weight.contiguous(),
         cos,
@@ -261,8 +259,8 @@ def _launch(
         GROUPS=groups,
         HALF=rope_dim // 2,
         ROW=row_width,
-        TOKENS=TOKENS,
-        num_warps=WARPS,
+        TOKENS=tokens,
+        num_warps=2,
     )
 
 

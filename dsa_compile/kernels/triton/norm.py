@@ -111,11 +111,12 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
 def warps_for(width: int, rows: int) -> int:
     """Warps of a program that holds one row of a 16-bit type.
 
-    With many rows, 32 values a thread keep enough loads in flight; with few, more threads shorten
-    the row's latency.
+    With many rows, enough values a thread keep enough loads in flight; with few, more threads
+    shorten the row's latency.
     """
     block: int = triton.next_power_of_2(width)
-    return min(max(block // (32 * (32 if rows > 256 else 8)), 1), 16)
+    values = (32 if block > 2048 else 16) if rows > 256 else 8
+    return min(max(block // (32 * values), 1), 16)
 
 
 def _launch_rms_norm(

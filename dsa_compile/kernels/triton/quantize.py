@@ -88,4 +88,4 @@ def quantize_tensor(x: Tensor, scale: Tensor) -> Tensor:
 
 def groups_per_program(total: int) -> int:
     """Groups of 128 values for a program of 4 warps: all processors busy, then wide programs."""
-    return 32 if total >= 32 * 1024 else 8
+    return 16 if total >= 8192 else 4

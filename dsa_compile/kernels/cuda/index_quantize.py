@@ -1,0 +1,134 @@
+"""The FP8 indexer's operands: RoPE, Hadamard and quantisation with a warp for 16 vectors."""
+
+import functools
+
+import torch
+from torch import Tensor
+
+from dsa_compile.kernels.cuda.compiler import Defines
+from dsa_compile.kernels.cuda.launch import CudaKernel, Int64
+from dsa_compile.kernels.cuda.operands import C_TYPES, require_16_bytes, rows_of_16_bytes, tables
+from dsa_compile.ops.index_fused import SCALE_BYTES
+from dsa_compile.ops.library import bad_input
+from dsa_compile.ops.quantize import E4M3
+
+DIM, ROPE_DIM = 128, 64
+ROWS = 16
+"""Vectors of a warp."""
+QUERY_WARPS = 4
+"""Warps of a block of queries."""
+
+
+@functools.cache
+def _query_kernel(table: torch.dtype, interleaved: bool) -> CudaKernel:
+    defines: Defines = {"TABLE": C_TYPES[table], "INTERLEAVED": int(interleaved)}
+    return CudaKernel("index_query.cu", "index_query", defines, overlap=True)
+
+
+@functools.cache
+def _key_kernel(table: torch.dtype, weight: torch.dtype, interleaved: bool) -> CudaKernel:
+    defines: Defines = {
+        "TABLE": C_TYPES[table],
+        "WEIGHT": C_TYPES[weight],
+        "INTERLEAVED": int(interleaved),
+    }
+    return CudaKernel("index_key.cu", "index_key", defines, overlap=True)
+
+
+def index_query_quantize(
+    q: Tensor, weights: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, scale: float
+) -> tuple[Tensor, Tensor]:
+    """``dsa::index_query_quantize`` for bf16 heads of 128, 16 or a multiple of them, 64 rotated."""
+    name = "index_query_quantize"
+    if q.dim() != 3 or q.shape[2] != DIM or q.shape[1] % ROWS or q.dtype is not torch.bfloat16:
+        raise bad_input(
+            name, f"q bfloat16 [T, a multiple of {ROWS}, {DIM}], not {q.dtype} {list(q.shape)}"
+        )
+    if weights.dtype is not torch.float32 or weights.shape != q.shape[:2]:
+        raise bad_input(
+            name,
+            f"weights float32 {list(q.shape[:2])}, not {weights.dtype} {list(weights.shape)}",
+        )
+    tokens, heads, _ = q.shape
+    out = torch.empty(q.shape, dtype=E4M3, device=q.device)
+    weights_out = torch.empty(weights.shape, dtype=torch.float32, device=q.device)
+    if q.stride(2) != 1:
+        q = q.contiguous()
+    require_16_bytes(name, q)
+    if weights.stride(1) != 1:
+        weights = weights.contiguous()
+    cos, sin = tables(name, cos, sin, tokens, ROPE_DIM)
+    tiles = tokens * heads // ROWS
+    _query_kernel(cos.dtype, interleaved)(
+        (-(-tiles // QUERY_WARPS), 1, 1),
+        32 * QUERY_WARPS,
+        q,
+        weights,
+        cos,
+        sin,
+        out,
+        weights_out,
+        tiles,
+        heads,
+        scale,
+        Int64(q.stride(0)),
+        Int64(q.stride(1)),
+        Int64(weights.stride(0)),
+        Int64(cos.stride(0)),
+    )
+    return out, weights_out
+
+
+def write_index_key_fp8(
+    k: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    eps: float,
+    cos: Tensor,
+    sin: Tensor,
+    interleaved: bool,
+    cache: Tensor,
+    slot_mapping: Tensor,
+) -> None:
+    """``dsa::write_index_key_fp8`` for bf16 keys of 128, of which 64 are rotated."""
+    name = "write_index_key_fp8"
+    if k.dim() != 2 or k.shape[1] != DIM or k.dtype is not torch.bfloat16:
+        raise bad_input(name, f"k bfloat16 [T, {DIM}], not {k.dtype} {list(k.shape)}")
+    if weight.shape != (DIM,) or bias.shape != (DIM,) or weight.dtype is not bias.dtype:
+        raise bad_input(name, f"weight and bias [{DIM}] of one dtype")
+    if weight.dtype not in C_TYPES or not weight.is_contiguous() or not bias.is_contiguous():
+        raise bad_input(
+            name, f"weight and bias contiguous, bfloat16 or float32, not {weight.dtype}"
+        )
+    if slot_mapping.dtype is not torch.int64 or slot_mapping.shape != k.shape[:1]:
+        raise bad_input(name, f"slot_mapping int64 [{k.shape[0]}]")
+    if (
+        cache.dtype is not torch.uint8
+        or cache.shape[2] != DIM + SCALE_BYTES
+        or not cache.is_contiguous()
+    ):
+        raise bad_input(
+            name,
+            f"cache uint8 [num_blocks, block_size, {DIM + SCALE_BYTES}], contiguous, not "
+            f"{cache.dtype} {list(cache.shape)}",
+        )
+    rows = rows_of_16_bytes(name, k)
+    tokens = rows.shape[0]
+    cos, sin = tables(name, cos, sin, tokens, ROPE_DIM)
+    _key_kernel(cos.dtype, weight.dtype, interleaved)(
+        (-(-tokens // ROWS), 1, 1),
+        32,
+        rows,
+        weight,
+        bias,
+        cos,
+        sin,
+        slot_mapping.contiguous(),
+        cache,
+        tokens,
+        Int64(cache.shape[0] * cache.shape[1]),
+        cache.shape[1],
+        eps,
+        Int64(rows.stride(0)),
+        Int64(cos.stride(0)),
+    )

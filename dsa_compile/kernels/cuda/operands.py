@@ -1,0 +1,52 @@
+"""What the elementwise kernels ask of their operands."""
+
+import torch
+from torch import Tensor
+
+from dsa_compile.ops.library import bad_input
+
+C_TYPES = {torch.bfloat16: "__nv_bfloat16", torch.float32: "float"}
+"""The types a kernel can be specialised on, as CUDA spells them."""
+
+
+def rows_of_16_bytes(op: str, x: Tensor) -> Tensor:
+    """``[..., D]`` as ``[N, D]`` whose rows are dense and start at multiples of 16 bytes.
+
+    Copies only what is not dense along its last dimension.
+
+    Raises:
+        ValueError: a row starts elsewhere, so that it cannot be read 16 bytes at a time.
+    """
+    rows = x.reshape(-1, x.shape[-1])
+    if rows.stride(1) != 1:
+        rows = rows.contiguous()
+    require_16_bytes(op, rows)
+    return rows
+
+
+def require_16_bytes(op: str, x: Tensor) -> None:
+    """Refuse a tensor whose vectors, along the last dimension, do not start at 16 bytes."""
+    size = x.element_size()
+    starts = (stride * size for stride, n in zip(x.stride()[:-1], x.shape, strict=False) if n > 1)
+    if x.data_ptr() % 16 or any(start % 16 for start in starts):
+        raise bad_input(
+            op,
+            f"vectors that start at multiples of 16 bytes, not strides {x.stride()} of {size} "
+            f"bytes from address {x.data_ptr()} mod 16 = {x.data_ptr() % 16}",
+        )
+
+
+def tables(op: str, cos: Tensor, sin: Tensor, tokens: int, width: int) -> tuple[Tensor, Tensor]:
+    """Cosines and sines as rows with one stride."""
+    if cos.shape != (tokens, width) or sin.shape != cos.shape or sin.dtype is not cos.dtype:
+        raise bad_input(
+            op,
+            f"cos and sin [{tokens}, {width}] of one dtype, not {list(cos.shape)} {cos.dtype} and "
+            f"{list(sin.shape)} {sin.dtype}",
+        )
+    if cos.dtype not in C_TYPES:
+        raise bad_input(op, f"tables as bfloat16 or float32, not {cos.dtype}")
+    cos, sin = rows_of_16_bytes(op, cos), rows_of_16_bytes(op, sin)
+    if cos.stride(0) != sin.stride(0):
+        cos, sin = cos.contiguous(), sin.contiguous()
+    return cos, sin

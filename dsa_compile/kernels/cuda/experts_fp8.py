@@ -15,23 +15,23 @@ _BOX = 128  # rows and bytes of a weight's tile
 _COMBINE_COLUMNS = 1024
 _INDEX_TYPES = {torch.int64: "long long", torch.int32: "int"}
 
-# (most rows of a group, their step, stages of the ring). Few rows an expert leave shared memory to
-# a deeper ring; many want the widest product.
-_NARROW = (32, 8, 6)
-_WIDE = (128, 16, 4)
+# Most rows of a group, stages of the ring, blocks of a cluster. Few rows an expert leave shared
+# memory to a deeper ring; many are limited by reading weights from L2, which clusters halve.
+_NARROW = (32, 6, 1)
+_WIDE = (144, 4, 2)
 _NARROW_ROWS = 12  # an expert on average, up to which the narrow one is built
 
 
 def main_defines(hidden: int, inner: int, top_k: int, wide: bool) -> Defines:
     """Macros of ``experts_fp8.cu`` for a geometry, for many or few tokens."""
-    tokens, step, stages = _WIDE if wide else _NARROW
+    tokens, stages, cluster = _WIDE if wide else _NARROW
     return {
         "HIDDEN": hidden,
         "INNER": inner,
         "TOP_K": top_k,
         "TOKENS": tokens,
-        "STEP": step,
         "STAGES": stages,
+        "CLUSTER": cluster,
         "SHARED": shared_bytes(tokens, stages),
     }
 
@@ -39,7 +39,7 @@ def main_defines(hidden: int, inner: int, top_k: int, wide: bool) -> Defines:
 def shared_bytes(tokens: int, stages: int) -> int:
     """Dynamic shared memory; the kernel asserts that it counts the same."""
     stage = 2 * _BOX * _BOX + tokens * (_BOX + 4)
-    out = max(tokens * 80, min(tokens, 64) * 144)
+    out = min(tokens, 72) * 144
     return stages * stage + 2 * out + 3 * tokens * 4 + stages * 16
 
 
@@ -48,20 +48,21 @@ def _kernels(
     experts: int, hidden: int, inner: int, top_k: int, index: torch.dtype, wide: bool
 ) -> tuple[CudaKernel, CudaKernel, CudaKernel]:
     """Plan, products, combination."""
+    tokens, _, cluster = _WIDE if wide else _NARROW
     defines = main_defines(hidden, inner, top_k, wide)
     index_type = _INDEX_TYPES[index]
     plan = CudaKernel(
         "experts_fp8_plan.cu",
         "experts_plan",
-        {
-            "INDEX": index_type,
-            "EXPERTS": experts,
-            "TOKENS": defines["TOKENS"],
-            "STEP": defines["STEP"],
-        },
+        {"INDEX": index_type, "EXPERTS": experts, "TOKENS": tokens, "CLUSTER": cluster},
     )
     main = CudaKernel(
-        "experts_fp8.cu", "experts", defines, shared=int(defines["SHARED"]), overlap=True
+        "experts_fp8.cu",
+        "experts",
+        defines,
+        shared=int(defines["SHARED"]),
+        cluster=(cluster, 1, 1),
+        overlap=True,
     )
     combine = CudaKernel(
         "experts_fp8_combine.cu",
@@ -113,8 +114,8 @@ def experts_fp8(
         return out.zero_()
     wide = pairs > _NARROW_ROWS * experts
     plan, main, combine = _kernels(experts, hidden, inner, top_k, indices.dtype, wide)
-    group_rows = (_WIDE if wide else _NARROW)[0]
-    groups_most = min(pairs, experts) + pairs // group_rows
+    rows, _, cluster = _WIDE if wide else _NARROW
+    groups_most = (min(pairs, experts) + pairs // (rows * cluster)) * cluster
 
     def empty(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=x.device)
@@ -130,7 +131,7 @@ def experts_fp8(
     outputs = empty(pairs, hidden, dtype=torch.bfloat16)
     plan((1, 1, 1), 1024, indices, pairs, pair_of, groups, count, finished)
     main(
-        (_multiprocessors(x.device.index), 1, 1),
+        (_multiprocessors(x.device.index) // cluster * cluster, 1, 1),
         _THREADS,
         tensor_map(gate_up.view(-1, hidden), (_BOX, _BOX), l2_promotion=256),
         tensor_map(down.view(-1, inner), (_BOX, _BOX), l2_promotion=256),

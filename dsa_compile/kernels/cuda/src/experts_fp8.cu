@@ -13,7 +13,10 @@
 // (cp.async) and two warpgroups multiply. Weights do not wait for anything: while down's tokens are
 // not ready, the ring fills with down's weights.
 //
-// Built with HIDDEN, INNER, TOP_K, TOKENS, STEP (widths are its multiples) and STAGES.
+// With many tokens it is reading weights from L2 that limits, so two blocks form a cluster: each
+// takes a group of the same expert, loads one half of the weights and multicasts it to both.
+//
+// Built with HIDDEN, INNER, TOP_K, TOKENS, STAGES, CLUSTER (1 or 2) and SHARED (bytes).
 #include "experts_fp8.cuh"
 #include "wgmma_e4m3.cuh"
 
@@ -31,7 +34,7 @@ DEVICE void bounded_wait(u32 barrier, u32 parity) {
 constexpr int kGateUpItems = INNER / 128;  // a group
 constexpr int kDownItems = HIDDEN / 256;
 static_assert(INNER % 128 == 0 && HIDDEN % 256 == 0, "tiles");
-static_assert((TOKENS == 32 && STEP == 8) || (TOKENS == 128 && STEP == 16), "widths");
+static_assert(TOKENS == 32 || TOKENS == 144, "the widths that the kernel switches between");
 
 constexpr int kMathThreads = 256;
 constexpr int kThreads = kMathThreads + 128;  // the last warpgroup loads: warp 0 weights, 1..3 tokens
@@ -44,9 +47,8 @@ constexpr int kWeightBytes = 2 * kBoxBytes;
 constexpr int kTokenBytes = TOKENS * 128;
 constexpr int kBytePitch = 64 + 16;    // a token's 64 e4m3 of a warpgroup, on their way out
 constexpr int kBf16Pitch = 128 + 16;   // a token's 64 bf16
-constexpr int kOutTokens = TOKENS < 64 ? TOKENS : 64;  // bf16 leaves in portions of so many tokens
-constexpr int kOutBytes = TOKENS * kBytePitch > kOutTokens * kBf16Pitch ? TOKENS * kBytePitch
-                                                                       : kOutTokens * kBf16Pitch;
+constexpr int kOutTokens = TOKENS < 72 ? TOKENS : 72;  // leave in portions of so many
+constexpr int kOutBytes = kOutTokens * kBf16Pitch;
 constexpr int kTokenBase = STAGES * kWeightBytes;
 constexpr int kScaleBase = kTokenBase + STAGES * kTokenBytes;
 constexpr int kOutBase = kScaleBase + STAGES * TOKENS * 4;
@@ -75,29 +77,41 @@ struct Ring {
 
 struct Item {
   Group group;
-  int index;  // of the group
+  int index;  // of the group; negative: there is no such item
   int tile;   // of the group's kGateUpItems or kDownItems
   bool down;
   DEVICE bool valid() const { return index >= 0; }
   DEVICE int blocks() const { return (down ? INNER : HIDDEN) / 128; }  // of 128 of K
 };
 
-DEVICE Item find_item(int number, const Group* groups, int count) {
+struct Groups {
+  const Group* of;
+  int sets;
+};
+
+// The block's place among those that share an expert's weights.
+DEVICE int rank_in_cluster() { return CLUSTER == 1 ? 0 : cluster_rank(); }
+
+DEVICE int first_item() { return blockIdx.x / CLUSTER; }
+DEVICE int item_step() { return gridDim.x / CLUSTER; }
+
+DEVICE Item find_item(int number, const Groups& groups) {
   Item item;
-  item.down = number >= count * kGateUpItems;
+  item.down = number >= groups.sets * kGateUpItems;
   if (item.down) {
-    number -= count * kGateUpItems;
+    number -= groups.sets * kGateUpItems;
     item.index = number / kDownItems;
     item.tile = number % kDownItems;
   } else {
     item.index = number / kGateUpItems;
     item.tile = number % kGateUpItems;
   }
-  if (item.index >= count) {
+  if (item.index >= groups.sets) {
     item.index = -1;
     item.group = {};
   } else {
-    const int4 raw = *reinterpret_cast<const int4*>(groups + item.index);
+    item.index = item.index * CLUSTER + rank_in_cluster();
+    const int4 raw = *reinterpret_cast<const int4*>(groups.of + item.index);
     item.group = {raw.x, raw.y, raw.z, raw.w};
   }
   return item;
@@ -105,11 +119,11 @@ DEVICE Item find_item(int number, const Group* groups, int count) {
 
 // ---- loading -----------------------------------------------------------------------------------
 
-DEVICE void stream_weights(const CUtensorMap* gate_up, const CUtensorMap* down, const Group* groups,
-                           int count) {
+DEVICE void stream_weights(const CUtensorMap* gate_up, const CUtensorMap* down,
+                           const Groups& groups) {
   Ring ring;
-  for (int number = blockIdx.x;; number += gridDim.x) {
-    const Item item = find_item(number, groups, count);
+  for (int number = first_item();; number += item_step()) {
+    const Item item = find_item(number, groups);
     if (!item.valid()) return;
     const CUtensorMap* map = item.down ? down : gate_up;
     const int row = item.down ? item.group.expert * HIDDEN + item.tile * 256
@@ -121,8 +135,13 @@ DEVICE void stream_weights(const CUtensorMap* gate_up, const CUtensorMap* down, 
       const u32 full = full_barrier(ring.stage);
       const u32 to = smem_u32(memory) + ring.stage * kWeightBytes;
       mbarrier_expect_tx(full, kWeightBytes);
-      tma_load_2d(to, map, full, k * 128, row);
-      tma_load_2d(to + kBoxBytes, map, full, k * 128, other);
+      if constexpr (CLUSTER == 1) {
+        tma_load_2d(to, map, full, k * 128, row);
+        tma_load_2d(to + kBoxBytes, map, full, k * 128, other);
+      } else {
+        const u32 rank = cluster_rank();
+        tma_load_2d_multicast(to + rank * kBoxBytes, map, full, k * 128, rank == 0 ? row : other, 3);
+      }
     }
   }
 }
@@ -142,12 +161,11 @@ DEVICE void add_release(u32* to) {
 }
 
 DEVICE void gather_tokens(const u8* x, const float* x_scale, const u8* hidden,
-                          const float* hidden_scale, const int* pair_of, const Group* groups,
-                          int count, const u32* finished) {
+                          const float* hidden_scale, const int* pair_of,
+                          const Groups& groups, const u32* finished) {
   // Eight threads copy the 128 bytes of a row, each its 16; rows beyond the group's stay as they
   // are, for a column of the product depends on its own token only.
   constexpr int kPasses = (TOKENS * 8 + kGatherThreads - 1) / kGatherThreads;
-  constexpr int kScalePasses = (TOKENS + kGatherThreads - 1) / kGatherThreads;
   const int thread = threadIdx.x - (kThreads - kGatherThreads);
   const int first = thread / 8;
   const int chunk = thread % 8;
@@ -156,8 +174,8 @@ DEVICE void gather_tokens(const u8* x, const float* x_scale, const u8* hidden,
   const u32 swizzled =
       smem_u32(memory) + kTokenBase + first * 128 + (chunk ^ (first % 8)) * 16;
   Ring ring;
-  for (int number = blockIdx.x;; number += gridDim.x) {
-    const Item item = find_item(number, groups, count);
+  for (int number = first_item();; number += item_step()) {
+    const Item item = find_item(number, groups);
     if (!item.valid()) return;
     const int blocks = item.blocks();
     if (item.down) {
@@ -174,37 +192,31 @@ DEVICE void gather_tokens(const u8* x, const float* x_scale, const u8* hidden,
       }
       __syncwarp();
     }
-    auto source_row = [&](int row) -> u32 {
-      return item.down ? item.group.row + row : pair_of[item.group.row + row] / TOP_K;
-    };
-    u32 offsets[kPasses];  // in units of 16 bytes
+    u32 offsets[kPasses];  // in units of 16 bytes; an eighth of it is that of the row's scales
 #pragma unroll
     for (int i = 0; i < kPasses; ++i) {
       const int row = first + i * (kGatherThreads / 8);
-      offsets[i] = row < item.group.rows ? source_row(row) * (blocks * 8) + chunk : ~0u;
-    }
-    u32 scale_offsets[kScalePasses];
-#pragma unroll
-    for (int i = 0; i < kScalePasses; ++i) {
-      const int row = thread + i * kGatherThreads;
-      scale_offsets[i] = row < item.group.rows ? source_row(row) * blocks : ~0u;
+      offsets[i] = ~0u;
+      if (row < item.group.rows) {
+        const u32 source =
+            item.down ? item.group.row + row : pair_of[item.group.row + row] / TOP_K;
+        offsets[i] = source * (blocks * 8) + chunk;
+      }
     }
     const uint4* from = reinterpret_cast<const uint4*>(item.down ? hidden : x);
     const float* scale_from = item.down ? hidden_scale : x_scale;
-    for (int k = 0; k < blocks; ++k, ring.next()) {
+    for (int left = blocks; left > 0; --left, ring.next(), from += 8, ++scale_from) {
       mbarrier_wait(empty_barrier(ring.stage), ring.phase ^ 1);
       const u32 to = swizzled + ring.stage * kTokenBytes;
+      const u32 scale_to = smem_u32(memory) + kScaleBase + (ring.stage * TOKENS + first) * 4;
 #pragma unroll
       for (int i = 0; i < kPasses; ++i) {
-        if (offsets[i] != ~0u) {
-          cp_async_16((to + i * (kGatherThreads / 8 * 128)) ^ (i % 2 * 64), from + offsets[i] + k * 8);
-        }
-      }
-      const u32 scale_to = smem_u32(memory) + kScaleBase + ring.stage * TOKENS * 4;
-#pragma unroll
-      for (int i = 0; i < kScalePasses; ++i) {
-        if (scale_offsets[i] != ~0u) {
-          cp_async_4(scale_to + (thread + i * kGatherThreads) * 4, scale_from + scale_offsets[i] + k);
+        u32 offset = offsets[i];
+        asm volatile("" : "+r"(offset));  // what follows from it shall not occupy registers as well
+        if (offset == ~0u) continue;
+        cp_async_16((to + i * (kGatherThreads / 8 * 128)) ^ (i % 2 * 64), from + offset);
+        if (chunk == i % 8) {
+          cp_async_4(scale_to + i * (kGatherThreads / 8 * 4), scale_from + offset / 8);
         }
       }
       cp_async_mbarrier_arrive_noinc(full_barrier(ring.stage));
@@ -250,7 +262,7 @@ struct WeightScales {
   }
 };
 
-// part = 64 rows of a weight times the tokens, over one stage's 128 of K. Not complete on return.
+// part = 64 rows of a weight times N tokens, over one stage's 128 of K. Not complete on return.
 template <int N>
 DEVICE void multiply(float (&part)[N / 2], u32 weights, u32 tokens) {
   const u64 a = matrix_descriptor(weights, 0, 1024);
@@ -262,22 +274,32 @@ DEVICE void multiply(float (&part)[N / 2], u32 weights, u32 tokens) {
   wgmma_commit();
 }
 
-// sum += part * the weight's scale * the tokens' scales.
-template <int N>
-DEVICE void promote(float (&sum)[N / 2], float (&part)[N / 2], float weight_scale,
+// sum[First ..] += part * the weight's scale * the scales of the tokens, from First on.
+template <int N, int First, int Total>
+DEVICE void promote(float (&sum)[Total / 2], float (&part)[N / 2], float weight_scale,
                     const float* token_scales) {
   fence_registers(part);
-  const float2* scales = reinterpret_cast<const float2*>(token_scales) + (threadIdx.x & 3);
+  const float2* scales = reinterpret_cast<const float2*>(token_scales + First) + (threadIdx.x & 3);
 #pragma unroll
   for (int j = 0; j < N / 8; ++j) {
     const float2 scale = scales[4 * j];
     const float even = scale.x * weight_scale;
     const float odd = scale.y * weight_scale;
-    sum[4 * j] += part[4 * j] * even;
-    sum[4 * j + 1] += part[4 * j + 1] * odd;
-    sum[4 * j + 2] += part[4 * j + 2] * even;
-    sum[4 * j + 3] += part[4 * j + 3] * odd;
+    sum[First / 2 + 4 * j] += part[4 * j] * even;
+    sum[First / 2 + 4 * j + 1] += part[4 * j + 1] * odd;
+    sum[First / 2 + 4 * j + 2] += part[4 * j + 2] * even;
+    sum[First / 2 + 4 * j + 3] += part[4 * j + 3] * odd;
   }
+}
+
+// One box's share of a stage: its N tokens from First on, in registers that are free again after.
+template <int N, int First, int Total>
+DEVICE void multiply_promote(float (&sum)[Total / 2], u32 weights, u32 tokens, float weight_scale,
+                             const float* token_scales) {
+  float part[N / 2];
+  multiply<N>(part, weights, tokens + First * 128);
+  wgmma_wait<0>();
+  promote<N, First, Total>(sum, part, weight_scale, token_scales);
 }
 
 // sum[box] = rows 64 * warpgroup .. + 64 of the item's box times its tokens.
@@ -291,8 +313,7 @@ DEVICE void accumulate(float (&sum)[2][N / 2], Ring& ring, WeightScales& scales,
     const u32 tokens = smem_u32(memory) + kTokenBase + ring.stage * kTokenBytes;
     const float* token_scales =
         reinterpret_cast<const float*>(memory + kScaleBase + ring.stage * TOKENS * 4);
-    const float scale0 = scales.get(0, k);
-    const float scale1 = scales.get(1, k);
+    const float scale[2] = {scales.get(0, k), scales.get(1, k)};
     scales.advance(k, blocks);
     mbarrier_wait(full_barrier(ring.stage), ring.phase);
     fence_async_shared();  // the tokens came by ordinary asynchronous copies
@@ -301,20 +322,27 @@ DEVICE void accumulate(float (&sum)[2][N / 2], Ring& ring, WeightScales& scales,
       multiply<N>(part[0], weights, tokens);
       multiply<N>(part[1], weights + kBoxBytes, tokens);
       wgmma_wait<1>();
-      promote<N>(sum[0], part[0], scale0, token_scales);
+      promote<N, 0, N>(sum[0], part[0], scale[0], token_scales);
       wgmma_wait<0>();
-      promote<N>(sum[1], part[1], scale1, token_scales);
+      promote<N, 0, N>(sum[1], part[1], scale[1], token_scales);
     } else {  // registers for one product only; the other warpgroup's run meanwhile
-      float part[N / 2];
-      multiply<N>(part, weights, tokens);
-      wgmma_wait<0>();
-      promote<N>(sum[0], part, scale0, token_scales);
-      multiply<N>(part, weights + kBoxBytes, tokens);
-      wgmma_wait<0>();
-      promote<N>(sum[1], part, scale1, token_scales);
+#pragma unroll
+      for (int box = 0; box < 2; ++box) {
+        const u32 rows = weights + box * kBoxBytes;
+        if constexpr (N <= 128) {
+          multiply_promote<N, 0, N>(sum[box], rows, tokens, scale[box], token_scales);
+        } else {
+          multiply_promote<72, 0, N>(sum[box], rows, tokens, scale[box], token_scales);
+          multiply_promote<N - 72, 72, N>(sum[box], rows, tokens, scale[box], token_scales);
+        }
+      }
     }
     __syncwarp();
-    if (lane_id() == 0) mbarrier_arrive(empty_barrier(ring.stage));
+    if constexpr (CLUSTER == 1) {
+      if (lane_id() == 0) mbarrier_arrive(empty_barrier(ring.stage));
+    } else {  // the stage is free for multicasts once both blocks are done with it
+      if (lane_id() < CLUSTER) mbarrier_arrive_remote(empty_barrier(ring.stage), lane_id());
+    }
   }
 }
 
@@ -364,31 +392,37 @@ DEVICE void store_hidden(float (&gate)[N / 2], float (&up)[N / 2], const Item& i
   if (threadIdx.x < TOKENS) next_amax[threadIdx.x] = 0;
   named_barrier_sync(kAmax, kMathThreads);
 
-  u8* staged = memory + kOutBase + warpgroup * kOutBytes;
-#pragma unroll
-  for (int j = 0; j < N / 8; ++j) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int token = 8 * j + column + i;
-      const float inverse = 1.f / block_scale(amax[token]);
-      const __nv_fp8x2_storage_t pair =
-          __nv_cvt_float2_to_fp8x2(make_float2(gate[4 * j + i] * inverse, gate[4 * j + 2 + i] * inverse),
-                                   __NV_SATFINITE, __NV_E4M3);
-      staged[token * kBytePitch + row] = pair & 0xff;
-      staged[token * kBytePitch + row + 8] = pair >> 8;
-    }
-  }
   if (threadIdx.x < item.group.rows) {
     to.hidden_scale[static_cast<long long>(item.group.row + threadIdx.x) * (INNER / 128) + item.tile] =
         block_scale(amax[threadIdx.x]);
   }
-  named_barrier_sync(kOut + warpgroup, 128);
-  for (int i = thread; i < item.group.rows * 4; i += 128) {
-    const int token = i / 4;
-    const int chunk = i % 4 * 16;
-    *reinterpret_cast<uint4*>(to.hidden + static_cast<long long>(item.group.row + token) * INNER +
-                              item.tile * 128 + warpgroup * 64 + chunk) =
-        *reinterpret_cast<const uint4*>(staged + token * kBytePitch + chunk);
+  u8* staged = memory + kOutBase + warpgroup * kOutBytes;
+#pragma unroll
+  for (int first = 0; first < N; first += kOutTokens) {
+    if (first > 0) named_barrier_sync(kOut + warpgroup, 128);
+#pragma unroll
+    for (int j = first / 8; j < N / 8 && j < (first + kOutTokens) / 8; ++j) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int token = 8 * j + column + i;
+        const float inverse = 1.f / block_scale(amax[token]);
+        const float2 values = {gate[4 * j + i] * inverse, gate[4 * j + 2 + i] * inverse};
+        const __nv_fp8x2_storage_t pair =
+            __nv_cvt_float2_to_fp8x2(values, __NV_SATFINITE, __NV_E4M3);
+        staged[(token - first) * kBytePitch + row] = pair & 0xff;
+        staged[(token - first) * kBytePitch + row + 8] = pair >> 8;
+      }
+    }
+    named_barrier_sync(kOut + warpgroup, 128);
+    const int tokens = min(item.group.rows - first, kOutTokens);
+    for (int i = thread; i < tokens * 4; i += 128) {
+      const int token = i / 4;
+      const int chunk = i % 4 * 16;
+      *reinterpret_cast<uint4*>(to.hidden +
+                                static_cast<long long>(item.group.row + first + token) * INNER +
+                                item.tile * 128 + warpgroup * 64 + chunk) =
+          *reinterpret_cast<const uint4*>(staged + token * kBytePitch + chunk);
+    }
   }
   named_barrier_sync(kOut + warpgroup, 128);
   if (thread == 0) add_release(to.finished + item.index);
@@ -469,29 +503,33 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     experts(const __grid_constant__ CUtensorMap gate_up, const __grid_constant__ CUtensorMap down,
             const u8* __restrict__ x, const float* __restrict__ x_scale,
             const float* __restrict__ gate_up_scale, const float* __restrict__ down_scale,
-            const int* pair_of, const Group* groups, const int* group_count, u32* finished, u8* hidden,
+            const int* pair_of, const Group* all_groups, const int* set_count, u32* finished, u8* hidden,
             float* hidden_scale, __nv_bfloat16* out) {
   if (threadIdx.x == kMathThreads) {
     prefetch_tensor_map(&gate_up);
     prefetch_tensor_map(&down);
     for (int stage = 0; stage < STAGES; ++stage) {
       mbarrier_init(full_barrier(stage), 1 + kGatherThreads);
-      mbarrier_init(empty_barrier(stage), kMathThreads / 32);
+      mbarrier_init(empty_barrier(stage), kMathThreads / 32 * CLUSTER);
     }
     fence_mbarrier_init();
   }
   if (threadIdx.x < TOKENS) reinterpret_cast<u32*>(memory + kAmaxBase)[threadIdx.x] = 0;
   __syncthreads();
+  if constexpr (CLUSTER > 1) {  // the other block arrives at these barriers
+    cluster_arrive();
+    cluster_wait();
+  }
   dependency_release();
   dependency_wait();
-  const int count = *group_count;
+  const Groups groups = {all_groups, *set_count};
 
   if (threadIdx.x >= kMathThreads) {
     register_dealloc<40>();
     if (threadIdx.x >= kThreads - kGatherThreads) {
-      gather_tokens(x, x_scale, hidden, hidden_scale, pair_of, groups, count, finished);
+      gather_tokens(x, x_scale, hidden, hidden_scale, pair_of, groups, finished);
     } else if (threadIdx.x == kMathThreads) {
-      stream_weights(&gate_up, &down, groups, count);
+      stream_weights(&gate_up, &down, groups);
     }
   } else {
     register_alloc<232>();
@@ -500,12 +538,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     Ring ring;
     WeightScales scales;
     u32 turn = 0;
-    int number = blockIdx.x;
-    Item item = find_item(number, groups, count);
+    int number = first_item();
+    Item item = find_item(number, groups);
     if (item.valid()) scales.begin(item, from.gate_up, from.down);
     while (item.valid()) {
-      number += gridDim.x;
-      const Item next = find_item(number, groups, count);
+      number += item_step();
+      const Item next = find_item(number, groups);
       switch (item.group.width) {
 #define WIDTH(N)                                                  \
   case N:                                                         \
@@ -517,16 +555,21 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         WIDTH(8)
         WIDTH(24)
 #else
-        WIDTH(48)
         WIDTH(64)
         WIDTH(80)
         WIDTH(96)
         WIDTH(112)
         WIDTH(128)
+        WIDTH(144)
 #endif
 #undef WIDTH
       }
       item = next;
     }
+  }
+  if constexpr (CLUSTER > 1) {  // nobody leaves while the other may still write to its memory
+    __syncwarp();
+    cluster_arrive();
+    cluster_wait();
   }
 }

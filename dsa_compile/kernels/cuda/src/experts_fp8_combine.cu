@@ -2,7 +2,7 @@
 // the order of the slots. Slots without an expert are skipped: their rows of `outputs` are not written.
 //
 // Built with INDEX, EXPERTS, TOP_K and HIDDEN. Blocks: one a token along x, 1,024 columns along y.
-#include "experts_fp8.cuh"
+#include "common.cuh"
 
 static_assert(HIDDEN % 8 == 0, "threads take eight columns");
 

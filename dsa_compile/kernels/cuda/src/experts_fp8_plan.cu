@@ -1,7 +1,7 @@
 // Sorts the router's choice by expert and cuts every expert's rows into groups. One block.
 //
-// Built with INDEX (the type of an index), EXPERTS, TOKENS (rows of a group at most) and STEP (to
-// whose multiples widths are rounded up).
+// Built with INDEX (the type of an index), EXPERTS, TOKENS (rows of a group at most) and CLUSTER
+// (groups of a set).
 #include "experts_fp8.cuh"
 
 constexpr int kThreads = 1024;
@@ -25,11 +25,11 @@ DEVICE int exclusive_sum(int value, int* warp_sums) {
 }
 
 // indices [pairs]; a pair whose index is not in [0, EXPERTS) gets no row. Out: pair_of [rows], the
-// groups, their number and a zero for each in `finished`. The order of the rows of one expert is that
+// groups, the number of their sets and a zero for each group in `finished`. The order of the rows of one expert is that
 // in which threads arrive; no result depends on it.
 extern "C" __global__ void __launch_bounds__(kThreads)
     experts_plan(const INDEX* __restrict__ indices, int pairs, int* __restrict__ pair_of,
-                 Group* __restrict__ groups, int* __restrict__ group_count,
+                 Group* __restrict__ groups, int* __restrict__ set_count,
                  u32* __restrict__ finished) {
   __shared__ int counts[EXPERTS];
   __shared__ int warp_sums[kThreads / 32];
@@ -43,15 +43,16 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   }
   __syncthreads();
   const int rows = thread < EXPERTS ? counts[thread] : 0;
-  const int group_rows = (rows + TOKENS - 1) / TOKENS;
+  const int own = (rows + TOKENS * CLUSTER - 1) / (TOKENS * CLUSTER) * CLUSTER;  // groups
   const int row = exclusive_sum(rows, warp_sums);
-  const int first = exclusive_sum(group_rows, warp_sums);
+  const int first = exclusive_sum(own, warp_sums);
   if (thread < EXPERTS) counts[thread] = row;  // from here on: the next free row
-  if (thread == kThreads - 1) *group_count = first;
-  if (group_rows > 0) {  // of nearly equal size
-    const int width = ((rows + group_rows - 1) / group_rows + STEP - 1) / STEP * STEP;
-    for (int i = 0; i < group_rows; ++i) {
-      groups[first + i] = {thread, row + i * width, min(width, rows - i * width), width};
+  if (thread == kThreads - 1) *set_count = first / CLUSTER;
+  if (own > 0) {
+    const int share = (rows + own - 1) / own;
+    for (int i = 0; i < own; ++i) {
+      const int here = max(0, min(share, rows - i * share));
+      groups[first + i] = {thread, row + i * share, here, width_for(share)};
       finished[first + i] = 0;
     }
   }

@@ -1,0 +1,130 @@
+"""The routed experts of one layer in FP8, from one token to a prefill chunk, uniform routing."""
+
+import importlib
+from collections.abc import Callable, Iterator
+from functools import lru_cache, partial
+
+import torch
+from torch import Tensor
+
+from dsa_compile.bench.case import Call, Case, Plan
+from dsa_compile.kernels.providers import PROVIDERS
+from dsa_compile.ops.experts_fp8 import experts_fp8 as reference
+from dsa_compile.ops.quantize import E4M3, quantize_blocks
+
+EXPERTS, HIDDEN, INNER, TOP_K = 256, 7168, 2048, 8
+TOKENS = (1, 2, 8, 16, 64, 128, 512, 1024, 2048, 4096, 8192)
+TOLERANCE = 8e-3
+"""Relative, of all values together: bf16's rounding twice, and activations that quantise to the
+neighbouring e4m3."""
+
+Matrices = tuple[Tensor, Tensor, Tensor, Tensor]
+Tokens = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+def plans() -> Iterator[Plan]:
+    """Whole op by number of tokens; then a peer's two products alone, on rows already in place."""
+    for tokens in TOKENS:
+        yield Plan("experts_fp8", f"{tokens:,} tokens", partial(_experts, tokens))
+    for tokens in (128, 8192):
+        yield Plan("grouped products", f"{tokens:,} tokens", partial(_products, tokens))
+
+
+@lru_cache(maxsize=1)
+def _matrices() -> Matrices:
+    """One layer's weights, 11.3 GB; drawn anew they would take longer than what is measured."""
+
+    def quantised(rows: int, columns: int) -> tuple[Tensor, Tensor]:
+        weight = torch.empty(EXPERTS, rows, columns, dtype=E4M3, device="cuda")
+        for e in range(EXPERTS):
+            drawn = torch.randn(rows, columns, dtype=torch.bfloat16, device="cuda")
+            weight[e] = drawn.mul_(60).clamp_(-448, 448).to(E4M3)
+        scale = torch.rand(EXPERTS, rows // 128, columns // 128, device="cuda")
+        return weight, scale.add_(0.5).mul_(3e-4)
+
+    return *quantised(2 * INNER, HIDDEN), *quantised(HIDDEN, INNER)
+
+
+def _tokens(count: int) -> Tokens:
+    x, x_scale = quantize_blocks(torch.randn(count, HIDDEN, device="cuda"), False)
+    indices = torch.rand(count, EXPERTS, device="cuda").topk(TOP_K).indices
+    return x, x_scale, torch.rand(count, TOP_K, device="cuda"), indices
+
+
+def _work(inputs: list[Tokens]) -> tuple[float, float]:
+    """Mean least traffic and operations: the weights of the experts hit, x and the result."""
+    count = inputs[0][0].shape[0]
+    hit = sum(i[3].unique().numel() for i in inputs) / len(inputs)
+    moved = hit * 3 * INNER * HIDDEN + 3 * count * HIDDEN
+    return moved, 6.0 * INNER * HIDDEN * count * TOP_K
+
+
+def _check(inputs: Tokens, matrices: Matrices) -> Callable[[Tensor], str | None]:
+    want = reference(*inputs, *matrices).float()
+    norm = want.norm()
+
+    def check(out: Tensor) -> str | None:
+        error = float((out.float() - want).norm() / norm)
+        return None if error < TOLERANCE else f"relative error {error:.1e}"
+
+    return check
+
+
+def _experts(count: int) -> Case:
+    from dsa_compile.kernels.cuda.experts_fp8 import experts_fp8 as cuda
+    from dsa_compile.kernels.triton.experts import experts_fp8 as triton
+
+    matrices = _matrices()
+    # few tokens hit few experts: other experts in every call, so that none is found in L2
+    inputs = [_tokens(count) for _ in range(6 if count < 16 else 1)]
+
+    def turns(function: Callable[..., Tensor]) -> list[Call]:
+        return [partial(function, *i, *matrices) for i in inputs]
+
+    candidates = {"cuda": turns(cuda), "triton": turns(triton)}
+    unavailable = {}
+    if problem := PROVIDERS["deep_gemm"].missing():
+        unavailable["deep_gemm"] = problem
+    else:
+        peer = importlib.import_module("dsa_compile.kernels.peers.deep_gemm_experts")
+        candidates["deep_gemm"] = turns(peer.experts_fp8)
+    moved, flops = _work(inputs)
+    return Case(
+        candidates,
+        _check(inputs[0], matrices),
+        bytes=moved,
+        flops=flops,
+        math="fp8",
+        unavailable=unavailable,
+    )
+
+
+def _products(count: int) -> Case:
+    """What the gathering, the activation and the weighted sum around a peer's products leave."""
+    matrices = _matrices()
+    if problem := PROVIDERS["deep_gemm"].missing():
+        return Case({}, lambda out: None, bytes=0.0, unavailable={"deep_gemm": problem})
+    inputs = _tokens(count)
+    peer = importlib.import_module("dsa_compile.kernels.peers.deep_gemm_experts")
+    rows = peer.place_rows(inputs[3], EXPERTS)
+    x, x_scale = peer.gather_rows(rows, inputs[0], inputs[1])
+    hidden, hidden_scale = quantize_blocks(torch.randn(rows.capacity, INNER, device="cuda"), False)
+    hidden_scale = peer.aligned(hidden_scale)
+
+    def products() -> Tensor:
+        peer.product(rows, x, x_scale, *matrices[:2])
+        out: Tensor = peer.product(rows, hidden, hidden_scale, *matrices[2:])
+        return out
+
+    expert = int(inputs[3][0, 0])
+    row = int(rows.places[0])
+    weight, scale = matrices[2][expert].float(), matrices[3][expert]
+    weight *= scale.repeat_interleave(128, 0).repeat_interleave(128, 1)
+    want = weight @ (hidden[row].float() * hidden_scale[row].repeat_interleave(128))
+
+    def check(out: Tensor) -> str | None:
+        error = float((out[row].float() - want).norm() / want.norm())
+        return None if error < TOLERANCE else f"relative error {error:.1e}"
+
+    moved, flops = _work([inputs])
+    return Case({"deep_gemm": [products]}, check, bytes=moved, flops=flops, math="fp8")

@@ -1,0 +1,208 @@
+"""Experts and router beside the references: run by test_experts.py in processes of their own.
+
+Triton's kernels under the interpreter (``TRITON_INTERPRET=1``) or on a GPU, CUDA's on Hopper.
+"""
+
+import os
+
+import pytest
+import torch
+from torch import Tensor
+
+from dsa_compile.kernels.triton import experts as triton_experts
+from dsa_compile.kernels.triton import router as triton_router
+from dsa_compile.ops import REFERENCE
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = "cpu" if INTERPRETED else "cuda"
+HOPPER = not INTERPRETED and torch.cuda.get_device_capability() == (9, 0)
+E4M3 = torch.float8_e4m3fn
+
+if INTERPRETED:
+    from tests.kernels.interpreter import round_as_hardware
+
+    round_as_hardware()
+
+
+def reference(name: str):
+    return REFERENCE[getattr(torch.ops.dsa, name).default]
+
+
+@pytest.fixture(autouse=True)
+def poisoned_outputs():
+    """``torch.empty`` gives NaN, and the largest value of whole numbers."""
+    torch.manual_seed(0)
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def error(got: Tensor, want: Tensor) -> float:
+    if want.numel() == 0 or not want.any():
+        return float(got.abs().sum())
+    return ((got.float() - want.float()).norm() / want.float().norm()).item()
+
+
+def chosen(tokens: int, experts: int, top_k: int, absent: bool, dtype=torch.int64) -> Tensor:
+    """Random experts; if ``absent``, some of other ranks: negative or beyond the last."""
+    low, high = (-2, experts + 3) if absent else (0, experts)
+    return torch.randint(low, high, (tokens, top_k), dtype=dtype, device=DEVICE)
+
+
+def fp8_arguments(tokens, experts, hidden, inner, indices):
+    def randn(*shape):
+        return torch.randn(shape, device=DEVICE)
+
+    def scales(*shape):
+        return torch.rand(shape, device=DEVICE) + 0.5
+
+    x_scale = scales(tokens, hidden // 128)
+    x_scale *= torch.rand(tokens, 1, device=DEVICE).mul(8).exp()  # tokens of all sizes
+    return (
+        (randn(tokens, hidden) * 50).to(E4M3),
+        x_scale,
+        torch.rand(indices.shape, device=DEVICE),
+        indices,
+        (randn(experts, 2 * inner, hidden) * 50).to(E4M3),
+        scales(experts, 2 * inner // 128, hidden // 128) * 1e-5,
+        (randn(experts, hidden, inner) * 50).to(E4M3),
+        scales(experts, hidden // 128, inner // 128) * 1e-3,
+    )
+
+
+FP8_CASES = [
+    # tokens, experts, hidden, inner, top_k, absent
+    (1, 4, 256, 128, 2, False),
+    (5, 3, 512, 256, 3, True),
+    (21, 2, 256, 384, 4, True),
+    (0, 2, 256, 128, 2, False),
+]
+HOPPER_CASES = [
+    (33, 4, 512, 256, 2, False),  # groups of several widths
+    (70, 4, 512, 256, 2, True),  # the wide kernel from here on
+    (300, 5, 256, 128, 3, True),
+    (1500, 3, 768, 384, 1, False),  # experts of several sets of groups
+    (64, 256, 7168, 2048, 8, False),
+]
+
+
+@pytest.mark.parametrize("index", [torch.int64, torch.int32], ids=str)
+@pytest.mark.parametrize(("tokens", "experts", "hidden", "inner", "top_k", "absent"), FP8_CASES)
+def test_triton_experts_fp8(tokens, experts, hidden, inner, top_k, absent, index):
+    indices = chosen(tokens, experts, top_k, absent, index)
+    args = fp8_arguments(tokens, experts, hidden, inner, indices)
+    got = triton_experts.experts_fp8(*args)
+    assert error(got, reference("experts_fp8")(*args)) < 6e-3
+
+
+@pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")
+@pytest.mark.parametrize("index", [torch.int64, torch.int32], ids=str)
+@pytest.mark.parametrize(
+    ("tokens", "experts", "hidden", "inner", "top_k", "absent"), FP8_CASES + HOPPER_CASES
+)
+def test_cuda_experts_fp8(tokens, experts, hidden, inner, top_k, absent, index):
+    from dsa_compile.kernels.cuda.experts_fp8 import experts_fp8
+
+    indices = chosen(tokens, experts, top_k, absent, index)
+    args = fp8_arguments(tokens, experts, hidden, inner, indices)
+    got = experts_fp8(*args)
+    assert error(got, reference("experts_fp8")(*args)) < 6e-3
+    assert all(torch.equal(got, experts_fp8(*args)) for _ in range(20))
+
+
+@pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")
+@pytest.mark.parametrize("tokens", [5, 90])
+def test_cuda_experts_fp8_gives_a_token_the_same_bits_in_any_batch(tokens):
+    from dsa_compile.kernels.cuda.experts_fp8 import experts_fp8
+
+    indices = chosen(tokens, 4, 2, False)
+    x, x_scale, weights, indices, *matrices = fp8_arguments(tokens, 4, 512, 256, indices)
+    together = experts_fp8(x, x_scale, weights, indices, *matrices)
+    for t in (0, tokens - 1):
+        one = slice(t, t + 1)
+        alone = experts_fp8(x[one], x_scale[one], weights[one], indices[one], *matrices)
+        assert torch.equal(alone[0], together[t])
+
+
+def all_on_one(implementation):
+    indices = torch.full((7, 2), 1, device=DEVICE)  # one expert, twice a token
+    args = fp8_arguments(7, 3, 256, 128, indices)
+    assert error(implementation(*args), reference("experts_fp8")(*args)) < 6e-3
+    indices.fill_(-1)
+    assert not implementation(*args).any()
+
+
+def test_triton_one_expert_or_none():
+    all_on_one(triton_experts.experts_fp8)
+
+
+@pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")
+def test_cuda_one_expert_or_none():
+    from dsa_compile.kernels.cuda.experts_fp8 import experts_fp8
+
+    all_on_one(experts_fp8)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize(
+    ("tokens", "experts", "hidden", "inner", "top_k"),
+    [(1, 4, 64, 32, 2), (13, 5, 80, 24, 3), (40, 3, 128, 64, 2), (0, 4, 64, 32, 2)],
+)
+def test_triton_experts(tokens, experts, hidden, inner, top_k, dtype):
+    x = torch.randn(tokens, hidden, device=DEVICE).to(dtype)
+    weights = torch.rand(tokens, top_k, device=DEVICE)
+    indices = chosen(tokens, experts, top_k, False)
+    gate_up = (torch.randn(experts, 2 * inner, hidden, device=DEVICE) * 0.1).to(dtype)
+    down = (torch.randn(experts, hidden, inner, device=DEVICE) * 0.1).to(dtype)
+    args = [x, weights, indices, gate_up, down]
+    want = reference("experts")(*(a.cpu() for a in args)).to(DEVICE)
+    tolerance = 1e-5 if dtype is torch.float32 else 4e-3
+    assert error(triton_experts.experts(*args), want) < tolerance
+    absent = indices.clone()
+    absent[:, 0] = experts
+    weights[:, 0] = 0
+    without = triton_experts.experts(x, weights, indices, gate_up, down)
+    skipped = triton_experts.experts(x, weights, absent, gate_up, down)
+    assert torch.equal(skipped, without)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("normalize", [True, False])
+@pytest.mark.parametrize(
+    ("tokens", "hidden", "experts", "groups", "kept", "top_k"),
+    [
+        (1, 300, 256, 8, 4, 8),
+        (5, 256, 12, 3, 2, 4),
+        (17, 130, 16, 1, 1, 4),
+        (70, 64, 16, 4, 4, 4),
+        (0, 64, 16, 4, 2, 4),
+    ],
+)
+def test_triton_router(tokens, hidden, experts, groups, kept, top_k, normalize, dtype):
+    x = torch.randn(tokens, hidden).to(dtype)
+    weight = (torch.randn(experts, hidden) * 0.1).to(dtype)
+    bias = torch.randn(experts) * 0.3
+    options = (groups, kept, top_k, normalize, 2.5)
+    weights, indices = triton_router.router(
+        x.to(DEVICE), weight.to(DEVICE), bias.to(DEVICE), *options
+    )
+    want_weights, want = reference("router")(x, weight, bias, *options)
+    indices, order = indices.cpu().sort(-1)
+    want, want_order = want.sort(-1)
+    assert torch.equal(indices, want)
+    weights = weights.cpu().gather(1, order)
+    torch.testing.assert_close(weights, want_weights.gather(1, want_order), rtol=1e-5, atol=1e-6)
+
+
+def test_triton_router_takes_the_first_of_equals():
+    x, weight = torch.zeros(2, 128, device=DEVICE), torch.zeros(32, 128, device=DEVICE)
+    bias = torch.zeros(32, device=DEVICE)
+    weights, indices = triton_router.router(x, weight, bias, 4, 2, 6, True, 1.0)
+    assert indices.tolist() == [[0, 1, 2, 3, 4, 5]] * 2
+    torch.testing.assert_close(weights, torch.full_like(weights, 1 / 6))
+
+
+def test_triton_router_refuses_too_few_kept():
+    x, weight = torch.zeros(2, 8, device=DEVICE), torch.zeros(16, 8, device=DEVICE)
+    with pytest.raises(ValueError, match=r"dsa::router takes .* 1 kept, for 6"):
+        triton_router.router(x, weight, torch.zeros(16, device=DEVICE), 4, 1, 6, True, 1.0)

@@ -1,0 +1,184 @@
+"""Experts and router: the FP8 reference, checks of the kernels run apart, what they compile to."""
+
+import itertools
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from dsa_compile.kernels.cuda import experts_fp8 as cuda_experts
+from dsa_compile.kernels.cuda.compiler import build
+from dsa_compile.ops.experts_fp8 import experts_fp8
+from dsa_compile.ops.quantize import quantize_blocks
+
+triton = pytest.importorskip("triton")
+
+ROOT = Path(__file__).parents[2]
+SHARED_LIMIT = 227 * 1024
+E4M3 = torch.float8_e4m3fn
+
+COMPILE = """
+import json, sys
+import torch
+from dsa_compile.kernels.triton import experts, router
+from tests.kernels.compile_only import compiling_for
+
+def empty(*shape, dtype=torch.bfloat16):
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+f8, f32 = torch.float8_e4m3fn, torch.float32
+with compiling_for(int(sys.argv[1])) as found:
+    for tokens in (1, 4096):
+        choice = empty(tokens, 8, dtype=f32), empty(tokens, 8, dtype=torch.int64)
+        experts.experts(empty(tokens, 7168), *choice, empty(256, 4096, 7168),
+                        empty(256, 7168, 2048))
+        experts.experts_fp8(
+            empty(tokens, 7168, dtype=f8), empty(tokens, 56, dtype=f32), *choice,
+            empty(256, 4096, 7168, dtype=f8), empty(256, 32, 56, dtype=f32),
+            empty(256, 7168, 2048, dtype=f8), empty(256, 56, 16, dtype=f32))
+        router.router(empty(tokens, 7168), empty(256, 7168), empty(256, dtype=f32),
+                      8, 4, 8, True, 2.5)
+print(json.dumps([vars(binary) for binary in found]))
+"""
+
+
+def arguments(tokens=5, experts=3, hidden=256, inner=128, top_k=2):
+    x, x_scale = quantize_blocks(torch.randn(tokens, hidden), False)
+    return [
+        x,
+        x_scale,
+        torch.rand(tokens, top_k),
+        torch.randint(-1, experts + 1, (tokens, top_k)),
+        (torch.randn(experts, 2 * inner, hidden) * 50).to(E4M3),
+        torch.rand(experts, 2 * inner // 128, hidden // 128) * 1e-3,
+        (torch.randn(experts, hidden, inner) * 50).to(E4M3),
+        torch.rand(experts, hidden // 128, inner // 128) * 1e-3,
+    ]
+
+
+def wide(q, *scales):
+    """fp64 values of a quantised matrix."""
+    scale = scales[0].double().repeat_interleave(128, -1)
+    return q.double() * (scale if scale.shape == q.shape else scale.repeat_interleave(128, -2))
+
+
+def test_reference_is_the_formula():
+    x, x_scale, weights, indices, gate_up, gate_up_scale, down, down_scale = args = arguments()
+    want = torch.zeros(x.shape, dtype=torch.float64)
+    for t, s in itertools.product(range(5), range(2)):
+        e = int(indices[t, s])
+        if 0 <= e < 3:
+            hidden = wide(gate_up[e], gate_up_scale[e]) @ wide(x, x_scale)[t]
+            gate, up = hidden.chunk(2)
+            q, scale = quantize_blocks((F.silu(gate) * up).float().unsqueeze(0), False)
+            want[t] += weights[t, s] * (wide(down[e], down_scale[e]) @ wide(q, scale)[0])
+    got = experts_fp8(*args)
+    assert got.dtype is torch.bfloat16
+    assert ((got.double() - want).norm() / want.norm()).item() < 4e-3
+
+
+@pytest.mark.parametrize(
+    ("place", "change", "message"),
+    [
+        (0, lambda t: t.float(), "x as torch.float8_e4m3fn"),
+        (0, lambda t: t[:, :200], "multiples of 128"),
+        (1, lambda t: t[:, :1], r"x_scale as torch.float32 \[5, 2\], not torch.float32 \[5, 1\]"),
+        (2, lambda t: t.bfloat16(), "weights as torch.float32"),
+        (3, lambda t: t.short(), "indices as int32 or int64"),
+        (4, lambda t: t[:, :128], r"gate_up as .* \[3, 256, 256\]"),
+        (7, lambda t: t.half(), "down_scale as torch.float32"),
+    ],
+)
+def test_bad_input(place, change, message):
+    args = arguments()
+    args[place] = change(args[place])
+    for implementation in (experts_fp8, cuda_experts.experts_fp8):
+        with pytest.raises(ValueError, match=f"dsa::experts_fp8 takes .*{message}"):
+            implementation(*args)
+
+
+def run(*command: str, **environment: str) -> str:
+    """Output of a Python process: the interpreter is chosen when triton is imported."""
+    path = f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"
+    done = subprocess.run(
+        [sys.executable, *command],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": path} | environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    return done.stdout
+
+
+CHECKS = ("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "tests/kernels/experts_checks.py")
+
+
+def test_under_the_interpreter() -> None:
+    run(*CHECKS, TRITON_INTERPRET="1")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_the_gpu() -> None:
+    run(*CHECKS, TRITON_INTERPRET="0")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", [90, 100])
+def test_triton_compiles_without_spills(capability: int) -> None:
+    kernels = json.loads(run("-c", COMPILE, str(capability), TRITON_INTERPRET="0"))
+    for kernel in kernels:
+        assert kernel["local_bytes"] == 0, kernel["name"]
+        assert kernel["shared_bytes"] <= SHARED_LIMIT, kernel["name"]
+    products = [k for k in kernels if re.search("gate_up|down|product", k["name"])]
+    assert len(products) == 10
+    # bf16 and FP8 products of many rows, and every product of the router
+    wide_product = {90: "HGMMA|QGMMA", 100: "UTCHMMA|UTCQMMA"}[capability]
+    assert sum(bool(re.search(wide_product, k["sass"])) for k in products) == 6
+
+
+@pytest.mark.parametrize("is_wide", [False, True])
+def test_cuda_compiles_to_tensor_cores_and_bulk_copies(is_wide: bool) -> None:
+    defines = cuda_experts.main_defines(7168, 2048, 8, is_wide)
+    assert int(defines["SHARED"]) <= SHARED_LIMIT
+    sass, used = inspect(build("experts_fp8.cu", arch="sm_90a", defines=defines))
+    assert used["STACK"] == used["LOCAL"] == 0, "registers are spilled"
+    assert used["REG"] == 168, "384 threads of one block take all registers"
+    assert "QGMMA.64x" in sass
+    assert "UTMALDG.2D" + (".MULTICAST" if is_wide else "") in sass
+    assert "LDGSTS.E.BYPASS.128" in sass, "rows are gathered 16 bytes a thread"
+    assert "STSM.16.MT88" in sass
+
+
+def inspect(cubin: bytes) -> tuple[str, dict[str, int]]:
+    """SASS and use of registers, stack and local memory."""
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    with NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        sass, usage = (
+            subprocess.run([tool, flag, file.name], capture_output=True, text=True).stdout
+            for flag in ("-sass", "--dump-resource-usage")
+        )
+    return sass, {k: int(v) for k, v in re.findall(r"(REG|STACK|LOCAL):(\d+)", usage)}
+
+
+@pytest.mark.parametrize("index", ["int", "long long"])
+def test_cuda_small_kernels_compile(index: str) -> None:
+    common = {"INDEX": index, "EXPERTS": 256}
+    plan = build(
+        "experts_fp8_plan.cu", arch="sm_90a", defines=common | {"TOKENS": 32, "CLUSTER": 1}
+    )
+    combine = build(
+        "experts_fp8_combine.cu", arch="sm_90a", defines=common | {"TOP_K": 8, "HIDDEN": 7168}
+    )
+    for cubin in (plan, combine):
+        _, used = inspect(cubin)
+        assert used["STACK"] == used["LOCAL"] == 0

@@ -54,7 +54,7 @@ $(INSTALLED): pyproject.toml | $(BIN)/python
 	@$(BIN)/python -c 'import sys; from importlib.metadata import version; \
 	  sys.exit(tuple(map(int, version("torch").split(".")[:2])) < (2, 11))' 2>/dev/null \
 	  || $(BIN)/python -m pip install $(TORCH_INDEX) '$(TORCH)'
-	$(BIN)/python -m pip install --quiet --editable '.[dev,eval,serve]'
+	$(BIN)/python -m pip install --quiet --editable '.[dev,eval,serve,cuda]'
 	@touch $@
 
 demo/model/config.json: examples/small_random.py dsa_compile/testing/models.py | $(INSTALLED)

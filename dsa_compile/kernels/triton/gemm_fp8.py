@@ -17,12 +17,12 @@ def linear_fp8_kernel(
     out: tl.tensor,
     tokens: int,
     rows: int,
-    blocks: int,
+    BLOCKS: tl.constexpr,
     TOKENS: tl.constexpr,
     ROWS: tl.constexpr,
 ) -> None:
     """``TOKENS`` x ``ROWS`` of the output; ROWS divides 128, so that they share a scale."""
-    k_size = blocks * 128
+    k_size = BLOCKS * 128
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, 128)
@@ -30,10 +30,10 @@ def linear_fp8_kernel(
     # rows outside are read from the last one and not stored
     x_at = x + tl.minimum(token, tokens - 1).to(tl.int64)[:, None] * k_size + column[None, :]
     weight_at = weight + tl.minimum(row, rows - 1).to(tl.int64)[None, :] * k_size + column[:, None]
-    x_scale_at = x_scale + tl.minimum(token, tokens - 1).to(tl.int64) * blocks
-    weight_scale_at = weight_scale + tl.program_id(1).to(tl.int64) * ROWS // 128 * blocks
+    x_scale_at = x_scale + tl.minimum(token, tokens - 1).to(tl.int64) * BLOCKS
+    weight_scale_at = weight_scale + tl.program_id(1).to(tl.int64) * ROWS // 128 * BLOCKS
     total = tl.zeros((TOKENS, ROWS), tl.float32)
-    for k in range(blocks):
+    for k in range(BLOCKS):
         part = tl.dot(tl.load(x_at + k * 128), tl.load(weight_at + k * 128))
         total += part * (tl.load(x_scale_at + k) * tl.load(weight_scale_at + k))[:, None]
     to = out + token.to(tl.int64)[:, None] * rows + row[None, :]
@@ -70,7 +70,7 @@ def linear_fp8(x: Tensor, x_scale: Tensor, weight: Tensor, weight_scale: Tensor)
         out,
         tokens,
         rows,
-        x.shape[1] // BLOCK,
+        BLOCKS=x.shape[1] // BLOCK,
         TOKENS=block_tokens,
         ROWS=block_rows,
         num_warps=8 if wide else 4,

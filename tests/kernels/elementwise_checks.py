@@ -1,0 +1,305 @@
+"""The elementwise kernels beside the references: run by test_elementwise.py in a process.
+
+Under the interpreter (``TRITON_INTERPRET=1``, rounding as the hardware) or on a GPU. Sums have
+another order than the references', so a few results may be one step of their dtype away.
+"""
+
+import os
+import zlib
+from collections.abc import Callable, Iterator
+from types import ModuleType
+
+import pytest
+import torch
+from torch import Tensor
+
+from dsa_compile.kernels.triton import (
+    activation,
+    embedding,
+    index_key,
+    index_query,
+    latent_cache,
+    norm,
+    norm_quantize,
+    quantize,
+    rope,
+    slots,
+)
+from dsa_compile.ops import REFERENCE
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = "cpu" if INTERPRETED else "cuda"
+EPS = 1e-6
+SHARE = 0.005  # of the bytes, that may differ
+STEP = {torch.bfloat16: 2**-7, torch.float8_e4m3fn: 2**-3, torch.float32: 1e-5}
+
+TRITON = (
+    activation, embedding, index_key, index_query, latent_cache, norm, norm_quantize, quantize,
+    rope, slots,
+)  # fmt: skip
+CUDA: tuple[ModuleType, ...] = ()
+if not INTERPRETED:
+    from dsa_compile.kernels.cuda import index_quantize, latent_row, swiglu_quantize
+    from dsa_compile.kernels.cuda import norm_quantize as cuda_norm_quantize
+
+    CUDA = (index_quantize, latent_row, swiglu_quantize, cuda_norm_quantize)
+
+if INTERPRETED:
+    from tests.kernels.interpreter import round_as_hardware
+
+    round_as_hardware()
+
+
+def reference(name: str):
+    return REFERENCE[getattr(torch.ops.dsa, name).default]
+
+
+def to(device: str, args):
+    return [a.to(device) if isinstance(a, Tensor) else a for a in args]
+
+
+@pytest.fixture(autouse=True)
+def poisoned_outputs(request: pytest.FixtureRequest) -> Iterator[None]:
+    """``torch.empty`` gives NaN, and the largest value of whole numbers."""
+    torch.manual_seed(zlib.crc32(request.node.name.encode()))
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def providers(op: str, cuda: bool) -> Iterator[Callable]:
+    """What implements an op; the CUDA kernels too, where there is a GPU and they take the shape."""
+    for module in (*TRITON, *(CUDA if cuda else ())):
+        if getattr(getattr(module, op, None), "__module__", "") == module.__name__:
+            yield getattr(module, op)
+
+
+def check(op: str, *args, cuda: bool = True) -> None:
+    """Results of every provider beside those of the reference."""
+    want = reference(op)(*args)
+    for kernel in providers(op, cuda):
+        got = kernel(*to(DEVICE, args))
+        for g, w in zip(*(r if isinstance(r, tuple) else (r,) for r in (got, want)), strict=True):
+            close(g.cpu(), w)
+
+
+def check_write(op: str, *args, cache: Tensor, slot_mapping: Tensor) -> None:
+    """Bytes of a cache after every provider beside those after the reference."""
+    want = cache.clone()
+    reference(op)(*args, want, slot_mapping)
+    assert not torch.equal(want.view(torch.uint8), cache.view(torch.uint8))
+    for kernel in providers(op, cuda=True):
+        got = cache.clone().to(DEVICE)
+        kernel(*to(DEVICE, args), got, slot_mapping.to(DEVICE))
+        close(got.cpu(), want)
+
+
+def close(got: Tensor, want: Tensor) -> None:
+    assert got.dtype is want.dtype
+    assert got.shape == want.shape
+    assert got.is_contiguous()
+    differing = (got.view(torch.uint8) != want.view(torch.uint8)).sum().item()
+    share = differing / max(1, got.numel() * got.element_size())
+    assert share <= SHARE, f"{share:.2%} of the bytes differ"
+    if want.dtype.is_floating_point:
+        g, w = got.double(), want.double()
+        step = STEP[want.dtype]
+        largest = w.abs().max().item() if w.numel() else 0.0
+        torch.testing.assert_close(g, w, rtol=step, atol=step * 2**-6 * largest)
+
+
+def bf16(*shape: int) -> Tensor:
+    return torch.randn(shape).bfloat16()
+
+
+def tables(tokens: int, dtype: torch.dtype = torch.bfloat16) -> tuple[Tensor, Tensor]:
+    positions = torch.randint(0, 160_000, (tokens,))
+    inv_freq = 10_000 ** -(torch.arange(32) / 32)
+    return torch.ops.dsa.rope_tables(positions, inv_freq, 1.0, dtype)
+
+
+@pytest.mark.parametrize("shape", [(1, 128), (3, 384), (2, 2, 1536), (0, 256)], ids=str)
+@pytest.mark.parametrize("weight_dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_norms(shape: tuple[int, ...], weight_dtype: torch.dtype) -> None:
+    x, residual, bias = bf16(*shape), bf16(*shape), bf16(shape[-1])
+    weight = torch.randn(shape[-1]).to(weight_dtype)
+    check("rms_norm", x, weight, EPS)
+    check("add_rms_norm", x, residual, weight, EPS)
+    # not to the last bit: the reference's sums have torch's order
+    got = norm.layer_norm(*to(DEVICE, (x, weight, bias, EPS))).cpu()
+    want = reference("layer_norm")(x.double(), weight.double(), bias.double(), EPS)
+    torch.testing.assert_close(got.double(), want, rtol=2**-8, atol=1e-4)
+
+
+@pytest.mark.parametrize("ue8m0", [False, True])
+@pytest.mark.parametrize("shape", [(1, 128), (3, 384), (2, 2, 1536), (0, 256)], ids=str)
+def test_norms_that_quantize(shape: tuple[int, ...], ue8m0: bool) -> None:
+    x, residual, weight = bf16(*shape), bf16(*shape), torch.randn(shape[-1])
+    cuda = shape[-1] % 256 == 0
+    check("rms_norm_quantize", x, weight, EPS, ue8m0, cuda=cuda)
+    check("rms_norm_quantize_keep", x, weight.bfloat16(), EPS, ue8m0, cuda=cuda)
+    check("add_rms_norm_quantize", x, residual, weight, EPS, ue8m0, cuda=cuda)
+
+
+def test_rows_may_lie_apart() -> None:
+    merged = bf16(5, 1000)
+    rows = merged[:, 200:712]
+    weight = torch.randn(512)
+    check("rms_norm", rows, weight, EPS)
+    check("rms_norm_quantize", rows, weight, EPS, False)
+    check("quantize_blocks", rows, False)
+    check("swiglu_packed_quantize", merged[:, 104:616], False)
+    check("swiglu", merged[:, 3:300], merged[:, 500:797])
+
+
+@pytest.mark.parametrize("ue8m0", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_blocks(dtype: torch.dtype, ue8m0: bool) -> None:
+    x = (torch.randn(9, 512) * torch.logspace(-6, 4, 9).unsqueeze(1)).to(dtype)
+    x[4, 128:256] = 0
+    check("quantize_blocks", x, ue8m0)
+    check("quantize_blocks", x.view(3, 3, 512), ue8m0)
+
+
+def test_one_scale_for_all_saturates() -> None:
+    x = torch.tensor([0.0, 1.0, -3.0, 1e6, -1e6, 44.8, float("inf")]).repeat(23)
+    check("quantize_tensor", x, torch.tensor([0.1]))
+    check("quantize_tensor", bf16(3, 5, 7), torch.tensor([0.02]))
+
+
+@pytest.mark.parametrize("width", [128, 384])
+def test_gated_activation(width: int) -> None:
+    gate_up = bf16(3, 2 * width) * 4
+    check("swiglu_packed", gate_up)
+    check("swiglu", *gate_up.chunk(2, -1))
+    check("swiglu_packed_quantize", gate_up, False)
+    check("swiglu_packed_quantize", gate_up, True)
+
+
+@pytest.mark.parametrize("op", ["rope_interleaved", "rope_half"])
+@pytest.mark.parametrize("heads", [1, 3, 40])
+def test_rope_of_a_slice_of_wider_heads(op: str, heads: int) -> None:
+    check(op, bf16(6, heads, 96)[..., 32:], *tables(6))
+
+
+def test_embedding_marks_unknown_ids() -> None:
+    weight, ids = bf16(7, 300), torch.tensor([[6, 0], [3, 3]])
+    check("embedding", ids, weight)
+    beyond = embedding.embedding(torch.tensor([7, 1, -1], device=DEVICE), weight.to(DEVICE)).cpu()
+    assert beyond[[0, 2]].isnan().all()
+    assert torch.equal(beyond[1], weight[1])
+
+
+@pytest.mark.parametrize("block_size", [16, 32, 64])
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_fused_cache_writes(block_size: int, interleaved: bool) -> None:
+    tokens, blocks = 19, 3
+    slot_mapping = torch.randperm(blocks * block_size)[:tokens]
+    slot_mapping[[2, 17]] = -1
+    merged = bf16(tokens, 2240)
+    kv, k = merged[:, 1664:], merged[:, 1536:1664]
+    latent = (kv, torch.randn(512), EPS, *tables(tokens, torch.float32), interleaved)
+    check_write(
+        "norm_rope_write_latent_cache",
+        *latent,
+        cache=bf16(blocks, block_size, 576),
+        slot_mapping=slot_mapping,
+    )
+    for ue8m0 in (False, True):
+        check_write(
+            "norm_rope_write_latent_cache_fp8",
+            *latent,
+            ue8m0,
+            cache=poison(blocks, block_size, 656),
+            slot_mapping=slot_mapping,
+        )
+    check_write(
+        "norm_rope_write_latent_cache_fp8_tensor",
+        *latent,
+        torch.tensor([0.01]),
+        cache=poison(blocks, block_size, 576),
+        slot_mapping=slot_mapping,
+    )
+    check_write(
+        "write_index_key_fp8",
+        k,
+        torch.randn(128),
+        torch.randn(128),
+        EPS,
+        *tables(tokens),
+        interleaved,
+        cache=poison(blocks, block_size, 132),
+        slot_mapping=slot_mapping,
+    )
+
+
+def poison(*shape: int) -> Tensor:
+    return torch.randint(0, 256, shape, dtype=torch.uint8)
+
+
+def test_plain_cache_writes_and_slots_outside() -> None:
+    cache, slot_mapping = bf16(3, 16, 40), torch.tensor([5, -1, 47, 0])
+    check_write(
+        "write_latent_cache",
+        bf16(4, 24),
+        bf16(4, 16),
+        cache=cache,
+        slot_mapping=slot_mapping,
+    )
+    check_write("write_index_cache", bf16(4, 40), cache=cache, slot_mapping=slot_mapping)
+    target = cache.to(DEVICE)
+    outside = torch.tensor([48, 1 << 40, -2, -(1 << 40)], device=DEVICE)
+    latent_cache.write_index_cache(bf16(4, 40).to(DEVICE), target, outside)
+    assert torch.equal(target.cpu(), cache)
+
+
+@pytest.mark.parametrize("heads", [64, 16, 5])
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_index_query(heads: int, interleaved: bool) -> None:
+    weights = torch.randn(3, heads)
+    for table_dtype in (torch.bfloat16, torch.float32):
+        check(
+            "index_query_quantize",
+            bf16(3, heads, 128),
+            weights,
+            *tables(3, table_dtype),
+            interleaved,
+            0.011,
+            cuda=heads % 16 == 0,
+        )
+
+
+def test_dense_slots() -> None:
+    block_tables = torch.tensor([[3, 1, -1], [0, 2, 4], [5, -1, -1]], dtype=torch.int32)
+    cu_seqlens = torch.tensor([0, 1, 6, 8], dtype=torch.int32)
+    context_lens = torch.tensor([7, 9, 0], dtype=torch.int32)
+    for width in (1, 12, 30):
+        args = (cu_seqlens, context_lens, torch.zeros(10, dtype=torch.int64), 4, width)
+        check("dense_slots", block_tables, *args)
+    empty = torch.empty((0, 3), dtype=torch.int32)
+    check("dense_slots", empty, cu_seqlens[:1], context_lens[:0], args[2], 4, 12)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: norm.rms_norm(bf16(2, 8), bf16(1), EPS), "dsa::rms_norm takes weight"),
+        (lambda: quantize.quantize_blocks(bf16(2, 100), True), "multiple of 128"),
+        (lambda: rope.rope_half(bf16(2, 3, 8), bf16(2, 16), bf16(2, 16)), "dsa::rope_half takes"),
+        (
+            lambda: index_query.index_query_quantize(
+                torch.randn(2, 4, 128), torch.randn(2, 4), bf16(2, 64), bf16(2, 64), True, 1.0
+            ),
+            "of 16 bits",
+        ),
+        (
+            lambda: latent_cache.write_index_cache(
+                bf16(2, 8), bf16(2, 8, 16)[..., :8], torch.tensor([0, 1])
+            ),
+            "contiguous",
+        ),
+    ],
+)
+def test_wrong_input_is_refused_on_the_host(call, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()

@@ -32,6 +32,7 @@ from dsa_compile.ops.fused_cache import (
 from dsa_compile.ops.index_fp8 import PAGED_INDEX_TOPK_FP8
 from dsa_compile.ops.index_fused import INDEX_QUERY_QUANTIZE, WRITE_INDEX_KEY_FP8
 from dsa_compile.ops.indexer import INDEX_TOPK, PAGED_INDEX_TOPK
+from dsa_compile.ops.latent_rows import LATENT_ROWS_FP8, LATENT_ROWS_FP8_TENSOR
 from dsa_compile.ops.library import REFERENCE
 from dsa_compile.ops.linear_fp8 import LINEAR_FP8, QUANTIZE_LINEAR_FP8
 from dsa_compile.ops.mlp import EMBEDDING, LINEAR, SWIGLU, SWIGLU_PACKED
@@ -59,6 +60,8 @@ __all__ = [
     "INDEX_QUERY_QUANTIZE",
     "INDEX_TOPK",
     "LATENT_ATTENTION",
+    "LATENT_ROWS_FP8",
+    "LATENT_ROWS_FP8_TENSOR",
     "LAYER_NORM",
     "LINEAR",
     "LINEAR_FP8",

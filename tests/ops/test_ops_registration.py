@@ -52,6 +52,8 @@ index_query_quantize(Tensor q, Tensor weights, Tensor cos, Tensor sin, bool inte
 experts_fp8(Tensor x, Tensor x_scale, Tensor weights, Tensor indices, Tensor gate_up, Tensor gate_up_scale, Tensor down, Tensor down_scale) -> Tensor
 linear_fp8(Tensor x, Tensor x_scale, Tensor weight, Tensor weight_scale) -> Tensor
 quantize_linear_fp8(Tensor x, Tensor weight, Tensor weight_scale, bool ue8m0) -> Tensor
+latent_rows_fp8(Tensor cache, Tensor rows, int rank) -> Tensor
+latent_rows_fp8_tensor(Tensor cache, Tensor rows, Tensor scale) -> Tensor
 """  # noqa: E501
 
 
@@ -229,6 +231,9 @@ CASES = [
         (permuted(6, 256).bfloat16(), permuted(136, 256).to(torch.float8_e4m3fn),
          torch.rand(2, 2), True),
     ),
+    Case("latent_rows_fp8", (torch.ones(4, 4, 140, dtype=torch.uint8), ints(16, 6), 128)),
+    Case("latent_rows_fp8_tensor",
+         (torch.ones(4, 4, 12, dtype=torch.uint8), ints(16, 6), torch.tensor([0.1]))),
 ]  # fmt: skip
 IDS = [f"{case.name}-{i}" for i, case in enumerate(CASES)]
 

@@ -1,0 +1,319 @@
+"""Norms, activations, RoPE and cache writes, with and without quantisation, at V3.2's sizes."""
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dsa_compile.bench.case import Call, Case, Plan
+from dsa_compile.ops import REFERENCE
+from dsa_compile.ops.quantize import E4M3
+
+TOKENS = (1, 64, 4096)
+HIDDEN, Q_LORA, MERGED = 7168, 1536, 2240
+"""Width of the stream, of the query's low rank, and of the merged first projections."""
+INTERMEDIATE = (2048, 18432)
+HEADS, INDEX_HEADS = 128, 64
+BLOCKS, BLOCK_SIZE = 128, 64
+EPS = 1e-6
+INPUT_BYTES = 150e6
+"""Of copies of the inputs that calls take in turn from some hundred tokens on, so that they come
+from memory; a few tokens' are in L2, as where they come from a GEMM just before."""
+MOST_COPIES = 24
+TOLERANCE: Mapping[torch.dtype, float] = {
+    torch.bfloat16: 4e-3,
+    torch.float32: 4e-3,
+    E4M3: 2e-2,
+    torch.uint8: 2e-2,
+}
+"""Relative error of all values together; of bytes, the share that differs."""
+
+
+def plans() -> Iterator[Plan]:
+    """Every op by number of tokens."""
+    for tokens in TOKENS:
+        for width in (HIDDEN, Q_LORA):
+            shape = f"{tokens:,}×{width:,}"
+            for op in _NORMS:
+                yield Plan(op, shape, partial(_norm, op, tokens, width))
+        for width in INTERMEDIATE:
+            for op in ("swiglu_packed", "swiglu_packed_quantize"):
+                yield Plan(op, f"{tokens:,}×{width:,}", partial(_activation, op, tokens, width))
+        yield Plan("rope_interleaved", f"{tokens:,}×{HEADS}×64", partial(_rope, tokens))
+        for op in _LATENT:
+            yield Plan(op, f"{tokens:,}", partial(_latent, op, tokens))
+        yield Plan("write_index_key_fp8", f"{tokens:,}", partial(_index_key, tokens))
+        yield Plan(
+            "index_query_quantize", f"{tokens:,}×{INDEX_HEADS}×128", partial(_index_query, tokens)
+        )
+
+
+def _bf16(*shape: int) -> Tensor:
+    return torch.randn(shape, device="cuda").bfloat16()
+
+
+def _copies(tokens: int, moved: float, make: Callable[[], Any]) -> list[Any]:
+    if tokens <= TOKENS[1]:
+        return [make()]
+    return [make() for _ in range(max(2, min(MOST_COPIES, round(INPUT_BYTES / moved))))]
+
+
+def _tables(tokens: int) -> tuple[Tensor, Tensor]:
+    positions = torch.randint(0, 160_000, (tokens,), device="cuda")
+    inv_freq = 10_000 ** -(torch.arange(32, device="cuda") / 32)
+    cos, sin = torch.ops.dsa.rope_tables(positions, inv_freq, 1.0, torch.bfloat16)
+    return cos, sin
+
+
+def _reference(op: str) -> Callable[..., Any]:
+    return REFERENCE[getattr(torch.ops.dsa, op).default]
+
+
+def _close(want: Any) -> Callable[[Any], str | None]:
+    """Compares results, one or several."""
+    wanted = want if isinstance(want, tuple) else (want,)
+
+    def check(got: Any) -> str | None:
+        for i, (g, w) in enumerate(
+            zip(got if isinstance(got, tuple) else (got,), wanted, strict=True)
+        ):
+            if w.dtype is torch.uint8:
+                error = float((g.view(torch.uint8) != w).float().mean())
+            else:
+                error = float((g.float() - w.float()).norm() / w.float().norm())
+            if not error < TOLERANCE[w.dtype]:
+                return f"result {i}: error {error:.1e}"
+        return None
+
+    return check
+
+
+def _ours(op: str) -> dict[str, Callable[..., Any]]:
+    """Our functions of an op, by provider."""
+    from dsa_compile.kernels.cuda import index_quantize, latent_row, norm_quantize, swiglu_quantize
+    from dsa_compile.kernels.triton import (
+        activation,
+        index_key,
+        index_query,
+        latent_cache,
+        norm,
+        quantize,
+        rope,
+    )
+    from dsa_compile.kernels.triton import norm_quantize as triton_norm_quantize
+
+    modules: dict[str, tuple[ModuleType, ...]] = {
+        "cuda": (index_quantize, latent_row, norm_quantize, swiglu_quantize),
+        "triton": (
+            activation, index_key, index_query, latent_cache, norm, quantize, rope,
+            triton_norm_quantize,
+        ),
+    }  # fmt: skip
+    return {
+        provider: getattr(module, op)
+        for provider, members in modules.items()
+        for module in members
+        if hasattr(module, op)
+    }
+
+
+def _case(
+    op: str, inputs: list[tuple[Any, ...]], moved: float, vllm: Callable[..., Any] | None = None
+) -> Case:
+    """A case of an op that returns its results.
+
+    Args:
+        op: name.
+        inputs: arguments of the op, several to be taken in turn.
+        moved: bytes.
+        vllm: the same of vLLM's, returning the same results.
+    """
+    reference = _reference(op)
+    candidates: dict[str, list[Call]] = {
+        name: [partial(function, *args) for args in inputs] for name, function in _ours(op).items()
+    }
+    candidates["torch"] = [partial(reference, *args) for args in inputs]
+    want = reference(*inputs[0])
+    unavailable = {}
+    if vllm:
+        if problem := _vllm_missing():
+            unavailable["vllm"] = problem
+        else:
+            candidates["vllm"] = [partial(vllm, *args) for args in inputs]
+    return Case(candidates, _close(want), bytes=moved, unavailable=unavailable)
+
+
+def _write_case(op: str, inputs: list[tuple[Any, ...]], cache: Tensor, moved: float) -> Case:
+    """A case of an op that writes rows of a cache of bytes; every call returns the cache."""
+    slots = torch.randperm(BLOCKS * BLOCK_SIZE)[: inputs[0][0].shape[0]]
+    slot_mapping = slots.cuda()
+
+    def calls(function: Callable[..., Any]) -> list[Call]:
+        def call(args: tuple[Any, ...]) -> Tensor:
+            function(*args, cache, slot_mapping)
+            return cache.view(torch.uint8)
+
+        return [partial(call, args) for args in inputs]
+
+    want = cache.cpu().clone()
+    host = [a.cpu() if isinstance(a, Tensor) else a for a in inputs[0]]
+    _reference(op)(*host, want, slots)
+    candidates = {name: calls(function) for name, function in _ours(op).items()}
+    return Case(candidates, _close(want.view(torch.uint8).cuda()), bytes=moved)
+
+
+def _vllm_missing() -> str | None:
+    """Load vLLM's ops from ``$VLLM_C_LIBRARY``, its ``_C_stable_libtorch.abi3.so``."""
+    path = os.environ.get("VLLM_C_LIBRARY")
+    if not path:
+        return "set VLLM_C_LIBRARY to vLLM's _C_stable_libtorch.abi3.so"
+    torch.ops.load_library(path)
+    return None
+
+
+def _quantized_like(x: Tensor) -> tuple[Tensor, Tensor]:
+    scale = torch.empty((x.shape[0], x.shape[1] // 128), device=x.device)
+    return torch.empty_like(x, dtype=E4M3), scale
+
+
+def _vllm_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    out = torch.empty_like(x)
+    torch.ops._C.rms_norm(out, x, weight, eps)
+    return out
+
+
+def _vllm_rms_norm_quantize(
+    x: Tensor, weight: Tensor, eps: float, ue8m0: bool
+) -> tuple[Tensor, Tensor]:
+    q, scale = _quantized_like(x)
+    torch.ops._C.rms_norm_per_block_quant(q, x, weight, scale, eps, None, None, 128, False)
+    return q, scale
+
+
+def _vllm_quantize_blocks(x: Tensor, ue8m0: bool) -> tuple[Tensor, Tensor]:
+    q, scale = _quantized_like(x)
+    torch.ops._C.per_token_group_fp8_quant(
+        x, q, scale, 128, 1e-4, -448.0, 448.0, ue8m0, False, False
+    )
+    return q, scale
+
+
+def _vllm_quantize_tensor(x: Tensor, scale: Tensor) -> Tensor:
+    q = torch.empty_like(x, dtype=E4M3)
+    torch.ops._C.static_scaled_fp8_quant(q, x, scale, None)
+    return q
+
+
+def _vllm_swiglu_packed(gate_up: Tensor) -> Tensor:
+    out = gate_up.new_empty((gate_up.shape[0], gate_up.shape[1] // 2))
+    torch.ops._C.silu_and_mul(out, gate_up)
+    return out
+
+
+def _vllm_swiglu_packed_quantize(gate_up: Tensor, ue8m0: bool) -> tuple[Tensor, Tensor]:
+    q, scale = _quantized_like(gate_up[:, : gate_up.shape[1] // 2])
+    torch.ops._C.silu_and_mul_per_block_quant(q, gate_up, scale, 128, None, False)
+    return q, scale
+
+
+# Op → bytes a value read and written, and vLLM's function.
+_NORMS: Mapping[str, tuple[int, Callable[..., Any] | None]] = {
+    "rms_norm": (4, _vllm_rms_norm),
+    "add_rms_norm": (8, None),  # vLLM's works in place
+    "rms_norm_quantize": (3, _vllm_rms_norm_quantize),
+    "rms_norm_quantize_keep": (5, None),
+    "add_rms_norm_quantize": (9, None),
+    "quantize_blocks": (3, _vllm_quantize_blocks),
+    "quantize_tensor": (3, _vllm_quantize_tensor),
+}
+
+
+def _norm(op: str, tokens: int, width: int) -> Case:
+    moved, vllm = _NORMS[op]
+    weight, scale = _bf16(width), torch.tensor([0.01], device="cuda")
+    rest: tuple[Any, ...] = {"quantize_blocks": (False,), "quantize_tensor": (scale,)}.get(
+        op, (weight, EPS)
+    )
+    if "norm_quantize" in op:
+        rest += (False,)
+
+    def make() -> tuple[Any, ...]:
+        x = _bf16(tokens, width)
+        return (x, _bf16(tokens, width), *rest) if op.startswith("add") else (x, *rest)
+
+    total = tokens * width * moved
+    return _case(op, _copies(tokens, total, make), total, vllm)
+
+
+def _activation(op: str, tokens: int, width: int) -> Case:
+    quantized = op.endswith("quantize")
+    moved = tokens * width * (5 if quantized else 6)
+
+    def make() -> tuple[Any, ...]:
+        gate_up = _bf16(tokens, 2 * width)
+        return (gate_up, False) if quantized else (gate_up,)
+
+    vllm = _vllm_swiglu_packed_quantize if quantized else _vllm_swiglu_packed
+    return _case(op, _copies(tokens, moved, make), moved, vllm)
+
+
+def _rope(tokens: int) -> Case:
+    cos, sin = _tables(tokens)
+    moved = tokens * (HEADS * 64 * 4 + 2 * 64)
+
+    def make() -> tuple[Any, ...]:
+        return _bf16(tokens, HEADS, 192)[..., 128:], cos, sin
+
+    return _case("rope_interleaved", _copies(tokens, moved, make), moved)
+
+
+# Op → bytes of a row, and the arguments between the layout flag and the cache.
+_LATENT: Mapping[str, tuple[int, tuple[Any, ...]]] = {
+    "norm_rope_write_latent_cache": (1152, ()),
+    "norm_rope_write_latent_cache_fp8": (656, (False,)),
+    "norm_rope_write_latent_cache_fp8_tensor": (576, (0.01,)),
+}
+
+
+def _latent(op: str, tokens: int) -> Case:
+    row, extra = _LATENT[op]
+    cos, sin = _tables(tokens)
+    weight = _bf16(512)
+    more = tuple(torch.tensor([e], device="cuda") if type(e) is float else e for e in extra)
+    cache = torch.zeros((BLOCKS, BLOCK_SIZE, row), dtype=torch.uint8, device="cuda")
+    if op == "norm_rope_write_latent_cache":
+        cache = cache.view(torch.bfloat16)
+    moved = tokens * (1152 + row + 2 * 64)
+
+    def make() -> tuple[Any, ...]:
+        return (_bf16(tokens, MERGED)[:, -576:], weight, EPS, cos, sin, True, *more)
+
+    return _write_case(op, _copies(tokens, tokens * MERGED * 2, make), cache, moved)
+
+
+def _index_key(tokens: int) -> Case:
+    cos, sin = _tables(tokens)
+    weight, bias = torch.randn(128, device="cuda"), torch.randn(128, device="cuda")
+    cache = torch.zeros((BLOCKS, BLOCK_SIZE, 132), dtype=torch.uint8, device="cuda")
+    moved = tokens * (256 + 132 + 2 * 64)
+
+    def make() -> tuple[Any, ...]:
+        return (_bf16(tokens, MERGED)[:, Q_LORA:][:, :128], weight, bias, EPS, cos, sin, False)
+
+    copies = _copies(tokens, tokens * MERGED * 2, make)
+    return _write_case("write_index_key_fp8", copies, cache, moved)
+
+
+def _index_query(tokens: int) -> Case:
+    cos, sin = _tables(tokens)
+    weights = torch.randn(tokens, INDEX_HEADS, device="cuda")
+    moved = tokens * (INDEX_HEADS * (3 * 128 + 8) + 2 * 64)
+
+    def make() -> tuple[Any, ...]:
+        return _bf16(tokens, INDEX_HEADS, 128), weights, cos, sin, False, 0.011
+
+    return _case("index_query_quantize", _copies(tokens, moved, make), moved)

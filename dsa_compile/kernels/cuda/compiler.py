@@ -43,13 +43,15 @@ def build(source: str, *, arch: str, defines: Defines | None = None) -> bytes:
     """
     options = _options(arch, defines or {})
     text = (SOURCES / source).read_text(encoding="utf-8")
+    # without the include paths: what they lead to is the project's headers and NVRTC's release
     name = hashlib.sha256(
         "\0".join([text, _headers_digest(), *options, str(_nvrtc_version())]).encode()
     ).hexdigest()
     path = cache_dir() / f"{Path(source).stem}-{name[:32]}.cubin"
     if path.is_file():
         return path.read_bytes()
-    cubin = _compile(source, text, options)
+    includes = [f"--include-path={path}" for path in (SOURCES, _cuda_headers())]
+    cubin = _compile(source, text, [*options, *includes])
     _store(path, cubin)
     return cubin
 
@@ -61,8 +63,6 @@ def _options(arch: str, defines: Defines) -> list[str]:
         "--generate-line-info",
         # lambdas and helpers without annotation; newer releases of NVRTC need no telling
         "--device-as-default-execution-space",
-        f"--include-path={SOURCES}",
-        f"--include-path={_cuda_headers()}",
         *(f"--define-macro={name}={value}" for name, value in sorted(defines.items())),
     ]
 

@@ -3,6 +3,7 @@
 import functools
 import hashlib
 import os
+import re
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 from dsa_compile.errors import UserError
 
 SOURCES = Path(__file__).parent / "src"
+_INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
 Defines = Mapping[str, int | str]
 
 
@@ -42,16 +44,16 @@ def build(source: str, *, arch: str, defines: Defines | None = None) -> bytes:
         UserError: NVRTC or CUDA's headers are not installed.
     """
     options = _options(arch, defines or {})
-    text = (SOURCES / source).read_text(encoding="utf-8")
-    # without the include paths: what they lead to is the project's headers and NVRTC's release
+    texts = _sources(source, {})
+    # without the include paths: what they lead to is in texts, or as old as NVRTC
     name = hashlib.sha256(
-        "\0".join([text, _headers_digest(), *options, str(_nvrtc_version())]).encode()
+        "\0".join([*texts.values(), *options, str(_nvrtc_version())]).encode()
     ).hexdigest()
     path = cache_dir() / f"{Path(source).stem}-{name[:32]}.cubin"
     if path.is_file():
         return path.read_bytes()
     includes = [f"--include-path={path}" for path in (SOURCES, _cuda_headers())]
-    cubin = _compile(source, text, [*options, *includes])
+    cubin = _compile(source, texts[source], [*options, *includes])
     _store(path, cubin)
     return cubin
 
@@ -106,13 +108,13 @@ def _cuda_headers() -> Path:
     )
 
 
-@functools.cache
-def _headers_digest() -> str:
-    """Of every header a source may include."""
-    digest = hashlib.sha256()
-    for path in sorted(SOURCES.glob("*.cuh")):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
+def _sources(name: str, found: dict[str, str]) -> dict[str, str]:
+    """The text of a source file and of every header of ours that it includes, by name."""
+    if name not in found:
+        found[name] = text = (SOURCES / name).read_text(encoding="utf-8")
+        for included in _INCLUDE.findall(text):
+            _sources(included, found)
+    return found
 
 
 def _compile(source: str, text: str, options: list[str]) -> bytes:

@@ -68,6 +68,48 @@ def write_json(path: Path, rows: Sequence[Row], ceilings: Ceilings) -> None:
     partial.replace(path)
 
 
+def to_markdown(rows: Sequence[Row], ceilings: Ceilings) -> str:
+    """One table an op: a row a case, a column a provider, in microseconds.
+
+    Bold is the fastest; "limit" is what the machine's ceilings allow; a dash was not measured.
+    """
+    versions = ", ".join(f"{name} {value}" for name, value in machine().items() if name != "gpu")
+    rates = ", ".join(f"{k} {v / 1e6:,.0f} TFLOP/s" for k, v in ceilings.flops_per_us.items())
+    copy = f"copy {ceilings.bytes_per_us / 1e6:.2f} TB/s"
+    lines = [
+        f"{machine()['gpu']}; {versions}.",
+        f"Ceilings measured in the same run: {copy}, {rates}.",
+    ]
+    for op in dict.fromkeys(row.op for row in rows):
+        some = [row for row in rows if row.op == op]
+        providers = sorted(
+            dict.fromkeys(row.provider for row in some if row.us), key=lambda p: not is_ours(p)
+        )
+        heads = ["", *providers, "limit", "best peer ÷ ours"]
+        lines += ["", f"### {op}", "", _line(heads), _line(["---", *["---:"] * (len(heads) - 1)])]
+        for shape in dict.fromkeys(row.shape for row in some):
+            lines.append(_line(_cells(shape, providers, [r for r in some if r.shape == shape])))
+    return "\n".join(lines) + "\n"
+
+
+def _cells(shape: str, providers: Sequence[str], rows: Sequence[Row]) -> list[str]:
+    times = {row.provider: row.us for row in rows if row.us is not None}
+    best = min(times.values(), default=0.0)
+    shown = []
+    for provider in providers:
+        us = times.get(provider)
+        text = "–" if us is None else f"{us:,.1f}"
+        shown.append(f"**{text}**" if us == best and us else text)
+    limit = max((row.limit_us for row in rows), default=0.0)
+    own = min((us for name, us in times.items() if is_ours(name)), default=None)
+    peer = best_peer(rows)
+    return [shape, *shown, f"{limit:,.1f}", f"{peer / own:.2f}" if own and peer else "–"]
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
 def plot(path: Path, rows: Sequence[Row]) -> None:
     """A bar chart: for every case our best kernel and the best peer, as shares of the limit."""
     from matplotlib.figure import Figure

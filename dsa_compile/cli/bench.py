@@ -49,6 +49,9 @@ def build_parser() -> argparse.ArgumentParser:
         "--provider", action="append", metavar="NAME", help="only this provider; may be repeated"
     )
     kernels.add_argument("--json", type=Path, metavar="FILE", help="write all figures to FILE")
+    kernels.add_argument(
+        "--markdown", type=Path, metavar="FILE", help="write the tables to FILE, a page to publish"
+    )
     kernels.add_argument("--plot", type=Path, metavar="FILE", help="draw a bar chart into FILE")
     kernels.add_argument("--list", action="store_true", help="print the cases and stop")
     return parser
@@ -80,7 +83,7 @@ def _measure(args: argparse.Namespace, chosen: Sequence[object]) -> int:
     from rich.console import Console
 
     from dsa_compile.bench.lock import exclusive
-    from dsa_compile.bench.report import case_table, machine, plot, write_json
+    from dsa_compile.bench.report import case_table, machine, plot, to_markdown, write_json
     from dsa_compile.bench.run import Row, run_plans
     from dsa_compile.bench.timing import measure_ceilings
 
@@ -108,6 +111,8 @@ def _measure(args: argparse.Namespace, chosen: Sequence[object]) -> int:
             write_json(args.json, rows, ceilings)
     if pending:
         console.print(case_table(pending, pending[0].op))
+    if args.markdown:
+        args.markdown.write_text(to_markdown(rows, ceilings), encoding="utf-8")
     if args.plot:
         plot(args.plot, rows)
     wrong = [row for row in rows if row.us is None and row.limit_us > 0]

@@ -1,0 +1,111 @@
+"""The benchmark's harness, without a GPU: which candidates are timed and what is said of them."""
+
+import contextlib
+import sys
+
+import pytest
+import torch
+
+from dsa_compile.bench import report, run
+from dsa_compile.bench.case import Case, Plan, is_ours
+from dsa_compile.bench.suites import SUITES, all_plans
+from dsa_compile.bench.timing import Ceilings
+from dsa_compile.cli.bench import main
+from dsa_compile.cli.bench import run as command
+
+CEILINGS = Ceilings(4e6, {"bf16": 8e8, "fp8": 1.3e9})
+
+
+def fail():
+    raise RuntimeError("no such kernel\nsecond line")
+
+
+def plan(**candidates):
+    return Plan(
+        "op",
+        "1×2",
+        lambda: Case(
+            {name: [call] for name, call in candidates.items()},
+            lambda result: None if result == 1 else "off by one",
+            bytes=8e6,
+            flops=1.6e9,
+            unavailable={"vllm": "not installed"},
+        ),
+    )
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Every right candidate takes 4 µs times the number of its letters."""
+    names = {}
+    monkeypatch.setattr(run, "graph_median", lambda calls: names[calls[0]])
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(run, "shared", contextlib.nullcontext)
+    monkeypatch.setattr(run, "exclusive", contextlib.nullcontext)
+
+    def make(**candidates):
+        names.update({call: 4.0 * len(name) for name, call in candidates.items()})
+        return plan(**candidates)
+
+    return make
+
+
+def test_only_what_is_right_is_timed(quick):
+    (rows,) = run.run_plans(
+        [quick(triton=lambda: 1, cuda=lambda: 2, peer=fail, torch=lambda: 1)], CEILINGS
+    )
+    told = {row.provider: (row.us, row.problem) for row in rows}
+    assert told["triton"] == (24.0, None)
+    assert told["torch"] == (20.0, None)
+    assert told["cuda"] == (None, "off by one")
+    assert told["peer"][0] is None
+    assert told["peer"][1].startswith("RuntimeError: no such kernel (test_bench.py:")
+    assert told["vllm"] == (None, "not installed")
+    assert all(row.limit_us == 2.0 for row in rows[:4])
+    assert run.best_peer(rows) == 20.0
+
+
+def test_a_case_that_cannot_be_made_is_a_row(quick):
+    (rows,) = run.run_plans([Plan("op", "shape", fail)], CEILINGS)
+    assert [(row.us, row.problem[:28]) for row in rows] == [(None, "RuntimeError: no such kernel")]
+
+
+def test_providers_can_be_chosen(quick):
+    plans = [quick(triton=lambda: 1, torch=lambda: 1)]
+    (rows,) = run.run_plans(plans, CEILINGS, lambda name: name == "triton")
+    assert [row.provider for row in rows] == ["triton", "vllm"]
+
+
+def test_ours_and_peers():
+    assert [is_ours(name) for name in ("triton", "cuda/cluster", "gluon", "torch", "cudalike")] == [
+        True, True, True, False, False,
+    ]  # fmt: skip
+
+
+def test_markdown_names_the_fastest(quick, monkeypatch):
+    monkeypatch.setattr(report, "machine", lambda: {"gpu": "GPU", "torch": "2"})
+    (rows,) = run.run_plans([quick(triton=lambda: 1, torch=lambda: 1, wrong=lambda: 2)], CEILINGS)
+    text = report.to_markdown(rows, CEILINGS)
+    assert "| 1×2 | 24.0 | **20.0** | 2.0 | 0.83 |" in text
+    assert "wrong" not in text
+
+
+def test_plans_have_distinct_names():
+    pytest.importorskip("triton")
+    plans = list(all_plans())
+    assert {suite for suite, _ in plans} == set(SUITES)
+    names = [plan.name for _, plan in plans]
+    assert len(set(names)) == len(names)
+
+
+def test_list_and_refusals(capsys, monkeypatch):
+    pytest.importorskip("triton")
+    assert command(["kernels", "--list", "--only", "topk"]) == 0
+    assert "131,072" in capsys.readouterr().out
+    monkeypatch.setattr(sys, "argv", ["dsa-bench", "kernels", "--only", "nonsense"])
+    assert main() == 2
+    assert "no case matches nonsense" in capsys.readouterr().err
+    if not torch.cuda.is_available():
+        monkeypatch.setattr(sys, "argv", ["dsa-bench", "kernels", "--only", "topk"])
+        assert main() == 2
+        assert "needs a CUDA GPU" in capsys.readouterr().err

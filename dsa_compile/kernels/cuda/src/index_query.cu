@@ -5,9 +5,9 @@
 #include "index_turn.cuh"
 
 extern "C" __global__ void __launch_bounds__(128, 4)
-    index_query(const __nv_bfloat16* __restrict__ q, const float* __restrict__ weights,
-                const TABLE* __restrict__ cos, const TABLE* __restrict__ sin, u8* __restrict__ out,
-                float* __restrict__ weights_out, int tiles, int heads, float scale,
+    index_query(const __nv_bfloat16* q, const float* weights,
+                const TABLE* cos, const TABLE* sin, u8* out,
+                float* weights_out, int tiles, int heads, float scale,
                 long long token_stride, long long head_stride, long long weights_stride,
                 long long table_stride) {
   dependency_release();

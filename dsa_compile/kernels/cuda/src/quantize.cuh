@@ -1,4 +1,7 @@
 // Pairs of bf16 in a word, and their way to e4m3; rounds as dsa_compile.ops.quantize.
+//
+// The kernels built on this start before their predecessors end, so their inputs are not declared
+// __restrict__: loads that may be taken for invariant could move before dependency_wait().
 #pragma once
 #include "common.cuh"
 
@@ -86,4 +89,10 @@ DEVICE void load_four(const __nv_bfloat16* from, float* to) {
   const uint2 raw = *reinterpret_cast<const uint2*>(from);
   to[0] = low_half(raw.x), to[1] = high_half(raw.x);
   to[2] = low_half(raw.y), to[3] = high_half(raw.y);
+}
+
+template <typename T>
+DEVICE void load_eight(const T* from, float (&to)[8]) {
+  load_four(from, to);
+  load_four(from + 4, to + 4);
 }

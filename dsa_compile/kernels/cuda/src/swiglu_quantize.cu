@@ -10,8 +10,8 @@ DEVICE float gated(float gate, float up) {
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-    swiglu_quantize(const __nv_bfloat16* __restrict__ gate_up, u8* __restrict__ q,
-                    float* __restrict__ scale, int total, int groups, int ue8m0, long long stride) {
+    swiglu_quantize(const __nv_bfloat16* gate_up, u8* q,
+                    float* scale, int total, int groups, int ue8m0, long long stride) {
   dependency_release();
   const int group = blockIdx.x * 16 + threadIdx.x / 16;
   const int part = threadIdx.x % 16 * 8;

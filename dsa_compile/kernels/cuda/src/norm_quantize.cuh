@@ -1,0 +1,95 @@
+// Root-mean-square norm of a row into bf16 and FP8 blocks, with the residual's addition before it.
+// A block of threads takes a row; a thread some times 8 values of it, 16 threads a scale.
+#pragma once
+#include "quantize.cuh"
+
+template <int Warps>
+DEVICE float block_sum(float x) {
+  __shared__ float partial[(Warps + 3) / 4 * 4];
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2) x += __shfl_xor_sync(0xffffffffu, x, offset);
+  if (lane_id() == 0) partial[threadIdx.x / 32] = x;
+  __syncthreads();
+  float total = 0;
+#pragma unroll
+  for (int w = 0; w < Warps; ++w) total += partial[w];
+  return total;
+}
+
+// All threads of the block. Waits for the kernels before; a weight is constant and need not wait, so
+// where a thread has but 8 values it is loaded ahead. `residual` and `total` are read and written if Add, `normed` if Keep.
+template <int Width, int Threads, bool Add, bool Keep, typename Weight>
+DEVICE void norm_quantize_row(const __nv_bfloat16* x,
+                              const __nv_bfloat16* residual,
+                              const Weight* weight, __nv_bfloat16* normed,
+                              u8* q, float* scale,
+                              __nv_bfloat16* total, float eps, int ue8m0,
+                              long long row, long long x_stride, long long residual_stride) {
+  constexpr int kChunks = Width / (8 * Threads);
+  static_assert(kChunks * 8 * Threads == Width, "a thread takes whole chunks of 8 values");
+  const long long dense = row * Width;
+  float gain[8];
+  if (kChunks == 1) load_eight(weight + threadIdx.x * 8, gain);
+  dependency_wait();
+
+  float wide[kChunks][8];
+  {
+    uint4 raw[kChunks], added[kChunks];
+#pragma unroll
+    for (int c = 0; c < kChunks; ++c) {
+      const int column = (c * Threads + threadIdx.x) * 8;
+      raw[c] = load_16_once(x + row * x_stride + column);
+      if (Add) added[c] = load_16_once(residual + row * residual_stride + column);
+    }
+#pragma unroll
+    for (int c = 0; c < kChunks; ++c) {
+      const u32* words = reinterpret_cast<const u32*>(&raw[c]);
+      const u32* more = reinterpret_cast<const u32*>(&added[c]);
+      u32 sum[4];
+#pragma unroll
+      for (int m = 0; m < 4; ++m) {
+        float low = low_half(words[m]), high = high_half(words[m]);
+        if (Add) {
+          low += low_half(more[m]), high += high_half(more[m]);
+          sum[m] = pack_bf16(low, high);
+        }
+        wide[c][2 * m] = low, wide[c][2 * m + 1] = high;
+      }
+      if (Add) {
+        const int column = (c * Threads + threadIdx.x) * 8;
+        *reinterpret_cast<uint4*>(total + dense + column) =
+            make_uint4(sum[0], sum[1], sum[2], sum[3]);
+      }
+    }
+  }
+
+  float squares = 0;
+#pragma unroll
+  for (int c = 0; c < kChunks; ++c) {
+#pragma unroll
+    for (int m = 0; m < 8; ++m) squares += wide[c][m] * wide[c][m];
+  }
+  const float inverse = rsqrtf(block_sum<Threads / 32>(squares) * (1.f / Width) + eps);
+
+#pragma unroll
+  for (int c = 0; c < kChunks; ++c) {
+    const int column = (c * Threads + threadIdx.x) * 8;
+    if (kChunks > 1) load_eight(weight + column, gain);
+    u32 pair[4], largest = 0;
+#pragma unroll
+    for (int m = 0; m < 4; ++m) {
+      pair[m] = pack_bf16(wide[c][2 * m] * inverse * gain[2 * m],
+                          wide[c][2 * m + 1] * inverse * gain[2 * m + 1]);
+      largest = largest_of_pairs(largest, magnitudes(pair[m]));
+    }
+    const float block = block_scale(half_warp_largest(largest), ue8m0);
+    const float factor = reciprocal(block);
+    if (Keep) {
+      *reinterpret_cast<uint4*>(normed + dense + column) =
+          make_uint4(pair[0], pair[1], pair[2], pair[3]);
+    }
+    *reinterpret_cast<uint2*>(q + dense + column) = make_uint2(
+        to_e4m3(pair[0], pair[1], factor), to_e4m3(pair[2], pair[3], factor));
+    if (threadIdx.x % 16 == 0) scale[(dense + column) / 128] = block;
+  }
+}

@@ -119,6 +119,16 @@ def value_at_most(name: str, most: float) -> Condition:
     return check
 
 
+def value_multiple(name: str, of: int) -> Condition:
+    """A number must be a multiple of ``of``."""
+
+    def check(call: CallFacts) -> str | None:
+        value = call.args[name]
+        return None if value % of == 0 else f"takes {name} in multiples of {of}, not {value}"
+
+    return check
+
+
 def _dim(name: str, dim: int) -> str:
     return f"{name}.shape[{dim}]"
 

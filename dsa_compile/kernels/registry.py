@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from dsa_compile.kernels.facts import Condition, size_in, size_multiple
+from dsa_compile.kernels.facts import Condition, size_in, size_multiple, value_at_most, value_multiple
 from dsa_compile.kernels.implementation import GPUS, Implementation
 from dsa_compile.ops import REFERENCE
 
@@ -54,6 +54,14 @@ KERNELS: tuple[Implementation, ...] = (
     _triton("write_index_key_fp8", "index_key"),
     _triton("index_query_quantize", "index_query"),
     _triton("dense_slots", "slots"),
+    # the indexer
+    _triton(
+        "paged_index_topk",
+        "index_topk",
+        value_multiple("topk", 4),
+        value_at_most("topk", 2048),
+        size_multiple("q", 2, 4),
+    ),
 )
 
 # Ops whose reference is a few of torch's own kernels, on any device and without a look at data.

@@ -51,3 +51,23 @@ def test_compiles_to_matrix_instructions(capability, dtype):
     }[capability, fp8] in kernel.sass
     assert kernel.local_bytes == 0
     assert kernel.shared_bytes <= SHARED_LIMIT
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("block_size", [16, 64])
+def test_selection_on_a_gpu(dtype, block_size, monkeypatch):
+    from dsa_compile.kernels.triton import index_topk
+    from dsa_compile.ops.indexer import paged_index_topk
+    from tests.kernels.index_scores_interpreted import batch
+
+    tables, bounds, lengths, pages = batch([1, 40, 3, 0], [300, 700, 3, 64], block_size)
+    tokens = int(bounds[-1]) + 2
+    q, weights = torch.randn(tokens, 16, 128, dtype=dtype), torch.randn(tokens, 16)
+    cache = torch.randn(pages, block_size, 128, dtype=dtype)
+    expected = paged_index_topk(q, weights, cache, tables, bounds, lengths, 64, 0.1)
+    on_gpu = [x.cuda() for x in (q, weights, cache, tables, bounds, lengths)]
+    monkeypatch.setattr(index_topk, "SCORE_BYTES", 30_000)  # several chunks
+    got = index_topk.paged_index_topk(*on_gpu, 64, 0.1).cpu()
+    same = (got.sort(-1).values == expected.sort(-1).values).float().mean()
+    assert same > (0.99 if dtype == torch.bfloat16 else 0.9999)  # near-ties may fall otherwise

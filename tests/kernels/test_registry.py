@@ -17,6 +17,7 @@ from dsa_compile.kernels.facts import (
     size_power_of_two,
     value_at_most,
     value_in,
+    value_multiple,
 )
 from dsa_compile.kernels.implementation import GPUS, Implementation
 from dsa_compile.ops import REFERENCE
@@ -89,6 +90,8 @@ CALL = CallFacts(
         (value_in("flag", False), "takes flag False, not True"),
         (value_at_most("k", 9), None),
         (value_at_most("k", 8), "takes k up to 8, not 9"),
+        (value_multiple("k", 3), None),
+        (value_multiple("k", 4), "takes k in multiples of 4, not 9"),
     ],
 )
 def test_conditions(condition, refusal):

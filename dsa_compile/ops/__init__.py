@@ -22,6 +22,7 @@ from dsa_compile.ops.attention_fp8 import (
     PAGED_LATENT_ATTENTION_FP8_TENSOR_LSE,
     PAGED_LATENT_ATTENTION_LSE,
 )
+from dsa_compile.ops.attention_inputs import ATTENTION_INPUTS_FP8
 from dsa_compile.ops.cache import DENSE_SLOTS, WRITE_INDEX_CACHE, WRITE_LATENT_CACHE
 from dsa_compile.ops.experts_fp8 import EXPERTS_FP8
 from dsa_compile.ops.fused_cache import (
@@ -52,6 +53,7 @@ __all__ = [
     "ABSORB_QUERY",
     "ADD_RMS_NORM",
     "ADD_RMS_NORM_QUANTIZE",
+    "ATTENTION_INPUTS_FP8",
     "DENSE_SLOTS",
     "EMBEDDING",
     "EXPAND_OUTPUT",

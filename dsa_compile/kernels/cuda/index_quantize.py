@@ -7,7 +7,15 @@ from torch import Tensor
 
 from dsa_compile.kernels.cuda.compiler import Defines
 from dsa_compile.kernels.cuda.launch import CudaKernel, Int64
-from dsa_compile.kernels.cuda.operands import C_TYPES, require_16_bytes, rows_of_16_bytes, tables
+from dsa_compile.kernels.cuda.operands import (
+    C_TYPES,
+    require_16_bytes,
+    require_constant,
+    require_pages,
+    rows_of_16_bytes,
+    slots_of,
+    tables,
+)
 from dsa_compile.ops.index_fused import SCALE_BYTES
 from dsa_compile.ops.library import bad_input
 from dsa_compile.ops.quantize import E4M3
@@ -94,24 +102,11 @@ def write_index_key_fp8(
     name = "write_index_key_fp8"
     if k.dim() != 2 or k.shape[1] != DIM or k.dtype is not torch.bfloat16:
         raise bad_input(name, f"k bfloat16 [T, {DIM}], not {k.dtype} {list(k.shape)}")
-    if weight.shape != (DIM,) or bias.shape != (DIM,) or weight.dtype is not bias.dtype:
-        raise bad_input(name, f"weight and bias [{DIM}] of one dtype")
-    if weight.dtype not in C_TYPES or not weight.is_contiguous() or not bias.is_contiguous():
-        raise bad_input(
-            name, f"weight and bias contiguous, bfloat16 or float32, not {weight.dtype}"
-        )
-    if slot_mapping.dtype is not torch.int64 or slot_mapping.shape != k.shape[:1]:
-        raise bad_input(name, f"slot_mapping int64 [{k.shape[0]}]")
-    if (
-        cache.dtype is not torch.uint8
-        or cache.shape[2] != DIM + SCALE_BYTES
-        or not cache.is_contiguous()
-    ):
-        raise bad_input(
-            name,
-            f"cache uint8 [num_blocks, block_size, {DIM + SCALE_BYTES}], contiguous, not "
-            f"{cache.dtype} {list(cache.shape)}",
-        )
+    require_constant(name, "weight", weight, DIM)
+    require_constant(name, "bias", bias, DIM)
+    if weight.dtype is not bias.dtype:
+        raise bad_input(name, f"weight and bias of one dtype, not {weight.dtype} and {bias.dtype}")
+    require_pages(name, cache, torch.uint8, DIM + SCALE_BYTES)
     rows = rows_of_16_bytes(name, k)
     tokens = rows.shape[0]
     cos, sin = tables(name, cos, sin, tokens, ROPE_DIM)
@@ -123,7 +118,7 @@ def write_index_key_fp8(
         bias,
         cos,
         sin,
-        slot_mapping.contiguous(),
+        slots_of(name, slot_mapping, tokens),
         cache,
         tokens,
         Int64(cache.shape[0] * cache.shape[1]),

@@ -7,7 +7,14 @@ from torch import Tensor
 
 from dsa_compile.kernels.cuda.compiler import Defines
 from dsa_compile.kernels.cuda.launch import CudaKernel, Int64
-from dsa_compile.kernels.cuda.operands import C_TYPES, rows_of_16_bytes, tables
+from dsa_compile.kernels.cuda.operands import (
+    C_TYPES,
+    require_constant,
+    require_pages,
+    rows_of_16_bytes,
+    slots_of,
+    tables,
+)
 from dsa_compile.ops.fused_cache import fp8_row_bytes
 from dsa_compile.ops.library import bad_input
 from dsa_compile.ops.quantize import E4M3
@@ -46,8 +53,7 @@ def norm_rope_write_latent_cache(
 ) -> None:
     """``dsa::norm_rope_write_latent_cache`` in bf16 for a rank of a multiple of 256."""
     name = "norm_rope_write_latent_cache"
-    if cache.dtype is not torch.bfloat16 or cache.shape[2] != kv.shape[1]:
-        raise bad_input(name, f"a cache of bfloat16 rows as wide as kv, not {_what(cache)}")
+    require_pages(name, cache, torch.bfloat16, kv.shape[1])
     _launch(name, PLAIN, kv, weight, eps, cos, sin, interleaved, cache, slot_mapping)
 
 
@@ -64,9 +70,7 @@ def norm_rope_write_latent_cache_fp8(
 ) -> None:
     """``dsa::norm_rope_write_latent_cache_fp8`` for a rank of a multiple of 256."""
     name = "norm_rope_write_latent_cache_fp8"
-    width = fp8_row_bytes(weight.shape[0], ROPE_DIM)
-    if cache.dtype is not torch.uint8 or cache.shape[2] != width:
-        raise bad_input(name, f"a cache of uint8 rows of {width} bytes, not {_what(cache)}")
+    require_pages(name, cache, torch.uint8, fp8_row_bytes(weight.shape[0], ROPE_DIM))
     _launch(name, FP8, kv, weight, eps, cos, sin, interleaved, cache, slot_mapping, ue8m0=ue8m0)
 
 
@@ -83,10 +87,7 @@ def norm_rope_write_latent_cache_fp8_tensor(
 ) -> None:
     """``dsa::norm_rope_write_latent_cache_fp8_tensor`` for a rank of a multiple of 256."""
     name = "norm_rope_write_latent_cache_fp8_tensor"
-    if cache.dtype not in (E4M3, torch.uint8) or cache.shape[2] != kv.shape[1]:
-        raise bad_input(
-            name, f"a cache of float8_e4m3fn or uint8 rows as wide as kv, not {_what(cache)}"
-        )
+    require_pages(name, cache, E4M3 if cache.dtype is E4M3 else torch.uint8, kv.shape[1])
     if scale.dtype is not torch.float32 or scale.numel() != 1:
         raise bad_input(name, f"one float32 scale, not {_what(scale)}")
     _launch(
@@ -120,10 +121,7 @@ def _launch(
             f"kv bfloat16 [T, R + {ROPE_DIM}] and weight [R], R a multiple of {RANK_STEP}, not "
             f"{_what(kv)} and {_what(weight)}",
         )
-    if weight.dtype not in C_TYPES or not weight.is_contiguous() or not cache.is_contiguous():
-        raise bad_input(op, "weight bfloat16 or float32 and the cache, both contiguous")
-    if slot_mapping.dtype is not torch.int64 or slot_mapping.shape != kv.shape[:1]:
-        raise bad_input(op, f"slot_mapping int64 [{kv.shape[0]}], not {_what(slot_mapping)}")
+    require_constant(op, "weight", weight, rank)
     rows = rows_of_16_bytes(op, kv)
     tokens = rows.shape[0]
     cos, sin = tables(op, cos, sin, tokens, ROPE_DIM)
@@ -134,7 +132,7 @@ def _launch(
         weight,
         cos,
         sin,
-        slot_mapping.contiguous(),
+        slots_of(op, slot_mapping, tokens),
         scale,
         cache,
         tokens,

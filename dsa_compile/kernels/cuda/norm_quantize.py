@@ -7,7 +7,7 @@ from torch import Tensor
 
 from dsa_compile.kernels.cuda.compiler import Defines
 from dsa_compile.kernels.cuda.launch import CudaKernel, Int64
-from dsa_compile.kernels.cuda.operands import C_TYPES, rows_of_16_bytes
+from dsa_compile.kernels.cuda.operands import C_TYPES, require_constant, rows_of_16_bytes
 from dsa_compile.ops.library import bad_input
 from dsa_compile.ops.quantize import BLOCK, E4M3
 
@@ -74,12 +74,9 @@ def add_rms_norm_quantize(
 
 def _outputs(op: str, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     width = x.shape[-1]
-    if x.dtype is not torch.bfloat16 or weight.shape != (width,) or weight.dtype not in C_TYPES:
-        raise bad_input(
-            op,
-            f"x bfloat16 [..., D] and weight bfloat16 or float32 [D], not {x.dtype} "
-            f"{list(x.shape)} and {weight.dtype} {list(weight.shape)}",
-        )
+    if x.dtype is not torch.bfloat16:
+        raise bad_input(op, f"x as bfloat16, not {x.dtype}")
+    require_constant(op, "weight", weight, width)
     if width % BLOCK or not threads_for(width, False):
         raise bad_input(op, f"rows of a multiple of 256, not {width}")
     q = torch.empty(x.shape, dtype=E4M3, device=x.device)
@@ -105,7 +102,7 @@ def _launch(
         threads,
         x,
         residual,
-        weight.contiguous(),
+        weight,
         normed,
         q,
         scale,

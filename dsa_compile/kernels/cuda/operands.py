@@ -50,3 +50,35 @@ def tables(op: str, cos: Tensor, sin: Tensor, tokens: int, width: int) -> tuple[
     if cos.stride(0) != sin.stride(0):
         cos, sin = cos.contiguous(), sin.contiguous()
     return cos, sin
+
+
+def require_constant(op: str, name: str, weight: Tensor, width: int) -> None:
+    """Refuse a weight that a kernel cannot load as it stands, ahead of its other operands."""
+    if weight.shape != (width,) or weight.dtype not in C_TYPES or not weight.is_contiguous():
+        raise bad_input(
+            op,
+            f"{name} contiguous bfloat16 or float32 [{width}], not {weight.dtype} "
+            f"{list(weight.shape)}",
+        )
+    require_16_bytes(op, weight)
+
+
+def slots_of(op: str, slot_mapping: Tensor, tokens: int) -> Tensor:
+    """Slots of the tokens, dense."""
+    if slot_mapping.dtype is not torch.int64 or slot_mapping.shape != (tokens,):
+        raise bad_input(
+            op,
+            f"slot_mapping int64 [{tokens}], not {slot_mapping.dtype} {list(slot_mapping.shape)}",
+        )
+    return slot_mapping.contiguous()
+
+
+def require_pages(op: str, cache: Tensor, dtype: torch.dtype, width: int) -> None:
+    """Refuse a cache other than ``[num_blocks, block_size, width]`` of a dtype, contiguous."""
+    if cache.dtype is not dtype or cache.shape[2:] != (width,) or not cache.is_contiguous():
+        raise bad_input(
+            op,
+            f"a contiguous cache {dtype} [num_blocks, block_size, {width}], not {cache.dtype} "
+            f"{list(cache.shape)}",
+        )
+    require_16_bytes(op, cache)

@@ -1,0 +1,136 @@
+"""The parts of attention's first projection in one launch."""
+
+import functools
+
+import torch
+from torch import Tensor
+
+from dsa_compile.kernels.cuda.compiler import Defines
+from dsa_compile.kernels.cuda.index_quantize import DIM, ROPE_DIM, ROWS
+from dsa_compile.kernels.cuda.latent_row import FP8, PLAIN, RANK_STEP
+from dsa_compile.kernels.cuda.launch import CudaKernel, Int64
+from dsa_compile.kernels.cuda.norm_quantize import threads_for
+from dsa_compile.kernels.cuda.operands import (
+    C_TYPES,
+    require_constant,
+    require_pages,
+    rows_of_16_bytes,
+    slots_of,
+    tables,
+)
+from dsa_compile.ops.fused_cache import fp8_row_bytes
+from dsa_compile.ops.index_fused import SCALE_BYTES
+from dsa_compile.ops.library import bad_input
+from dsa_compile.ops.quantize import BLOCK, E4M3
+
+_NAME = "attention_inputs_fp8"
+
+
+@functools.cache
+def _kernel(
+    rank: int,
+    latent_rank: int,
+    row_format: int,
+    layouts: tuple[bool, bool],
+    types: tuple[torch.dtype, torch.dtype, torch.dtype, torch.dtype],
+) -> CudaKernel:
+    defines: Defines = {
+        "RANK": rank,
+        "THREADS": threads_for(rank, False),
+        "LATENT_RANK": latent_rank,
+        "FORMAT": row_format,
+        "INTERLEAVED": int(layouts[0]),
+        "INDEX_INTERLEAVED": int(layouts[1]),
+        **dict(
+            zip(
+                ("Q_WEIGHT", "KV_WEIGHT", "K_WEIGHT", "TABLE"),
+                (C_TYPES[t] for t in types),
+                strict=True,
+            )
+        ),
+    }
+    return CudaKernel("attention_inputs.cu", "attention_inputs", defines, overlap=True)
+
+
+def attention_inputs_fp8(
+    merged: Tensor,
+    q_weight: Tensor,
+    q_eps: float,
+    k_weight: Tensor,
+    k_bias: Tensor,
+    k_eps: float,
+    kv_weight: Tensor,
+    kv_eps: float,
+    cos: Tensor,
+    sin: Tensor,
+    interleaved: bool,
+    index_interleaved: bool,
+    ue8m0: bool,
+    latent_cache: Tensor,
+    index_cache: Tensor,
+    slot_mapping: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """``dsa::attention_inputs_fp8`` for bf16, ranks of multiples of 256 and index keys of 128."""
+    rank, latent_rank = q_weight.shape[0], kv_weight.shape[0]
+    width = rank + DIM + latent_rank + ROPE_DIM
+    if merged.dtype is not torch.bfloat16 or merged.dim() != 2 or merged.shape[1] != width:
+        raise bad_input(
+            _NAME, f"merged bfloat16 [T, {width}], not {merged.dtype} {list(merged.shape)}"
+        )
+    if not threads_for(rank, False) or latent_rank % RANK_STEP:
+        raise bad_input(_NAME, f"ranks of multiples of 256, not {rank} and {latent_rank}")
+    for name, weight, size in (
+        ("q_weight", q_weight, rank),
+        ("k_weight", k_weight, DIM),
+        ("k_bias", k_bias, DIM),
+        ("kv_weight", kv_weight, latent_rank),
+    ):
+        require_constant(_NAME, name, weight, size)
+    if k_weight.dtype is not k_bias.dtype:
+        raise bad_input(_NAME, "k_weight and k_bias of one dtype")
+    packed = latent_cache.dtype is torch.uint8
+    if packed:
+        require_pages(_NAME, latent_cache, torch.uint8, fp8_row_bytes(latent_rank, ROPE_DIM))
+    else:
+        require_pages(_NAME, latent_cache, torch.bfloat16, latent_rank + ROPE_DIM)
+    require_pages(_NAME, index_cache, torch.uint8, DIM + SCALE_BYTES)
+    rows = rows_of_16_bytes(_NAME, merged)
+    tokens = rows.shape[0]
+    cos, sin = tables(_NAME, cos, sin, tokens, ROPE_DIM)
+
+    q = torch.empty((tokens, rank), dtype=E4M3, device=merged.device)
+    scale = torch.empty((tokens, rank // BLOCK), dtype=torch.float32, device=merged.device)
+    threads = threads_for(rank, False)
+    warps = threads // 32
+    key_blocks, latent_blocks = -(-tokens // (ROWS * warps)), -(-tokens // warps)
+    types = (q_weight.dtype, kv_weight.dtype, k_weight.dtype, cos.dtype)
+    layouts = (interleaved, index_interleaved)
+    _kernel(rank, latent_rank, FP8 if packed else PLAIN, layouts, types)(
+        (key_blocks + latent_blocks + tokens, 1, 1),
+        threads,
+        rows,
+        q_weight,
+        q_eps,
+        k_weight,
+        k_bias,
+        k_eps,
+        kv_weight,
+        kv_eps,
+        cos,
+        sin,
+        ue8m0,
+        latent_cache,
+        Int64(latent_cache.shape[0] * latent_cache.shape[1]),
+        index_cache,
+        Int64(index_cache.shape[0] * index_cache.shape[1]),
+        index_cache.shape[1],
+        slots_of(_NAME, slot_mapping, tokens),
+        q,
+        scale,
+        tokens,
+        key_blocks,
+        latent_blocks,
+        Int64(rows.stride(0)),
+        Int64(cos.stride(0)),
+    )
+    return q, scale

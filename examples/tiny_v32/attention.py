@@ -23,6 +23,14 @@ class Select(Enum):
     INTERLEAVED = "interleaved"  # control: the indexer's RoPE in the wrong layout
 
 
+class Aux(Enum):
+    """Which auxiliary losses to compute."""
+
+    NONE = "none"
+    INDEX = "index"
+    INDEX_AND_SPREAD = "index and spread"
+
+
 class RMSNorm(nn.Module):
     """Root-mean-square norm over the last dimension, in fp32."""
 
@@ -104,14 +112,16 @@ class Attention(nn.Module):
         self.indexer = Indexer(config)
 
     def forward(
-        self, x: Tensor, rope: tuple[Tensor, Tensor], select: Select, index_loss: bool
+        self, x: Tensor, rope: tuple[Tensor, Tensor], select: Select, aux: Aux
     ) -> tuple[Tensor, Tensor]:
         """Attend over x [B, S, hidden].
 
         Returns:
-            The layer's output [B, S, hidden], and the indexer's loss: KL from its softmax to the
-            attention summed over heads, over the keys attended to, mean over queries (fp32 scalar;
-            0 without ``index_loss``). No gradient flows from the loss to the rest of the model.
+            The layer's output [B, S, hidden], and its two auxiliary losses (fp32 [2]; 0 where
+            ``aux`` does not ask). The indexer's: KL from its softmax to the attention summed over
+            heads, over the keys attended to, mean over queries; no gradient flows from it to the
+            rest of the model. The spread: -log of the share of dense attention that falls on the
+            keys attended to, mean over queries and heads; none flows from it to the indexer.
         """
         config, heads = self.config, self.config.num_attention_heads
         q_latent = self.q_a_layernorm(self.q_a_proj(x))
@@ -126,23 +136,27 @@ class Attention(nn.Module):
         q = torch.cat([q_nope, rotate_interleaved(q_rope, *rope).to(q_nope.dtype)], -1)
         k = torch.cat([k_nope, k_rope.to(k_nope.dtype)], -1)
 
-        if select is Select.ALL and not index_loss:
+        losses = x.new_zeros(2, dtype=torch.float)
+        if select is Select.ALL and aux is Aux.NONE:
             out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-            return self.o_proj(out.transpose(1, 2).flatten(2)), x.new_zeros((), dtype=torch.float)
+            return self.o_proj(out.transpose(1, 2).flatten(2)), losses
         length = x.shape[1]
         causal = torch.ones(length, length, dtype=torch.bool, device=x.device).tril()
         interleaved = select is Select.INTERLEAVED
         scores = self.indexer(x.detach(), q_latent.detach(), rope, interleaved)
         keep = _selected(scores.detach(), causal, select, config.index_topk)
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=keep.unsqueeze(1))
-        loss = scores.new_zeros(())
-        if index_loss:
-            with torch.no_grad():
-                attention = (q @ k.transpose(-1, -2)).float() * config.qk_head_dim**-0.5
-                attention = attention.masked_fill(~keep.unsqueeze(1), float("-inf"))
-                target = attention.softmax(-1).mean(1)
-            loss = _kl(target, scores, keep)
-        return self.o_proj(out.transpose(1, 2).flatten(2)), loss
+        if aux is not Aux.NONE:
+            with torch.set_grad_enabled(aux is Aux.INDEX_AND_SPREAD and torch.is_grad_enabled()):
+                logits = (q @ k.transpose(-1, -2)).float() * config.qk_head_dim**-0.5
+                kept = logits.masked_fill(~keep.unsqueeze(1), float("-inf"))
+            index = _kl(kept.detach().softmax(-1).mean(1), scores, keep)
+            spread = index.new_zeros(())
+            if aux is Aux.INDEX_AND_SPREAD:
+                visible = logits.masked_fill(~causal, float("-inf"))
+                spread = (visible.logsumexp(-1) - kept.logsumexp(-1)).mean()
+            losses = torch.stack([index, spread])
+        return self.o_proj(out.transpose(1, 2).flatten(2)), losses
 
 
 def _selected(scores: Tensor, causal: Tensor, select: Select, topk: int) -> Tensor:

@@ -13,19 +13,35 @@ from torch.utils.data import Dataset
 from examples.tiny_v32.recall import Filler, RecallWriter, common_words
 
 _WORDS = 6000  # that keys and values are made of; rare ones are many tokens
+_COMMON = 600  # of them, also found all over the text, so that they are easily confused
 
 
 @dataclass(frozen=True)
 class Mixture:
-    """What a batch is made of; ``progress`` runs from 0 to 1 over the curriculum."""
+    """What a batch is made of; ``progress`` runs from 0 to 1 over the curriculum.
+
+    ``hard``: half of all documents are recall, from further away, and about half of the words in
+    keys and values are common ones.
+    """
 
     batch_size: int
     length: int
     seed: str
+    hard: bool = False
 
     def recall_share(self, progress: float) -> float:
         """Recall documents first, then more natural text."""
-        return 0.85 - 0.5 * min(progress / 0.6, 1.0)
+        return 0.5 if self.hard else 0.85 - 0.5 * min(progress / 0.6, 1.0)
+
+    def vocabulary(self, words: list[str]) -> list[str]:
+        """What to draw words from, uniformly, given all in order of frequency."""
+        repeats = len(words) // _COMMON if self.hard else 0
+        return words + words[:_COMMON] * repeats
+
+    @property
+    def nearest(self) -> int:
+        """Shortest distance asked for, where there is a fact that far back."""
+        return 64 if self.hard else 8
 
     def reach(self, progress: float) -> int:
         """Distances grow from 64 tokens to the whole context over the first two fifths."""
@@ -50,7 +66,8 @@ class Batches(Dataset[tuple[Tensor, Tensor]]):
         self.stream = np.load(corpus / "train.npy")
         tokenizer = Tokenizer.from_file(str(corpus / "tokenizer.json"))
         filler = Filler(self.stream, tokenizer)
-        self.writer = RecallWriter(tokenizer, filler, common_words(self.stream, tokenizer, _WORDS))
+        words = mixture.vocabulary(common_words(self.stream, tokenizer, _WORDS))
+        self.writer = RecallWriter(tokenizer, filler, words)
         self.mixture, self.curriculum = mixture, max(curriculum, 1)
 
     def __len__(self) -> int:
@@ -67,7 +84,7 @@ class Batches(Dataset[tuple[Tensor, Tensor]]):
             if row < recall:
                 density = mixture.density(rng, progress)
                 ids[row], weights[row] = self.writer.document(
-                    rng, length, mixture.reach(progress), density
+                    rng, length, (mixture.nearest, mixture.reach(progress)), density
                 )
             else:
                 start = rng.randrange(len(self.stream) - length)

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from examples.tiny_v32.attention import Attention, RMSNorm, Select, rope_tables
+from examples.tiny_v32.attention import Attention, Aux, RMSNorm, Select, rope_tables
 from examples.tiny_v32.config import TinyConfig
 
 
@@ -94,14 +94,19 @@ class DecoderLayer(nn.Module):
         self.mlp = MLP(config.hidden_size, config.intermediate_size) if dense else MoE(config)
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.dropout = 0.0  # of both parts' outputs, while training
 
     def forward(
-        self, x: Tensor, rope: tuple[Tensor, Tensor], select: Select, index_loss: bool
+        self, x: Tensor, rope: tuple[Tensor, Tensor], select: Select, aux: Aux
     ) -> tuple[Tensor, Tensor]:
-        """x [B, S, hidden] to the same shape, and the indexer's loss."""
-        out, loss = self.self_attn(self.input_layernorm(x), rope, select, index_loss)
-        x = x + out
-        return x + self.mlp(self.post_attention_layernorm(x)), loss
+        """x [B, S, hidden] to the same shape, and the auxiliary losses fp32 [2]."""
+        out, losses = self.self_attn(self.input_layernorm(x), rope, select, aux)
+        x = x + self._drop(out)
+        return x + self._drop(self.mlp(self.post_attention_layernorm(x))), losses
+
+    def _drop(self, x: Tensor) -> Tensor:
+        # A dropout of 0 would still draw random numbers.
+        return F.dropout(x, self.dropout) if self.training and self.dropout else x
 
 
 class MTP(nn.Module):
@@ -126,12 +131,12 @@ class MTP(nn.Module):
         next_embedding: Tensor,
         rope: tuple[Tensor, Tensor],
         select: Select,
-        index_loss: bool,
+        aux: Aux,
     ) -> tuple[Tensor, Tensor]:
-        """Both inputs [B, S, hidden]; gives what the head takes, and the indexer's loss."""
+        """Both inputs [B, S, hidden]; gives what the head takes, and the auxiliary losses."""
         joined = torch.cat([self.enorm(next_embedding), self.hnorm(hidden)], dim=-1)
-        x, loss = self.layer(self.eh_proj(joined), rope, select, index_loss)
-        return self.norm(x), loss
+        x, losses = self.layer(self.eh_proj(joined), rope, select, aux)
+        return self.norm(x), losses
 
 
 class TinyV32(nn.Module):
@@ -150,27 +155,33 @@ class TinyV32(nn.Module):
         self.mtp = MTP(config)
 
     def forward(
-        self, ids: Tensor, select: Select, index_loss: bool = False, mtp: bool = True
+        self, ids: Tensor, select: Select, aux: Aux = Aux.NONE, mtp: bool = True
     ) -> tuple[Tensor, Tensor | None, Tensor]:
         """Logits for int64 ids [B, S].
 
         Returns:
             Logits of token t + 1 [B, S, vocab]; the MTP module's of token t + 2 [B, S - 1, vocab],
-            or None; the indexer's loss summed over layers (fp32 scalar).
+            or None; the two auxiliary losses of :class:`Attention`, summed over layers (fp32 [2]).
         """
         rope = rope_tables(self.config, ids.shape[1], ids.device)
         embedded = self.embed_tokens(ids)
-        x, loss = embedded, embedded.new_zeros(())
+        x, losses = embedded, embedded.new_zeros(2, dtype=torch.float)
         for layer in self.layers:
-            x, layer_loss = layer(x, rope, select, index_loss)
-            loss = loss + layer_loss
+            x, layer_losses = layer(x, rope, select, aux)
+            losses = losses + layer_losses
         hidden = self.norm(x)
         if not mtp:
-            return self.lm_head(hidden), None, loss
+            return self.lm_head(hidden), None, losses
         # The last position has no next token; running it keeps the shapes of all layers equal.
         following = torch.cat([embedded[:, 1:], embedded[:, -1:]], dim=1)
-        drafted, layer_loss = self.mtp(hidden, following, rope, select, index_loss)
-        return self.lm_head(hidden), self.lm_head(drafted[:, :-1]), loss + layer_loss
+        drafted, layer_losses = self.mtp(hidden, following, rope, select, aux)
+        return self.lm_head(hidden), self.lm_head(drafted[:, :-1]), losses + layer_losses
+
+    def set_dropout(self, rate: float) -> None:
+        """Drop this share of what every attention and feed-forward part adds, while training."""
+        for module in self.modules():
+            if isinstance(module, DecoderLayer):
+                module.dropout = rate
 
     def routers(self) -> list[Router]:
         """Every router, in layer order, the MTP module's last."""

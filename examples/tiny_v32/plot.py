@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 from pathlib import Path
 
 import matplotlib
@@ -14,6 +15,7 @@ _PANELS = (
     ("answers", "share right", "recall: tokens of answers"),
     ("kl", "nats, sum over layers", "indexer: KL to the attention"),
     ("draft", "share", "MTP: agreement with the model"),
+    ("spread", "nats, sum over layers", "attention outside the top-k"),
 )
 
 
@@ -26,19 +28,28 @@ def main() -> None:
     args = parser.parse_args()
     lines = (args.run / "history.jsonl").read_text().splitlines()
     records = [json.loads(line) for line in lines]
-    figure, axes = plt.subplots(2, 2, figsize=(10, 6), sharex=True, layout="constrained")
-    for axis, (key, unit, title) in zip(axes.flat, _PANELS, strict=True):
-        for number, phase in enumerate(dict.fromkeys(r["phase"] for r in records)):
+    phases = list(dict.fromkeys(r["phase"] for r in records))
+    panels = [panel for panel in _PANELS if any(panel[0] in r for r in records)]
+    columns = math.ceil(len(panels) / 2)
+    figure, axes = plt.subplots(
+        2, columns, figsize=(5 * columns, 6), sharex=True, layout="constrained", squeeze=False
+    )
+    for axis, (key, unit, title) in zip(axes.flat, panels, strict=False):
+        for number, phase in enumerate(phases):
             points = [(r["seconds"], r[key]) for r in records if r["phase"] == phase and key in r]
             if points:
                 axis.plot(*zip(*points, strict=True), label=phase, color=f"C{number}", lw=1.2)
         axis.set_title(title, fontsize=10)
         axis.set_ylabel(unit, fontsize=9)
+        axis.set_xlabel("seconds of training", fontsize=9)
+        axis.tick_params(labelbottom=True)
         axis.grid(alpha=0.3)
-    axes[0, 1].set_ylim(0, 1.02)
-    axes[1, 0].set_yscale("log")
-    axes[1, 0].set_xlabel("seconds of training")
-    axes[1, 1].set_xlabel("seconds of training")
+        if key == "answers":
+            axis.set_ylim(0, 1.02)
+        if key in ("kl", "spread"):
+            axis.set_yscale("log")
+    for axis in axes.flat[len(panels) :]:
+        axis.remove()
     axes[0, 0].legend(fontsize=8)
     figure.savefig(args.out, dpi=110)
 

@@ -104,14 +104,14 @@ class RecallWriter:
         return "".join(rng.choices("0123456789", k=rng.randint(3, 10)))
 
     def document(
-        self, rng: random.Random, length: int, reach: int, density: float
+        self, rng: random.Random, length: int, reach: tuple[int, int], density: float
     ) -> tuple[list[int], list[float]]:
         """One training document of ``length`` tokens with loss weights.
 
         Args:
             rng: the source of everything random.
             length: tokens.
-            reach: longest distance asked for.
+            reach: shortest and longest distance asked for, where there are such facts.
             density: share of facts and queries among the pieces, the rest is filler.
         """
         ids, weights = [0], [0.0]
@@ -164,13 +164,13 @@ class RecallWriter:
                 else:
                     state(key, value)
             else:
-                fact = _at_distance(facts, len(ids), _log_uniform(rng, 8, reach))
+                fact = _at_distance(facts, len(ids), _log_uniform(rng, *reach))
                 if fact is not None:
                     facts.remove(fact)
                     ask(fact)
         if end_with_chat and facts:
             ids, weights = ids[:room], weights[:room]
-            fact = _at_distance(facts, room, _log_uniform(rng, 8, reach)) or facts[-1]
+            fact = _at_distance(facts, room, _log_uniform(rng, *reach)) or facts[-1]
             if fact.end <= room:
                 head, after = CHAT_QUERY.split(" {k}")
                 for text, weight in (

@@ -1,11 +1,12 @@
-"""Train the small model: dense attention, then the indexer, then sparse attention.
+"""Train the small model: dense attention, the indexer, sparse attention, and adapt to it.
 
     python -m examples.tiny_v32.corpus
     python -m examples.tiny_v32.train --run examples/tiny_v32/runs/first
 
 The curriculum is that of DeepSeek-V3.2: the language model with dense attention; a warm-up of the
 indexer alone against the attention summed over heads, the model frozen; then attention over the
-indexer's top-k, the indexer learning on the selected keys with its inputs detached. The MTP module
+indexer's top-k, the indexer learning on the selected keys with its inputs detached. A last phase
+is ours: it holds attention to the selected keys, with dropout and harder questions. The MTP module
 learns along. ``--resume`` continues a run that was cut; every batch is a function of its step.
 """
 
@@ -20,9 +21,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from examples.tiny_v32.attention import Select
+from examples.tiny_v32.attention import Aux, Select
 from examples.tiny_v32.config import TinyConfig
 from examples.tiny_v32.data import Batches, Mixture
+from examples.tiny_v32.export import load_checkpoint
 from examples.tiny_v32.losses import draft_loss, language_loss, progress_figures
 from examples.tiny_v32.model import TinyV32
 
@@ -48,6 +50,16 @@ class Phase:
     decay: float  # share of the steps, at the end, in which the rate falls linearly
     floor: float  # to this share of its peak
     curriculum: float
+    spread: float = 0.0  # weight of the loss on attention outside the top-k
+    dropout: float = 0.0
+    hard: bool = False  # recall from further away, of words more easily confused
+
+    @property
+    def aux(self) -> Aux:
+        """The auxiliary losses of the phase."""
+        if not self.index_loss:
+            return Aux.NONE
+        return Aux.INDEX_AND_SPREAD if self.spread else Aux.INDEX
 
     def factor(self, step: int) -> float:
         """Learning rate at ``step`` over its peak."""
@@ -55,10 +67,25 @@ class Phase:
         return min((step + 1) / self.ramp, 1.0, max(left, self.floor))
 
 
+_SPARSE = Phase("sparse", 2600, 32, 1536, Select.TOPK, True, False, 6e-4, 1e-3, 40, 1.0, 0.01, 0.0)
 PHASES = (
     Phase("dense", 5000, 64, 1024, Select.ALL, False, False, 2e-3, 0.0, 200, 0.4, 0.25, 0.6),
     Phase("warmup", 400, 32, 1536, Select.ALL, True, True, 0.0, 4e-3, 40, 0.5, 0.1, 0.0),
-    Phase("sparse", 2600, 32, 1536, Select.TOPK, True, False, 6e-4, 1e-3, 40, 1.0, 0.01, 0.0),
+    _SPARSE,
+    # The dense phase leaves the first layer with attention wider than the top-k can follow, and
+    # sparse attention alone does not narrow it: keys left out get no gradient. The spread loss
+    # does. Dropout, because the text has been seen many times by now.
+    replace(
+        _SPARSE,
+        name="adapt",
+        steps=1400,
+        rate=8e-4,
+        index_rate=5e-4,
+        ramp=60,
+        spread=0.2,
+        dropout=0.1,
+        hard=True,
+    ),
 )
 
 
@@ -137,7 +164,7 @@ def batches(
     corpus: Path, phase: Phase, seed: int, start: int, workers: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Batches of a phase from step ``start``, in order, whatever the number of workers."""
-    mixture = Mixture(phase.batch_size, phase.length, f"{seed}/{phase.name}")
+    mixture = Mixture(phase.batch_size, phase.length, f"{seed}/{phase.name}", phase.hard)
     data = Batches(corpus, mixture, int(phase.curriculum * phase.steps))
     loader = DataLoader(
         data,
@@ -156,8 +183,9 @@ def train_step(
     """Forward and backward; gives the figures to log if ``measure``."""
     inputs, targets, wanted = ids[:, :-1], ids[:, 1:], weights[:, 1:]
     with torch.autocast(ids.device.type, dtype=torch.bfloat16):
-        logits, drafted, index = model(inputs, phase.select, phase.index_loss)
-    loss = index
+        logits, drafted, aux = model(inputs, phase.select, phase.aux)
+    index, spread = aux.unbind()
+    loss = index + phase.spread * spread
     figures: dict[str, float] = {}
     if not phase.frozen:
         language = language_loss(logits, targets, wanted)
@@ -168,6 +196,7 @@ def train_step(
     loss.backward()
     if measure:
         figures |= {"kl": index.item()} if phase.index_loss else {}
+        figures |= {"spread": spread.item()} if phase.spread else {}
         figures |= progress_figures(logits, drafted, targets, wanted)
     return figures
 
@@ -179,6 +208,7 @@ def run_phase(run: Run, phase: Phase, corpus: Path, workers: int, stop: float) -
         optimizer.load_state_dict(run.optimizer_state)
         run.optimizer_state = None
     model.train()
+    model.set_dropout(phase.dropout)
     saved = time.perf_counter()
     for ids, weights in batches(corpus, phase, run.seed, run.step, workers):
         for group in optimizer.param_groups:
@@ -217,6 +247,8 @@ def main() -> None:
     parser.add_argument("--corpus", type=Path, default=here / "corpus")
     parser.add_argument("--run", type=Path, default=here / "runs" / "default")
     parser.add_argument("--resume", action="store_true", help="continue from state.pt in --run")
+    parser.add_argument("--init", type=Path, help="begin with the weights of this checkpoint")
+    parser.add_argument("--first", choices=[p.name for p in PHASES], help="phase to begin with")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=12, help="processes that write batches")
@@ -231,10 +263,14 @@ def main() -> None:
     torch.set_float32_matmul_precision("high")
     args.run.mkdir(parents=True, exist_ok=True)
     run = Run(args.run, args.device, args.seed)
+    if args.init:
+        run.model.load_state_dict(load_checkpoint(args.init).state_dict())
+    if args.first:
+        run.phase = [p.name for p in PHASES].index(args.first)
     if args.resume:
         run.resume()
     if not args.eager:
-        # Two kinds of layer × three phases × with or without gradients, of one code object.
+        # Two kinds of layer × four phases × with or without gradients, of one code object.
         torch._dynamo.config.recompile_limit = 64
         for layer in [*run.model.layers, run.model.mtp.layer]:
             layer.compile(dynamic=False)

@@ -1,6 +1,7 @@
 """The committed checkpoint: the reference loads it, agrees with the training code, and recalls."""
 
 import json
+import math
 from functools import cache
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from transformers import DeepseekV32ForCausalLM
 
 from dsa_compile.testing.models import dequantise
 from examples.tiny_v32 import evaluate, quantize_fp8
-from examples.tiny_v32.attention import Select
+from examples.tiny_v32.attention import Aux, Select
 from examples.tiny_v32.config import TinyConfig
 from examples.tiny_v32.export import FILE, load_checkpoint, to_hub
 from examples.tiny_v32.model import TinyV32
@@ -64,6 +65,18 @@ def test_wrong_selection_loses_recall(wrong: Select) -> None:
     # The right selection finds all of them: test_recalls_beyond_topk.
     torch.manual_seed(0)
     assert evaluate.recall(trained(), prompts(), wrong, "cpu") == 0.0
+
+
+def test_attention_falls_on_the_selected_keys() -> None:
+    _, tokens = evaluate.held_out(CHECKPOINT)
+    ids = torch.tensor([[0, *tokens[:511].tolist()]])
+    spread = {}
+    with torch.inference_mode():
+        for select in (Select.TOPK, Select.RANDOM):
+            spread[select] = trained()(ids, select, Aux.INDEX_AND_SPREAD)[2][1].item()
+    layers = TinyConfig().num_hidden_layers + 1  # and the MTP module's
+    assert spread[Select.TOPK] / layers < -math.log(0.98)
+    assert spread[Select.RANDOM] / layers > -math.log(0.5)
 
 
 def test_stored_tensors_are_those_of_the_hub_layout() -> None:

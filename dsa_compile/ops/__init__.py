@@ -22,7 +22,7 @@ from dsa_compile.ops.attention_fp8 import (
     PAGED_LATENT_ATTENTION_FP8_TENSOR_LSE,
     PAGED_LATENT_ATTENTION_LSE,
 )
-from dsa_compile.ops.attention_inputs import ATTENTION_INPUTS_FP8
+from dsa_compile.ops.attention_inputs import ATTENTION_INPUTS_FP8, ATTENTION_QUERIES_FP8
 from dsa_compile.ops.cache import DENSE_SLOTS, WRITE_INDEX_CACHE, WRITE_LATENT_CACHE
 from dsa_compile.ops.experts_fp8 import EXPERTS_FP8
 from dsa_compile.ops.fused_cache import (
@@ -54,6 +54,7 @@ __all__ = [
     "ADD_RMS_NORM",
     "ADD_RMS_NORM_QUANTIZE",
     "ATTENTION_INPUTS_FP8",
+    "ATTENTION_QUERIES_FP8",
     "DENSE_SLOTS",
     "EMBEDDING",
     "EXPAND_OUTPUT",

@@ -1,8 +1,9 @@
-"""What attention makes of its merged first projection, in one op.
+"""What attention makes of its projections, an op for each.
 
-The projection's columns are ``[q_a | wk | kv_a]``: the query's low rank, the index key, the latent
-row. Their consumers do not depend on one another, so one launch serves them all; at a few tokens
-launches are most of what the separate ops cost.
+The first, merged projection has the columns ``[q_a | wk | kv_a]``: the query's low rank, the index
+key, the latent row. The second ones give the queries and the index queries. The parts' consumers do
+not depend on one another, so one launch serves each projection; at a few tokens launches are most
+of what the separate ops cost.
 """
 
 import torch
@@ -12,9 +13,10 @@ from dsa_compile.ops.fused_cache import (
     norm_rope_write_latent_cache,
     norm_rope_write_latent_cache_fp8,
 )
-from dsa_compile.ops.index_fused import write_index_key_fp8
+from dsa_compile.ops.index_fused import index_query_quantize, write_index_key_fp8
 from dsa_compile.ops.library import bad_input, define
 from dsa_compile.ops.quantize import BLOCK, E4M3, rms_norm_quantize
+from dsa_compile.ops.rope import rope_half, rope_interleaved
 
 
 def attention_inputs_fp8(
@@ -89,6 +91,44 @@ def _attention_inputs_fp8_fake(
     return merged.new_empty((tokens, rank), dtype=E4M3), scale
 
 
+def attention_queries_fp8(
+    q_pe: Tensor,
+    index_q: Tensor,
+    weights: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    interleaved: bool,
+    index_interleaved: bool,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Rotate the queries' rotary part, in fp32 with one rounding, and quantise the index queries.
+
+    Args:
+        q_pe: ``[T, H, dr]``, heads and tokens may be strided.
+        index_q: ``[T, Hi, D]``.
+        weights: fp32 ``[T, Hi]``.
+        cos: ``[T, dr]``, any floating dtype, as from ``rope_tables``; the first half is read.
+        sin: as ``cos``.
+        interleaved: layout of the queries' rotation; interleaved pairs come out de-interleaved, as
+            from ``rope_interleaved``.
+        index_interleaved: layout of the index queries' rotation.
+        scale: as in ``index_query_quantize``.
+
+    Returns:
+        The rotated ``[T, H, dr]`` in ``q_pe.dtype``, and what ``index_query_quantize`` returns.
+    """
+    rotate = rope_interleaved if interleaved else rope_half
+    rotated = rotate(q_pe.float(), cos.float(), sin.float()).to(q_pe.dtype)
+    return rotated, *index_query_quantize(index_q, weights, cos, sin, index_interleaved, scale)
+
+
+def _attention_queries_fp8_fake(
+    q_pe: Tensor, index_q: Tensor, weights: Tensor, *rest: object
+) -> tuple[Tensor, Tensor, Tensor]:
+    q8 = index_q.new_empty(index_q.shape, dtype=E4M3)
+    return q_pe.new_empty(q_pe.shape), q8, weights.new_empty(weights.shape)
+
+
 ATTENTION_INPUTS_FP8 = define(
     "attention_inputs_fp8(Tensor merged, Tensor q_weight, float q_eps, Tensor k_weight,"
     " Tensor k_bias, float k_eps, Tensor kv_weight, float kv_eps, Tensor cos, Tensor sin,"
@@ -97,4 +137,11 @@ ATTENTION_INPUTS_FP8 = define(
     attention_inputs_fp8,
     _attention_inputs_fp8_fake,
     any_device=False,
+)
+ATTENTION_QUERIES_FP8 = define(
+    "attention_queries_fp8(Tensor q_pe, Tensor index_q, Tensor weights, Tensor cos, Tensor sin,"
+    " bool interleaved, bool index_interleaved, float scale)"
+    " -> (Tensor q_pe_out, Tensor q8, Tensor weights_out)",
+    attention_queries_fp8,
+    _attention_queries_fp8_fake,
 )

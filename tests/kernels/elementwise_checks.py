@@ -15,6 +15,7 @@ from torch import Tensor
 
 from dsa_compile.kernels.triton import (
     activation,
+    attention_inputs,
     embedding,
     index_key,
     index_query,
@@ -34,15 +35,24 @@ SHARE = 0.005  # of the bytes, that may differ
 STEP = {torch.bfloat16: 2**-7, torch.float8_e4m3fn: 2**-3, torch.float32: 1e-5}
 
 TRITON = (
-    activation, embedding, index_key, index_query, latent_cache, norm, norm_quantize, quantize,
-    rope, slots,
+    activation, attention_inputs, embedding, index_key, index_query, latent_cache, norm,
+    norm_quantize, quantize, rope, slots,
 )  # fmt: skip
 CUDA: tuple[ModuleType, ...] = ()
 if not INTERPRETED:
-    from dsa_compile.kernels.cuda import index_quantize, latent_row, swiglu_quantize
+    from dsa_compile.kernels.cuda import attention_inputs as cuda_attention_inputs
+    from dsa_compile.kernels.cuda import (
+        attention_queries,
+        index_quantize,
+        latent_row,
+        swiglu_quantize,
+    )
     from dsa_compile.kernels.cuda import norm_quantize as cuda_norm_quantize
 
-    CUDA = (index_quantize, latent_row, swiglu_quantize, cuda_norm_quantize)
+    CUDA = (
+        cuda_attention_inputs, attention_queries, index_quantize, latent_row, cuda_norm_quantize,
+        swiglu_quantize,
+    )  # fmt: skip
 
 if INTERPRETED:
     from tests.kernels.interpreter import round_as_hardware
@@ -267,6 +277,40 @@ def test_index_query(heads: int, interleaved: bool) -> None:
             0.011,
             cuda=heads % 16 == 0,
         )
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_attention_inputs(interleaved: bool, packed: bool) -> None:
+    merged, slot_mapping = bf16(19, 2240), torch.randperm(3 * 64)[:19]
+    slot_mapping[4] = -1
+    args = (
+        merged, torch.randn(1536), EPS, torch.randn(128), torch.randn(128), EPS, torch.randn(512),
+        EPS, *tables(19), interleaved, not interleaved, False,
+    )  # fmt: skip
+    caches = poison(3, 64, 656) if packed else bf16(3, 64, 576), poison(3, 64, 132)
+    want = [cache.clone() for cache in caches]
+    results = reference("attention_inputs_fp8")(*args, *want, slot_mapping)
+    for kernel in providers("attention_inputs_fp8", cuda=True):
+        got = [cache.clone().to(DEVICE) for cache in caches]
+        returned = kernel(*to(DEVICE, args), *got, slot_mapping.to(DEVICE))
+        for g, w in zip((*returned, *got), (*results, *want), strict=True):
+            close(g.cpu(), w)
+
+
+@pytest.mark.parametrize("table_dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_attention_queries(interleaved: bool, table_dtype: torch.dtype) -> None:
+    check(
+        "attention_queries_fp8",
+        bf16(3, 32, 192)[..., 128:],
+        bf16(3, 16, 128),
+        torch.randn(3, 16),
+        *tables(3, table_dtype),
+        interleaved,
+        not interleaved,
+        0.011,
+    )
 
 
 def test_dense_slots() -> None:

@@ -115,6 +115,19 @@ SOURCES = {
     "latent_row.cu": {**TYPES, "RANK": 512, "FORMAT": 1, "INTERLEAVED": 1},
     "index_key.cu": {**TYPES, "INTERLEAVED": 0},
     "index_query.cu": {"TABLE": BF16, "INTERLEAVED": 0},
+    "attention_queries.cu": {"TABLE": BF16, "INTERLEAVED": 1, "INDEX_INTERLEAVED": 0},
+    "attention_inputs.cu": {
+        **TYPES,
+        "RANK": 1536,
+        "THREADS": 192,
+        "LATENT_RANK": 512,
+        "FORMAT": 1,
+        "INTERLEAVED": 1,
+        "INDEX_INTERLEAVED": 0,
+        "Q_WEIGHT": BF16,
+        "KV_WEIGHT": BF16,
+        "K_WEIGHT": "float",
+    },
 }
 
 
@@ -131,3 +144,5 @@ def test_cuda_sources_compile_without_spills(source: str, arch: str) -> None:
     assert "E4M3.F32.PACK_AB" in binary.sass, "conversion in hardware"
     if source.startswith("index"):
         assert "HMMA.16816.F32.BF16" in binary.sass
+    # what earlier kernels write is read after the wait for them
+    assert "ACQBULK" in binary.sass

@@ -49,6 +49,7 @@ norm_rope_write_latent_cache_fp8(Tensor kv, Tensor weight, float eps, Tensor cos
 norm_rope_write_latent_cache_fp8_tensor(Tensor kv, Tensor weight, float eps, Tensor cos, Tensor sin, bool interleaved, Tensor scale, Tensor(a!) cache, Tensor slot_mapping) -> ()
 write_index_key_fp8(Tensor k, Tensor weight, Tensor bias, float eps, Tensor cos, Tensor sin, bool interleaved, Tensor(a!) cache, Tensor slot_mapping) -> ()
 index_query_quantize(Tensor q, Tensor weights, Tensor cos, Tensor sin, bool interleaved, float scale) -> (Tensor q8, Tensor weights_out)
+attention_queries_fp8(Tensor q_pe, Tensor index_q, Tensor weights, Tensor cos, Tensor sin, bool interleaved, bool index_interleaved, float scale) -> (Tensor q_pe_out, Tensor q8, Tensor weights_out)
 attention_inputs_fp8(Tensor merged, Tensor q_weight, float q_eps, Tensor k_weight, Tensor k_bias, float k_eps, Tensor kv_weight, float kv_eps, Tensor cos, Tensor sin, bool interleaved, bool index_interleaved, bool ue8m0, Tensor(a!) latent_cache, Tensor(b!) index_cache, Tensor slot_mapping) -> (Tensor q, Tensor scale)
 experts_fp8(Tensor x, Tensor x_scale, Tensor weights, Tensor indices, Tensor gate_up, Tensor gate_up_scale, Tensor down, Tensor down_scale) -> Tensor
 linear_fp8(Tensor x, Tensor x_scale, Tensor weight, Tensor weight_scale) -> Tensor
@@ -216,6 +217,11 @@ CASES = [
         (randn(6, 128 + 8 + 12), randn(128), 1e-6, randn(8), randn(8), 1e-6, randn(8), 1e-6,
          randn(6, 4), randn(6, 4), True, False, True, randn(4, 4, 12),
          ints(256, 4, 4, 12, dtype=torch.uint8), torch.arange(6)),
+    ),
+    Case(
+        "attention_queries_fp8",
+        (permuted(6, 5, 4).bfloat16(), permuted(6, 3, 8).bfloat16(), randn(6, 3), randn(6, 4),
+         randn(6, 4), True, False, 0.1),
     ),
     Case(
         "index_query_quantize",

@@ -9,7 +9,7 @@ from dsa_compile.kernels.cuda.compiler import Defines
 from dsa_compile.kernels.cuda.launch import CudaKernel, Int64
 from dsa_compile.kernels.cuda.operands import (
     C_TYPES,
-    require_16_bytes,
+    heads_of_16_bytes,
     require_constant,
     require_pages,
     rows_of_16_bytes,
@@ -47,25 +47,10 @@ def index_query_quantize(
     q: Tensor, weights: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, scale: float
 ) -> tuple[Tensor, Tensor]:
     """``dsa::index_query_quantize`` for bf16 heads of 128, 16 or a multiple of them, 64 rotated."""
-    name = "index_query_quantize"
-    if q.dim() != 3 or q.shape[2] != DIM or q.shape[1] % ROWS or q.dtype is not torch.bfloat16:
-        raise bad_input(
-            name, f"q bfloat16 [T, a multiple of {ROWS}, {DIM}], not {q.dtype} {list(q.shape)}"
-        )
-    if weights.dtype is not torch.float32 or weights.shape != q.shape[:2]:
-        raise bad_input(
-            name,
-            f"weights float32 {list(q.shape[:2])}, not {weights.dtype} {list(weights.shape)}",
-        )
-    tokens, heads, _ = q.shape
+    tokens, heads = q.shape[:2]
+    q, weights, cos, sin = query_operands("index_query_quantize", q, weights, cos, sin)
     out = torch.empty(q.shape, dtype=E4M3, device=q.device)
     weights_out = torch.empty(weights.shape, dtype=torch.float32, device=q.device)
-    if q.stride(2) != 1:
-        q = q.contiguous()
-    require_16_bytes(name, q)
-    if weights.stride(1) != 1:
-        weights = weights.contiguous()
-    cos, sin = tables(name, cos, sin, tokens, ROPE_DIM)
     tiles = tokens * heads // ROWS
     _query_kernel(cos.dtype, interleaved)(
         (-(-tiles // QUERY_WARPS), 1, 1),
@@ -85,6 +70,25 @@ def index_query_quantize(
         Int64(cos.stride(0)),
     )
     return out, weights_out
+
+
+def query_operands(
+    op: str, q: Tensor, weights: Tensor, cos: Tensor, sin: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Index queries, weights and tables as the kernels take them."""
+    if q.dim() != 3 or q.shape[2] != DIM or q.shape[1] % ROWS or q.dtype is not torch.bfloat16:
+        raise bad_input(
+            op,
+            f"index queries bfloat16 [T, a multiple of {ROWS}, {DIM}], not {q.dtype} "
+            f"{list(q.shape)}",
+        )
+    if weights.dtype is not torch.float32 or weights.shape != q.shape[:2]:
+        raise bad_input(
+            op, f"weights float32 {list(q.shape[:2])}, not {weights.dtype} {list(weights.shape)}"
+        )
+    cos, sin = tables(op, cos, sin, q.shape[0], ROPE_DIM)
+    weights = weights if weights.stride(1) == 1 else weights.contiguous()
+    return heads_of_16_bytes(op, q), weights, cos, sin
 
 
 def write_index_key_fp8(

@@ -24,6 +24,13 @@ def rows_of_16_bytes(op: str, x: Tensor) -> Tensor:
     return rows
 
 
+def heads_of_16_bytes(op: str, x: Tensor) -> Tensor:
+    """``[T, H, D]`` whose heads are dense and start at multiples of 16 bytes."""
+    heads = x if x.stride(2) == 1 else x.contiguous()
+    require_16_bytes(op, heads)
+    return heads
+
+
 def require_16_bytes(op: str, x: Tensor) -> None:
     """Refuse a tensor whose vectors, along the last dimension, do not start at 16 bytes."""
     size = x.element_size()
@@ -74,11 +81,15 @@ def slots_of(op: str, slot_mapping: Tensor, tokens: int) -> Tensor:
 
 
 def require_pages(op: str, cache: Tensor, dtype: torch.dtype, width: int) -> None:
-    """Refuse a cache other than ``[num_blocks, block_size, width]`` of a dtype, contiguous."""
+    """Refuse a cache other than ``[num_blocks, block_size, width]`` of a dtype, contiguous, whose
+    pages start at multiples of 8 bytes, the least that is written at once."""
     if cache.dtype is not dtype or cache.shape[2:] != (width,) or not cache.is_contiguous():
         raise bad_input(
             op,
             f"a contiguous cache {dtype} [num_blocks, block_size, {width}], not {cache.dtype} "
             f"{list(cache.shape)}",
         )
-    require_16_bytes(op, cache)
+    if cache.data_ptr() % 16 or cache.shape[1] * width * cache.element_size() % 8:
+        raise bad_input(
+            op, f"pages that start at multiples of 8 bytes, not {cache.shape[1]} rows of {width}"
+        )

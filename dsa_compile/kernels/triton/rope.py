@@ -27,10 +27,11 @@ def rope_kernel(
     head_stride: int,
     table_stride: int,
     INTERLEAVED: tl.constexpr,
+    ROUND_PRODUCTS: tl.constexpr,
     HALF: tl.constexpr,
     ROWS: tl.constexpr,
 ) -> None:
-    """``ROWS`` vectors of ``2 HALF``; every product is rounded, as in the reference ops."""
+    """``ROWS`` vectors of ``2 HALF``; the reference ops round every product."""
     dtype = x.dtype.element_ty
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     inside = (row < rows)[:, None]
@@ -50,24 +51,40 @@ def rope_kernel(
         c1 = tl.load(cos + HALF + table, inside, 0.0).to(tl.float32)
         s1 = tl.load(sin + HALF + table, inside, 0.0).to(tl.float32)
     first, second = first.to(tl.float32), second.to(tl.float32)
-    low = (first * c0).to(dtype).to(tl.float32) - (second * s0).to(dtype).to(tl.float32)
-    high = (second * c1).to(dtype).to(tl.float32) + (first * s1).to(dtype).to(tl.float32)
+    a, b, c, d = first * c0, second * s0, second * c1, first * s1
+    if ROUND_PRODUCTS:
+        a, b = a.to(dtype).to(tl.float32), b.to(dtype).to(tl.float32)
+        c, d = c.to(dtype).to(tl.float32), d.to(dtype).to(tl.float32)
     target = out + row.to(tl.int64)[:, None] * (2 * HALF) + tl.arange(0, HALF)[None, :]
-    tl.store(target, low.to(dtype), inside)
-    tl.store(target + HALF, high.to(dtype), inside)
+    tl.store(target, (a - b).to(dtype), inside)
+    tl.store(target + HALF, (c + d).to(dtype), inside)
 
 
 def rope_interleaved(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """``dsa::rope_interleaved`` for a power of two of values per head."""
-    return _rope("rope_interleaved", x, cos, sin, interleaved=True)
+    _check_dtypes("rope_interleaved", x, cos, sin)
+    return _rope("rope_interleaved", x, cos, sin, interleaved=True, round_products=True)
 
 
 def rope_half(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """``dsa::rope_half`` for a power of two of values per head."""
-    return _rope("rope_half", x, cos, sin, interleaved=False)
+    _check_dtypes("rope_half", x, cos, sin)
+    return _rope("rope_half", x, cos, sin, interleaved=False, round_products=True)
 
 
-def _rope(op: str, x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:
+def rope_once_rounded(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+    """Either rotation, with tables of any floating dtype, in fp32 and rounded once."""
+    return _rope("rope", x, cos, sin, interleaved=interleaved, round_products=False)
+
+
+def _check_dtypes(op: str, x: Tensor, cos: Tensor, sin: Tensor) -> None:
+    if not x.dtype is cos.dtype is sin.dtype:
+        raise bad_input(op, f"x and tables of one dtype, not {x.dtype} with {cos.dtype}")
+
+
+def _rope(
+    op: str, x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool, round_products: bool
+) -> Tensor:
     heads, width = x.shape[-2:]
     if width & (width - 1) or width < 2 or cos.shape != (*x.shape[:-2], width):
         raise bad_input(
@@ -75,8 +92,6 @@ def _rope(op: str, x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) ->
             f"x [..., heads, D] with tables [..., D], D a power of two, not {list(x.shape)} with "
             f"{list(cos.shape)}",
         )
-    if not x.dtype is cos.dtype is sin.dtype:
-        raise bad_input(op, f"x and tables of one dtype, not {x.dtype} with {cos.dtype}")
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     # a slice of wider heads stays a view, its heads and tokens lying apart
     flat = x.reshape(-1, heads, width)
@@ -98,10 +113,11 @@ def _rope(op: str, x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) ->
         flat.stride(1),
         cos.stride(0),
         INTERLEAVED=interleaved,
+        ROUND_PRODUCTS=round_products,
         HALF=width // 2,
         ROWS=per_program,
         num_warps=warps,
-        enable_fp_fusion=False,  # would skip the rounding of the products
+        enable_fp_fusion=not round_products,  # fused, products would not be rounded
     )
     return out
 

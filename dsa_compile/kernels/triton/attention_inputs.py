@@ -1,0 +1,65 @@
+"""What attention makes of its projections, with a launch for each part."""
+
+import torch
+from torch import Tensor
+
+from dsa_compile.kernels.triton.index_key import write_index_key_fp8
+from dsa_compile.kernels.triton.index_query import index_query_quantize
+from dsa_compile.kernels.triton.latent_cache import (
+    norm_rope_write_latent_cache,
+    norm_rope_write_latent_cache_fp8,
+)
+from dsa_compile.kernels.triton.norm_quantize import rms_norm_quantize
+from dsa_compile.kernels.triton.rope import rope_once_rounded
+from dsa_compile.ops.library import bad_input
+
+
+def attention_inputs_fp8(
+    merged: Tensor,
+    q_weight: Tensor,
+    q_eps: float,
+    k_weight: Tensor,
+    k_bias: Tensor,
+    k_eps: float,
+    kv_weight: Tensor,
+    kv_eps: float,
+    cos: Tensor,
+    sin: Tensor,
+    interleaved: bool,
+    index_interleaved: bool,
+    ue8m0: bool,
+    latent_cache: Tensor,
+    index_cache: Tensor,
+    slot_mapping: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """``dsa::attention_inputs_fp8``, three launches."""
+    parts = (q_weight.shape[0], k_weight.shape[0], kv_weight.shape[0] + cos.shape[1])
+    if merged.dim() != 2 or merged.shape[1] != sum(parts):
+        raise bad_input(
+            "attention_inputs_fp8", f"merged [T, {sum(parts)}], not {list(merged.shape)}"
+        )
+    q, k, kv = merged.split(parts, -1)
+    write_index_key_fp8(
+        k, k_weight, k_bias, k_eps, cos, sin, index_interleaved, index_cache, slot_mapping
+    )
+    latent = (kv, kv_weight, kv_eps, cos, sin, interleaved)
+    if latent_cache.dtype is torch.uint8:
+        norm_rope_write_latent_cache_fp8(*latent, ue8m0, latent_cache, slot_mapping)
+    else:
+        norm_rope_write_latent_cache(*latent, latent_cache, slot_mapping)
+    return rms_norm_quantize(q, q_weight, q_eps, ue8m0)
+
+
+def attention_queries_fp8(
+    q_pe: Tensor,
+    index_q: Tensor,
+    weights: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    interleaved: bool,
+    index_interleaved: bool,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """``dsa::attention_queries_fp8``, two launches."""
+    rotated = rope_once_rounded(q_pe, cos, sin, interleaved)
+    return rotated, *index_query_quantize(index_q, weights, cos, sin, index_interleaved, scale)

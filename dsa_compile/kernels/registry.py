@@ -9,8 +9,17 @@ from typing import Any
 
 import torch
 
-from dsa_compile.kernels.facts import Condition, size_in, size_multiple, value_at_most, value_multiple
-from dsa_compile.kernels.implementation import GPUS, Implementation
+from dsa_compile.kernels.facts import (
+    Condition,
+    dtype_in,
+    size_at_most,
+    size_in,
+    size_multiple,
+    size_power_of_two,
+    value_at_most,
+    value_multiple,
+)
+from dsa_compile.kernels.implementation import GPUS, HOPPER, Implementation
 from dsa_compile.ops import REFERENCE
 
 _TRITON = "dsa_compile.kernels.triton"
@@ -18,43 +27,99 @@ _CUDA = "dsa_compile.kernels.cuda"
 _PEERS = "dsa_compile.kernels.peers"
 
 _BF16 = torch.bfloat16
-_HALF = (torch.bfloat16, torch.float16)
-# the published geometry of the latent cache and of the indexer
-_LATENT = (size_in("q_latent", 2, 512), size_in("q_pe", 2, 64))
-_INDEXER = (size_in("q", 2, 128), size_in("cache", 1, 16, 32, 64))
+_WIDEST = 32768  # a row that one program of Triton's holds
 
 
 def _triton(op: str, module: str, *conditions: Condition, note: str = "") -> Implementation:
-    function = f"{_TRITON}.{module}:{op}"
-    return Implementation(op, "triton", function, GPUS, conditions, note=note)
+    return Implementation(op, "triton", f"{_TRITON}.{module}:{op}", GPUS, conditions, note=note)
+
+
+def _cuda(
+    op: str,
+    module: str,
+    *conditions: Condition,
+    targets: tuple[str, ...] = GPUS,
+    max_tokens: int | None = None,
+    note: str = "",
+) -> Implementation:
+    function = f"{_CUDA}.{module}:{op}"
+    return Implementation(op, "cuda", function, targets, conditions, max_tokens, note)
+
+
+def _peer(
+    op: str,
+    provider: str,
+    *conditions: Condition,
+    module: str = "",
+    max_tokens: int | None = None,
+    note: str = "",
+) -> Implementation:
+    function = f"{_PEERS}.{module or provider}:{op}"
+    return Implementation(op, provider, function, (HOPPER,), conditions, max_tokens, note)
+
+
+def _norm_quantize(op: str) -> tuple[Implementation, ...]:
+    return (
+        _cuda(op, "norm_quantize", dtype_in("x", _BF16), size_multiple("x", -1, 256)),
+        _triton(op, "norm_quantize", size_multiple("x", -1, 128), size_at_most("x", -1, _WIDEST)),
+    )
+
+
+def _latent_row(op: str) -> tuple[Implementation, ...]:
+    conditions = (dtype_in("kv", _BF16), size_multiple("weight", 0, 256), size_in("cos", -1, 64))
+    return (
+        _cuda(op, "latent_row", *conditions),
+        _triton(op, "latent_cache", size_power_of_two("weight", 0)),
+    )
 
 
 KERNELS: tuple[Implementation, ...] = (
     # norms, activations, quantisation
-    _triton("rms_norm", "norm"),
-    _triton("add_rms_norm", "norm"),
-    _triton("layer_norm", "norm"),
-    _triton("rms_norm_quantize", "norm_quantize", size_multiple("x", 1, 128)),
-    _triton("rms_norm_quantize_keep", "norm_quantize", size_multiple("x", 1, 128)),
-    _triton("add_rms_norm_quantize", "norm_quantize", size_multiple("x", 1, 128)),
+    _triton("rms_norm", "norm", size_at_most("x", -1, _WIDEST)),
+    _triton("add_rms_norm", "norm", size_at_most("x", -1, _WIDEST)),
+    _triton("layer_norm", "norm", size_at_most("x", -1, _WIDEST)),
+    *_norm_quantize("rms_norm_quantize"),
+    *_norm_quantize("rms_norm_quantize_keep"),
+    *_norm_quantize("add_rms_norm_quantize"),
     _triton("swiglu", "activation"),
     _triton("swiglu_packed", "activation"),
-    _triton("swiglu_packed_quantize", "activation", size_multiple("gate_up", 1, 256)),
-    _triton("quantize_blocks", "quantize", size_multiple("x", 1, 128)),
+    _cuda(
+        "swiglu_packed_quantize",
+        "swiglu_quantize",
+        dtype_in("gate_up", _BF16),
+        size_multiple("gate_up", -1, 256),
+    ),
+    _triton("swiglu_packed_quantize", "activation", size_multiple("gate_up", -1, 256)),
+    _triton("quantize_blocks", "quantize", size_multiple("x", -1, 128)),
     _triton("quantize_tensor", "quantize"),
     _triton("embedding", "embedding"),
     # RoPE and the caches
-    _triton("rope_interleaved", "rope"),
-    _triton("rope_half", "rope"),
+    _triton("rope_interleaved", "rope", size_power_of_two("x", -1)),
+    _triton("rope_half", "rope", size_power_of_two("x", -1)),
     _triton("write_latent_cache", "latent_cache"),
     _triton("write_index_cache", "latent_cache"),
-    _triton("norm_rope_write_latent_cache", "latent_cache"),
-    _triton("norm_rope_write_latent_cache_fp8", "latent_cache"),
-    _triton("norm_rope_write_latent_cache_fp8_tensor", "latent_cache"),
-    _triton("write_index_key_fp8", "index_key"),
-    _triton("index_query_quantize", "index_query"),
+    *_latent_row("norm_rope_write_latent_cache"),
+    *_latent_row("norm_rope_write_latent_cache_fp8"),
+    *_latent_row("norm_rope_write_latent_cache_fp8_tensor"),
     _triton("dense_slots", "slots"),
     # the indexer
+    _cuda(
+        "write_index_key_fp8",
+        "index_quantize",
+        dtype_in("k", _BF16),
+        size_in("k", 1, 128),
+        size_in("cos", -1, 64),
+    ),
+    _triton("write_index_key_fp8", "index_key", size_in("k", 1, 128), size_in("cos", -1, 64)),
+    _cuda(
+        "index_query_quantize",
+        "index_quantize",
+        dtype_in("q", _BF16),
+        size_in("q", 2, 128),
+        size_multiple("q", 1, 16),
+        size_in("cos", -1, 64),
+    ),
+    _triton("index_query_quantize", "index_query", size_in("q", 2, 128), size_in("cos", -1, 64)),
     _triton(
         "paged_index_topk",
         "index_topk",
@@ -62,6 +127,25 @@ KERNELS: tuple[Implementation, ...] = (
         value_at_most("topk", 2048),
         size_multiple("q", 2, 4),
     ),
+    # experts and their router
+    _triton("router", "router", size_at_most("weight", 0, 1024)),
+    _triton("experts", "experts"),
+    _cuda(
+        "experts_fp8",
+        "experts_fp8",
+        size_multiple("x", 1, 256),
+        size_multiple("down", 2, 128),
+        size_at_most("down", 0, 1024),
+        targets=(HOPPER,),
+    ),
+    _peer(
+        "experts_fp8",
+        "deep_gemm",
+        size_multiple("x", 1, 128),
+        size_multiple("down", 2, 128),
+        module="deep_gemm_experts",
+    ),
+    _triton("experts_fp8", "experts", size_multiple("x", 1, 128), size_multiple("down", 2, 128)),
 )
 
 # Ops whose reference is a few of torch's own kernels, on any device and without a look at data.

@@ -20,7 +20,9 @@ _SHARED_LIMIT = 227 * 1024
 
 
 @functools.cache
-def scoring_kernel(source: str, name: str, heads: int, queries: int) -> CudaKernel:
+def scoring_kernel(
+    source: str, name: str, heads: int, queries: int, extra_shared: int = 0
+) -> CudaKernel:
     """A kernel of this family.
 
     Args:
@@ -29,9 +31,10 @@ def scoring_kernel(source: str, name: str, heads: int, queries: int) -> CudaKern
         heads: index heads.
         queries: a block keeps at a time: 1, 2, 4 or 8. Eight are divided between the warpgroups;
             with fewer, the warpgroups divide the keys.
+        extra_shared: bytes of shared memory after those of the family.
     """
     warpgroups = 2
-    fixed = 2 * queries * heads * (DIM + 4) + 16 * 2 + 256
+    fixed = 2 * queries * heads * (DIM + 4) + 16 * 2 + 256 + extra_shared
     stages = min((_SHARED_LIMIT - fixed) // (TILE * (DIM + 4) + 16), 20)
     return CudaKernel(
         source,
@@ -46,6 +49,7 @@ def scoring_kernel(source: str, name: str, heads: int, queries: int) -> CudaKern
             "COPY_REGISTERS": 40,
         },
         shared=fixed + stages * (TILE * (DIM + 4) + 16),
+        overlap=True,
     )
 
 
@@ -92,7 +96,7 @@ def ragged_index_logits(
     heads = q.shape[1]
     kernel = scoring_kernel("index_logits_ragged.cu", "index_logits_ragged", heads, 8)
     kernel(
-        (_processors(), 1, 1),
+        (processors(), 1, 1),
         THREADS,
         query_map(q, 8),
         tensor_map(k, (TILE, DIM)),
@@ -126,7 +130,7 @@ def paged_index_logits(
         q: e4m3 ``[T, H, 128]``, H of 16, 32 or 64, contiguous.
         weights: fp32 ``[T, H]``, contiguous.
         cache: uint8 ``[blocks, block_size, 132]``; a page is ``block_size`` keys of 128 bytes, then
-            their fp32 scales. Page sizes 4 to 64 that divide 64, or multiples of 64.
+            their fp32 scales. Block sizes are powers of two from 4 on.
         block_tables: int32 ``[R, M]``, contiguous.
         cu_seqlens: int32 ``[R + 1]``, first row of each request and the end of the last.
         context_lens: int32 ``[R]``, tokens in the cache including this step's.
@@ -137,27 +141,9 @@ def paged_index_logits(
         The scores, one row for each of ``rows``, in the column of their position; how many leading
         columns of each row are written, int32, 0 for rows of no request; each row's request, int32.
     """
-    _check("paged_index_logits", q, weights)
-    blocks, block_size, width = cache.shape
-    _takes(
-        cache.dtype == torch.uint8 and width == DIM + 4 and cache[0].is_contiguous(),
-        "cache as uint8 [blocks, block_size, 132]",
-    )
-    _takes(
-        block_size % TILE == 0 or (block_size in (4, 8, 16, 32)),
-        "block sizes 4, 8, 16, 32 and multiples of 64",
-    )
-    _takes(not cache.stride(0) % 16 and not cache.data_ptr() % 16, "pages at multiples of 16 bytes")
+    check_paged(q, weights, cache, block_tables, cu_seqlens, context_lens)
+    blocks, block_size, _ = cache.shape
     requests, table_width = block_tables.shape
-    for name, tensor, shape in (
-        ("block_tables", block_tables, (requests, table_width)),
-        ("cu_seqlens", cu_seqlens, (requests + 1,)),
-        ("context_lens", context_lens, (requests,)),
-    ):
-        _takes(
-            tensor.dtype == torch.int32 and tensor.shape == shape and tensor.is_contiguous(),
-            f"{name} as contiguous int32 {list(shape)}",
-        )
     begin, end = rows or (0, q.shape[0])
     count = end - begin
     if out is None:
@@ -171,7 +157,7 @@ def paged_index_logits(
     queries = queries_per_block(count, requests)
     kernel = scoring_kernel("index_logits_paged.cu", "index_logits_paged", heads, queries)
     kernel(
-        (_processors(), 1, 1),
+        (processors(), 1, 1),
         THREADS,
         query_map(q, queries),
         page_map(cache),
@@ -179,7 +165,7 @@ def paged_index_logits(
         cache,
         Int64(cache.stride(0)),
         blocks,
-        block_size,
+        block_size.bit_length() - 1,
         block_tables,
         table_width,
         cu_seqlens,
@@ -222,6 +208,38 @@ def page_map(cache: Tensor) -> object:
     )
 
 
+def check_paged(
+    q: Tensor,
+    weights: Tensor,
+    cache: Tensor,
+    block_tables: Tensor,
+    cu_seqlens: Tensor,
+    context_lens: Tensor,
+) -> None:
+    """Refuse operands that the paged kernels would misread."""
+    _check("paged_index_logits", q, weights)
+    _, block_size, width = cache.shape
+    _takes(
+        cache.dtype == torch.uint8 and width == DIM + 4 and cache[0].is_contiguous(),
+        "cache as uint8 [blocks, block_size, 132]",
+    )
+    _takes(
+        block_size >= 4 and not block_size & (block_size - 1),
+        "block sizes that are powers of two from 4 on",
+    )
+    _takes(not cache.stride(0) % 16 and not cache.data_ptr() % 16, "pages at multiples of 16 bytes")
+    requests, table_width = block_tables.shape
+    for name, tensor, shape in (
+        ("block_tables", block_tables, (requests, table_width)),
+        ("cu_seqlens", cu_seqlens, (requests + 1,)),
+        ("context_lens", context_lens, (requests,)),
+    ):
+        _takes(
+            tensor.dtype == torch.int32 and tensor.shape == shape and tensor.is_contiguous(),
+            f"{name} as contiguous int32 {list(shape)}",
+        )
+
+
 def _check(op: str, q: Tensor, weights: Tensor) -> None:
     if q.dim() != 3 or q.dtype != torch.float8_e4m3fn or q.shape[2] != DIM:
         raise bad_input(op, f"q as e4m3 [T, H, 128], not {q.dtype} {list(q.shape)}")
@@ -243,5 +261,6 @@ def _processors_of(device: int) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
-def _processors() -> int:
+def processors() -> int:
+    """Multiprocessors of the current device."""
     return _processors_of(torch.cuda.current_device())

@@ -2,8 +2,8 @@
 //
 // Keys are the M of wgmma and (query, head) pairs its N, so a thread holds 16 heads of a query for
 // two keys and the sum over heads is two shuffles from done. A block keeps QUERIES queries in shared
-// memory and streams tiles of 64 keys past them: one warp copies, WARPGROUPS warpgroups multiply.
-// They divide the queries, or with SPLIT_KEYS the tiles. A warpgroup with 256 columns works on them
+// memory and streams tiles of 64 keys past them: one warpgroup copies, WARPGROUPS multiply. They
+// divide the queries, or with SPLIT_KEYS the tiles. A warpgroup with 256 columns works on them
 // in two groups of 128, one in the tensor cores while the other is reduced.
 //
 // Tiles are independent, so the (query block, tile) pairs of a launch are laid end to end and every
@@ -12,11 +12,16 @@
 // Macros: HEADS, QUERIES, WARPGROUPS, SPLIT_KEYS, KEY_STAGES, MATH_REGISTERS, COPY_REGISTERS.
 #pragma once
 #include "common.cuh"
-#include "wgmma_fp8.cuh"
+#include "wgmma_e4m3.cuh"
 
 constexpr int DIM = 128;  // of a head, and bytes of a key
 constexpr int TILE = 64;  // keys of one product
 constexpr int THREADS = 128 * (WARPGROUPS + 1);
+// A block starts with equally many registers for all its threads, and can only trade those: a
+// warpgroup that asks for more than the others left waits for ever.
+static_assert(WARPGROUPS * MATH_REGISTERS + COPY_REGISTERS <=
+                  (WARPGROUPS + 1) * (65536 / THREADS / 8 * 8),
+              "registers");
 
 constexpr int WARPGROUP_QUERIES = SPLIT_KEYS ? QUERIES : QUERIES / WARPGROUPS;
 constexpr int GROUPS = WARPGROUP_QUERIES * HEADS > 128 ? 2 : 1;
@@ -107,41 +112,58 @@ struct Share {
   int item, offset, tiles;
 };
 
+// This block's part of `total` tiles: the first tile and their number.
+DEVICE int2 equal_part(int total) {
+  const int block = blockIdx.x, blocks = gridDim.x;
+  const int each = total / blocks, rest = total % blocks;
+  return make_int2(block * each + min(block, rest), each + (block < rest));
+}
+
+DEVICE int inclusive_sum(int value) {
+  for (int step = 1; step < 32; step *= 2) {
+    const int below = __shfl_up_sync(0xffffffffu, value, step);
+    if (lane_id() >= step) value += below;
+  }
+  return value;
+}
+
 // Divide the tiles of all items among the blocks of the grid. Called by all threads; also the
 // barrier that `Stages::initialise` asks for. `Work` has `items()` and `tiles(item)`.
 template <class Work>
 DEVICE Share divide(const Work& work, int* scratch) {
   const int items = work.items();
+  if (items <= 32) {  // every warp for itself: one decoding step waits for little else
+    const int mine = lane_id() < items ? work.tiles(lane_id()) : 0;
+    const int upto = inclusive_sum(mine);
+    const int2 part = equal_part(__shfl_sync(0xffffffffu, upto, 31));
+    const int item = __popc(__ballot_sync(0xffffffffu, upto <= part.x));
+    const int before = __shfl_sync(0xffffffffu, upto - mine, item);
+    __syncthreads();
+    return {item, part.x - before, part.y};
+  }
   const int each = (items + THREADS - 1) / THREADS;
   const int first = min(static_cast<int>(threadIdx.x) * each, items);
   const int last = min(first + each, items);
   int mine = 0;
   for (int item = first; item < last; ++item) mine += work.tiles(item);
-
-  int upto = mine;  // inclusive sum over the threads so far
-  for (int step = 1; step < 32; step *= 2) {
-    const int below = __shfl_up_sync(0xffffffffu, upto, step);
-    if (lane_id() >= step) upto += below;
-  }
+  const int upto = inclusive_sum(mine);
   const int warp = threadIdx.x / 32;
   if (lane_id() == 31) scratch[warp] = upto;
   __syncthreads();
-  long long total = 0;
-  int before = upto - mine;
+  int before = upto - mine, total = 0;
   for (int w = 0; w < THREADS / 32; ++w) {
     if (w < warp) before += scratch[w];
     total += scratch[w];
   }
-  const int begin = static_cast<int>(total * blockIdx.x / gridDim.x);
-  const int end = static_cast<int>(total * (blockIdx.x + 1) / gridDim.x);
-  if (before <= begin && begin < before + mine) {
-    int item = first, offset = begin - before;
+  const int2 part = equal_part(total);
+  if (before <= part.x && part.x < before + mine) {
+    int item = first, offset = part.x - before;
     for (int tiles; offset >= (tiles = work.tiles(item)); ++item) offset -= tiles;
     scratch[32] = item;
     scratch[33] = offset;
   }
   __syncthreads();
-  return {scratch[32], scratch[33], end - begin};
+  return {scratch[32], scratch[33], part.y};
 }
 
 // ---- multiplying and reducing ----------------------------------------------------------------
@@ -152,14 +174,8 @@ DEVICE void multiply(float (&sums)[COLUMNS / 2], u32 keys, u32 queries) {
   const u64 b = matrix_descriptor(queries, 16, 1024);
   wgmma_fence();
 #pragma unroll
-  for (int k = 0; k < DIM / 32; ++k) Wgmma<COLUMNS>::run(sums, a + 2 * k, b + 2 * k, k);
+  for (int k = 0; k < DIM / 32; ++k) wgmma_e4m3<COLUMNS>(sums, a + 2 * k, b + 2 * k, k);
   wgmma_commit();
-}
-
-// Keeps the compiler from reading accumulators before the wait above this call.
-DEVICE void settle(float (&sums)[COLUMNS / 2]) {
-#pragma unroll
-  for (int i = 0; i < COLUMNS / 2; ++i) asm volatile("" : "+f"(sums[i])::"memory");
 }
 
 // The weights of a thread's columns, for one group of queries.
@@ -215,20 +231,20 @@ DEVICE int lane_query(int i) { return GROUP_QUERIES == 1 ? 0 : 2 * i + (lane_id(
 // With one query a group two lanes hold the same score; one of them must keep it to itself.
 DEVICE bool lane_speaks() { return GROUP_QUERIES > 1 || !(lane_id() & 2); }
 
-// What the warps of a warpgroup do with their share. `Cursor` walks over the query blocks of the
-// share: `row()`, `key()` of the first tile, `tiles()`, `advance()`. `Sink` takes the scores:
-// `begin(cursor, warpgroup)` for each query block, then `take<group>(key, scores)`.
+// What the warps of a warpgroup do. `Cursor` walks over the query blocks of the block's share while
+// `valid()`: `row()`, `key()` of the first tile, `tiles()`, `advance()`. `Sink` takes the scores:
+// `begin(cursor, first_query)` for each query block, then `take<group>(cursor, key, scores)`, with
+// `pause(cursor)` after every one or two tiles, then `end(cursor)`.
 template <class Cursor, class Sink>
-DEVICE void score(const Stages& stages, Cursor cursor, int tiles, int warpgroup, Sink& sink) {
+DEVICE void score(const Stages& stages, Cursor cursor, int warpgroup, Sink& sink) {
   constexpr int STEP = SPLIT_KEYS ? WARPGROUPS : 1;
   const int first_query = SPLIT_KEYS ? 0 : warpgroup * WARPGROUP_QUERIES;
   QueryRing queries;
   KeyRing keys;
   int skip = SPLIT_KEYS ? warpgroup : 0;  // tiles before this warpgroup's next one
   keys.advance(skip);
-  for (; tiles > 0; cursor.advance()) {
-    const int count = min(tiles, cursor.tiles());
-    tiles -= count;
+  for (; cursor.valid(); cursor.advance()) {
+    int left = cursor.tiles() - skip;
     sink.begin(cursor, first_query);
     mbarrier_wait(stages.queries_full(queries.stage), queries.parity);
     Weights weights[GROUPS];
@@ -240,8 +256,7 @@ DEVICE void score(const Stages& stages, Cursor cursor, int tiles, int warpgroup,
       operand[g] = stages.queries(queries.stage) + DIM * at;
     }
 
-    int tile = skip;
-    int key = cursor.key() + tile * TILE + lane_key();
+    int key = cursor.key() + skip * TILE + lane_key();
     float sums[GROUPS][COLUMNS / 2];
     float scale = 0.0f;
     const auto arrive = [&](int barrier) {
@@ -250,11 +265,11 @@ DEVICE void score(const Stages& stages, Cursor cursor, int tiles, int warpgroup,
     const auto finish = [&](auto group, float by) {
       constexpr int g = decltype(group)::value;
       float scores[OUTPUTS];
-      settle(sums[g]);
+      fence_registers(sums[g]);
       reduce(sums[g], weights[g], scores);
 #pragma unroll
       for (int i = 0; i < OUTPUTS; ++i) scores[i] *= by;
-      sink.template take<g>(key, scores);
+      sink.template take<g>(cursor, key, scores);
     };
     const auto wait_keys = [&] {
       mbarrier_wait(stages.keys_full(keys.stage), keys.parity);
@@ -262,18 +277,20 @@ DEVICE void score(const Stages& stages, Cursor cursor, int tiles, int warpgroup,
     };
 
     if constexpr (GROUPS == 1) {
-      for (; tile < count; tile += STEP, key += STEP * TILE) {
+      for (; left > 0; left -= STEP, key += STEP * TILE) {
         wait_keys();
         multiply(sums[0], stages.keys(keys.stage), operand[0]);
         wgmma_wait<0>();
         arrive(stages.keys_empty(keys.stage));
         keys.advance(STEP);
         finish(Index<0>{}, scale);
+        sink.pause(cursor);
       }
     } else {
       // Two tiles at a time, so that a product is in flight while all but the last group is reduced.
       // The compiler serialises products that are in flight across the back edge of a loop.
-      for (; tile + STEP < count; tile += 2 * STEP, key += STEP * TILE) {
+#ifndef NOPAIR
+      for (; left > STEP; left -= 2 * STEP, key += STEP * TILE) {
         wait_keys();
         const u32 done = keys.stage;
         const float by = scale;
@@ -295,8 +312,10 @@ DEVICE void score(const Stages& stages, Cursor cursor, int tiles, int warpgroup,
         arrive(stages.keys_empty(keys.stage));
         keys.advance(STEP);
         finish(Index<1>{}, scale);
+        sink.pause(cursor);
       }
-      for (; tile < count; tile += STEP, key += STEP * TILE) {
+#endif
+      for (; left > 0; left -= STEP, key += STEP * TILE) {
         wait_keys();
         multiply(sums[0], stages.keys(keys.stage), operand[0]);
         multiply(sums[1], stages.keys(keys.stage), operand[1]);
@@ -308,41 +327,49 @@ DEVICE void score(const Stages& stages, Cursor cursor, int tiles, int warpgroup,
         finish(Index<1>{}, scale);
       }
     }
+    sink.end(cursor);
     arrive(stages.queries_empty(queries.stage));
     queries.advance();
-    skip = max(tile - count, 0);
+    skip = -left;
   }
 }
 
 // ---- copying ---------------------------------------------------------------------------------
 
-// What the copying warp does with its share. `Loader` fills a stage of keys:
+// What the warps of the copying warpgroup do with the block's share, each with every fourth tile:
+// one alone cannot start copies as fast as memory serves them. `Loader` fills a stage of keys:
 // `load(cursor, key, stages, stage)`, called by all lanes, expects and starts the copies.
 template <class Cursor, class Loader>
-DEVICE void copy(const Stages& stages, Cursor cursor, int tiles, const CUtensorMap* query_map,
-                 const float* weights, int rows, Loader& loader) {
+DEVICE void copy(const Stages& stages, Cursor cursor, const CUtensorMap* query_map, const float* weights, int rows, Loader& loader) {
+  constexpr int STEP = 4;
+  const int warp = warp_id() % STEP;
   QueryRing queries;
   KeyRing keys;
-  for (; tiles > 0; cursor.advance()) {
-    const int count = min(tiles, cursor.tiles());
-    tiles -= count;
-    mbarrier_wait(stages.queries_empty(queries.stage), queries.parity ^ 1);
-    if (lane_id() == 0) {
-      const int row = cursor.row();
-      const u32 full = stages.queries_full(queries.stage);
-      const u32 bytes = min(QUERIES, rows - row) * HEADS * 4;
-      mbarrier_expect_tx(full, QUERY_BYTES + bytes);
+  int tile = warp;
+  keys.advance(tile);
+  for (; cursor.valid(); cursor.advance()) {
+    const int count = cursor.tiles();
+    if (warp == 0) {
+      mbarrier_wait(stages.queries_empty(queries.stage), queries.parity ^ 1);
+      if (lane_id() == 0) {
+        const int row = cursor.row();
+        const u32 full = stages.queries_full(queries.stage);
+        const u32 bytes = min(QUERIES, rows - row) * HEADS * 4;
+        mbarrier_expect_tx(full, QUERY_BYTES + bytes);
 #pragma unroll
-      for (int at = 0; at < QUERIES * HEADS; at += QUERY_BOX)
-        tma_load_2d(stages.queries(queries.stage) + at * DIM, query_map, full, 0, row * HEADS + at);
-      bulk_load(stages.weights(queries.stage), weights + row * HEADS, bytes, full);
+        for (int at = 0; at < QUERIES * HEADS; at += QUERY_BOX)
+          tma_load_2d(stages.queries(queries.stage) + at * DIM, query_map, full, 0,
+                      row * HEADS + at);
+        bulk_load(stages.weights(queries.stage), weights + row * HEADS, bytes, full);
+      }
+      __syncwarp();
+      queries.advance();
     }
-    __syncwarp();
-    queries.advance();
-    for (int tile = 0; tile < count; ++tile, keys.advance()) {
+    for (; tile < count; tile += STEP, keys.advance(STEP)) {
       mbarrier_wait(stages.keys_empty(keys.stage), keys.parity ^ 1);
       loader.load(cursor, cursor.key() + tile * TILE, stages, keys.stage);
     }
+    tile -= count;
   }
 }
 
@@ -352,7 +379,7 @@ DEVICE void copy(const Stages& stages, Cursor cursor, int tiles, const CUtensorM
 struct RowWriter {
   float* rows;
   long long stride;
-  float* row[GROUPS][OUTPUTS];
+  float* row;  // of this lane's first query
   int low[GROUPS][OUTPUTS], span[GROUPS][OUTPUTS];
 
   template <class Cursor>
@@ -365,14 +392,20 @@ struct RowWriter {
         const int2 bounds = lane_speaks() ? cursor.bounds(query) : make_int2(0, 0);
         low[g][i] = bounds.x;
         span[g][i] = max(bounds.y - bounds.x, 0);
-        row[g][i] = rows + (query - cursor.first_row()) * stride;
       }
+    row = rows + (cursor.row() - cursor.first_row() + first_query + lane_query(0)) * stride;
   }
 
-  template <int g>
-  DEVICE void take(int key, const float (&scores)[OUTPUTS]) const {
+  template <class Cursor>
+  DEVICE void pause(const Cursor&) {}
+  template <class Cursor>
+  DEVICE void end(const Cursor&) {}
+
+  template <int g, class Cursor>
+  DEVICE void take(const Cursor&, int key, const float (&scores)[OUTPUTS]) const {
 #pragma unroll
     for (int i = 0; i < OUTPUTS; ++i)
-      if (static_cast<u32>(key - low[g][i]) < static_cast<u32>(span[g][i])) row[g][i][key] = scores[i];
+      if (static_cast<u32>(key - low[g][i]) < static_cast<u32>(span[g][i]))
+        row[(g * GROUP_QUERIES + 2 * i) * stride + key] = scores[i];
   }
 };

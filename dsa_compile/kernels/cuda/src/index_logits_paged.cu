@@ -19,7 +19,7 @@ DEVICE void describe_rows(const PagedWork& work, int thread, int threads, int* e
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 index_logits_paged(const __grid_constant__ CUtensorMap query_map,
                    const __grid_constant__ CUtensorMap key_map, const float* weights,
-                   const u8* cache, long long page_stride, int blocks, int block_size,
+                   const u8* cache, long long page_stride, int blocks, int page_shift,
                    const int* tables, int table_width, const int* row_starts, const int* contexts,
                    int requests, int row_begin, int row_end, int rows, float* logits,
                    long long stride, int* ends, int* owners) {
@@ -30,22 +30,22 @@ index_logits_paged(const __grid_constant__ CUtensorMap query_map,
     prefetch_tensor_map(&key_map);
     stages.initialise();
   }
-  const PagedWork work{tables,     row_starts, contexts,  requests, table_width,
-                       blocks,     block_size, row_begin, row_end};
+  dependency_wait();
+  dependency_release();
+  const PagedWork work{tables, row_starts, contexts,  requests, table_width,
+                       blocks, page_shift, row_begin, row_end};
   const Share share = divide(work, reinterpret_cast<int*>(memory + SCRATCH_AT));
   const int warpgroup = warp_id() / 4;
   if (warpgroup == WARPGROUPS) {
     register_dealloc<COPY_REGISTERS>();
-    if (warp_id() % 4 == 0) {
-      PagedLoader loader{work, &key_map, cache, page_stride};
-      copy(stages, PagedCursor(work, share), share.tiles, &query_map, weights, rows, loader);
-    } else {
-      const int thread = blockIdx.x * 96 + threadIdx.x % 128 - 32;
-      describe_rows(work, thread, 96 * gridDim.x, ends, owners);
-    }
+    PagedLoader loader{work, &key_map, cache, page_stride};
+    copy(stages, PagedCursor(work, share), &query_map, weights, rows, loader);
   } else {
     register_alloc<MATH_REGISTERS>();
+    // while the first keys are on their way
+    describe_rows(work, blockIdx.x * (THREADS - 128) + threadIdx.x, gridDim.x * (THREADS - 128), ends,
+                  owners);
     RowWriter writer{logits, stride};
-    score(stages, PagedCursor(work, share), share.tiles, warpgroup, writer);
+    score(stages, PagedCursor(work, share), warpgroup, writer);
   }
 }

@@ -15,18 +15,18 @@ index_logits_ragged(const __grid_constant__ CUtensorMap query_map,
     prefetch_tensor_map(&scale_map);
     stages.initialise();
   }
+  dependency_wait();
+  dependency_release();
   const RaggedWork work{starts, ends, rows, keys};
   const Share share = divide(work, reinterpret_cast<int*>(memory + SCRATCH_AT));
   const int warpgroup = warp_id() / 4;
   if (warpgroup == WARPGROUPS) {
     register_dealloc<COPY_REGISTERS>();
-    if (warp_id() % 4 == 0) {
-      RaggedLoader loader{&key_map, &scale_map};
-      copy(stages, RaggedCursor(work, share), share.tiles, &query_map, weights, rows, loader);
-    }
+    RaggedLoader loader{&key_map, &scale_map};
+    copy(stages, RaggedCursor(work, share), &query_map, weights, rows, loader);
   } else {
     register_alloc<MATH_REGISTERS>();
     RowWriter writer{logits, stride};
-    score(stages, RaggedCursor(work, share), share.tiles, warpgroup, writer);
+    score(stages, RaggedCursor(work, share), warpgroup, writer);
   }
 }

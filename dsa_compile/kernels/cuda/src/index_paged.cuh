@@ -7,7 +7,7 @@ struct PagedWork {
   const int* tables;      // [requests, table_width], pages of each request
   const int* row_starts;  // [requests + 1]
   const int* contexts;    // [requests]
-  int requests, table_width, blocks, block_size;
+  int requests, table_width, blocks, page_shift;  // pages of 1 << page_shift keys
   int row_begin, row_end;  // rows of this launch
 
   // Rows of a request in this launch that see any key: `count` from `first` on, which sees `seen`
@@ -17,7 +17,7 @@ struct PagedWork {
   };
   DEVICE Rows rows_of(int request) const {
     const int begin = row_starts[request], end = row_starts[request + 1];
-    const int context = min(contexts[request], table_width * block_size);
+    const int context = min(contexts[request], table_width << page_shift);
     const int first = max(max(begin, row_begin), end - context);
     return {first, max(min(end, row_end) - first, 0), context - end + 1 + first};
   }
@@ -50,44 +50,107 @@ struct PagedWork {
   }
 };
 
-class PagedCursor {
+// A block of QUERIES rows of a request.
+class PagedBlock {
+ public:
+  DEVICE explicit PagedBlock(const PagedWork& work) : work_(work) {}
+  DEVICE int request() const { return request_; }
+  DEVICE int first_row() const { return work_.row_begin; }
+  DEVICE int row() const { return rows_.first + block_ * QUERIES; }
+  // Keys that any row of the block sees.
+  DEVICE int keys() const { return rows_.seen + min((block_ + 1) * QUERIES, rows_.count) - 1; }
+  // Keys that a row sees; none if it is not of this request.
+  DEVICE int2 bounds(int row) const {
+    const int at = row - rows_.first;
+    return make_int2(0, at < rows_.count ? rows_.seen + at : 0);
+  }
+
+ protected:
+  PagedWork work_;
+  PagedWork::Rows rows_ = {0, 0, 0};
+  int request_ = 0, block_ = 0;
+};
+
+// Walks over a share of the tiles.
+class PagedCursor : public PagedBlock {
  public:
   DEVICE PagedCursor(const PagedWork& work, const Share& share)
-      : work_(work), request_(share.item) {
-    if (!share.tiles) return;
+      : PagedBlock(work), left_(share.tiles) {
+    if (!left_) return;
+    request_ = share.item;
     rows_ = work_.rows_of(request_);
     int above = work_.blocks_of(rows_);  // binary search for the block that holds the offset
     while (above - block_ > 1) {
       const int middle = (block_ + above) / 2;
       (work_.tiles_before(rows_, middle) <= share.offset ? block_ : above) = middle;
     }
-    skipped_ = share.offset - work_.tiles_before(rows_, block_);
+    open(share.offset - work_.tiles_before(rows_, block_));
   }
-  DEVICE int request() const { return request_; }
-  DEVICE int first_row() const { return work_.row_begin; }
-  DEVICE int row() const { return rows_.first + block_ * QUERIES; }
-  DEVICE int key() const { return skipped_ * TILE; }
-  DEVICE int tiles() const { return work_.tiles_in(rows_, block_) - skipped_; }
-  // Keys that any row of the block sees.
-  DEVICE int keys() const {
-    return rows_.seen + min((block_ + 1) * QUERIES, rows_.count) - 1;
-  }
-  DEVICE int2 bounds(int row) const {
-    const int at = row - rows_.first;
-    return make_int2(0, at < rows_.count ? rows_.seen + at : 0);
-  }
+  DEVICE bool valid() const { return tiles_ > 0; }
+  DEVICE int key() const { return first_ * TILE; }
+  DEVICE int tiles() const { return tiles_; }
   DEVICE void advance() {
-    skipped_ = 0;
-    if (++block_ < work_.blocks_of(rows_)) return;
-    block_ = 0;
-    rows_.count = 0;
-    while (rows_.count == 0 && ++request_ < work_.requests) rows_ = work_.rows_of(request_);
+    tiles_ = 0;
+    if (!left_) return;
+    if (++block_ == work_.blocks_of(rows_)) {
+      block_ = 0;
+      do rows_ = work_.rows_of(++request_);
+      while (rows_.count == 0);
+    }
+    open(0);
   }
 
  private:
-  PagedWork work_;
-  PagedWork::Rows rows_ = {0, 0, 0};
-  int request_, block_ = 0, skipped_ = 0;
+  DEVICE void open(int first) {
+    first_ = first;
+    tiles_ = min(work_.tiles_in(rows_, block_) - first, left_);
+    left_ -= tiles_;
+  }
+
+  int left_, first_ = 0, tiles_ = 0;
+};
+
+// Walks over whole blocks of rows, every gridDim-th, those with the most keys first.
+class StripedCursor : public PagedBlock {
+ public:
+  DEVICE explicit StripedCursor(const PagedWork& work) : PagedBlock(work) {
+    int blocks = 0;
+    for (int r = lane_id(); r < work.requests; r += 32) blocks += work.blocks_of(work.rows_of(r));
+    item_ = static_cast<int>(__reduce_add_sync(0xffffffffu, blocks)) - 1 - static_cast<int>(blockIdx.x);
+    locate();
+  }
+  DEVICE bool valid() const { return item_ >= 0; }
+  DEVICE int key() const { return 0; }
+  DEVICE int tiles() const { return work_.tiles_in(rows_, block_); }
+  DEVICE void advance() {
+    item_ -= gridDim.x;
+    locate();
+  }
+
+ private:
+  DEVICE void locate() {
+    if (!valid()) return;
+    int before = 0;
+    for (int first = 0; first < work_.requests; first += 32) {
+      const int request = first + lane_id();
+      const PagedWork::Rows rows =
+          request < work_.requests ? work_.rows_of(request) : PagedWork::Rows{0, 0, 0};
+      const int blocks = work_.blocks_of(rows);
+      const int upto = before + inclusive_sum(blocks);
+      const int lane = __ffs(__ballot_sync(0xffffffffu, upto > item_)) - 1;
+      if (lane >= 0) {
+        request_ = first + lane;
+        rows_.first = __shfl_sync(0xffffffffu, rows.first, lane);
+        rows_.count = __shfl_sync(0xffffffffu, rows.count, lane);
+        rows_.seen = __shfl_sync(0xffffffffu, rows.seen, lane);
+        block_ = item_ - __shfl_sync(0xffffffffu, upto - blocks, lane);
+        return;
+      }
+      before = __shfl_sync(0xffffffffu, upto, 31);
+    }
+  }
+
+  int item_;
 };
 
 // Keys through a tensor map over pages, scales by bulk copies; the lanes of the warp hold 32 entries
@@ -99,11 +162,11 @@ struct PagedLoader {
   long long page_stride;
   int request = -1, window = 0, entry = -1;
 
-  DEVICE void load(const PagedCursor& cursor, int key, const Stages& stages, u32 stage) {
-    const int size = min(work.block_size, TILE);
-    const int pages = TILE / size;
-    const int page = key / work.block_size;
-    const int inside = key - page * work.block_size;
+  DEVICE void load(const PagedBlock& cursor, int key, const Stages& stages, u32 stage) {
+    const int size = min(1 << work.page_shift, TILE);
+    const int pages = TILE >> min(work.page_shift, 6);
+    const int page = key >> work.page_shift;
+    const int inside = key - (page << work.page_shift);
     if (request != cursor.request() || page < window || page + pages > window + 32) {
       request = cursor.request();
       window = page;
@@ -120,7 +183,7 @@ struct PagedLoader {
     __syncwarp();
     if (wanted) {
       tma_load_3d(stages.keys(stage) + lane * size * DIM, key_map, full, 0, inside, block);
-      const u8* scales = cache + block * page_stride + work.block_size * DIM + inside * 4;
+      const u8* scales = cache + block * page_stride + (DIM << work.page_shift) + inside * 4;
       bulk_load(stages.scales(stage) + lane * size * 4, scales, size * 4, full);
     }
     __syncwarp();

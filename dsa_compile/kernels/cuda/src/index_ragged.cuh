@@ -17,15 +17,23 @@ struct RaggedWork {
   // Keys that any row of a block needs, from a multiple of 16 on so that stores are aligned.
   DEVICE int2 range(int item) const {
     int low = keys, high = 0;
-#pragma unroll
-    for (int i = 0; i < QUERIES; ++i) {
-      const int2 one = bounds(item * QUERIES + i);
-      if (one.x < one.y) {
-        low = min(low, one.x);
-        high = max(high, one.y);
-      }
-    }
+#pragma unroll 4
+    for (int i = 0; i < QUERIES; ++i) join(bounds(item * QUERIES + i), low, high);
     return make_int2(low / 16 * 16, high);
+  }
+  // The same by all lanes of a warp together.
+  DEVICE int2 warp_range(int item) const {
+    int low = keys, high = 0;
+    join(bounds(item * QUERIES + lane_id() % QUERIES), low, high);
+    low = __reduce_min_sync(0xffffffffu, low);
+    high = __reduce_max_sync(0xffffffffu, high);
+    return make_int2(low / 16 * 16, high);
+  }
+  static DEVICE void join(int2 one, int& low, int& high) {
+    if (one.x < one.y) {
+      low = min(low, one.x);
+      high = max(high, one.y);
+    }
   }
 
   DEVICE int tiles(int item) const {
@@ -36,28 +44,34 @@ struct RaggedWork {
 
 class RaggedCursor {
  public:
-  DEVICE RaggedCursor(const RaggedWork& work, const Share& share) : work_(work), item_(share.item) {
-    if (share.tiles) open(share.offset);
+  DEVICE RaggedCursor(const RaggedWork& work, const Share& share)
+      : work_(work), item_(share.item), left_(share.tiles) {
+    if (left_) open(share.offset);
   }
   DEVICE int first_row() const { return 0; }
   DEVICE int row() const { return item_ * QUERIES; }
+  DEVICE bool valid() const { return tiles_ > 0; }
   DEVICE int key() const { return key_; }
   DEVICE int tiles() const { return tiles_; }
   DEVICE int2 bounds(int row) const { return work_.bounds(row); }
   DEVICE void advance() {
     tiles_ = 0;
-    while (tiles_ == 0 && ++item_ < work_.items()) open(0);
+    while (left_ && !tiles_) {
+      ++item_;
+      open(0);
+    }
   }
 
  private:
-  DEVICE void open(int offset) {
-    const int2 all = work_.range(item_);
-    key_ = all.x + offset * TILE;
-    tiles_ = (max(all.y - key_, 0) + TILE - 1) / TILE;
+  DEVICE void open(int first) {
+    const int2 all = work_.warp_range(item_);
+    key_ = all.x + first * TILE;
+    tiles_ = min((max(all.y - key_, 0) + TILE - 1) / TILE, left_);
+    left_ -= tiles_;
   }
 
   RaggedWork work_;
-  int item_, key_ = 0, tiles_ = 0;
+  int item_, left_, key_ = 0, tiles_ = 0;
 };
 
 // Keys and scales through two tensor maps, which fill with zeros past the end.

@@ -9,6 +9,7 @@ from dsa_compile.kernels.cuda.compiler import Defines
 from dsa_compile.kernels.cuda.launch import CudaKernel, tensor_map
 from dsa_compile.ops.experts_fp8 import check_experts_fp8
 from dsa_compile.ops.library import bad_input
+from dsa_compile.ops.quantize import require_whole_blocks
 
 _THREADS = 384
 _BOX = 128  # rows and bytes of a weight's tile
@@ -16,9 +17,9 @@ _COMBINE_COLUMNS = 1024
 _INDEX_TYPES = {torch.int64: "long long", torch.int32: "int"}
 
 # Most rows of a group, stages of the ring, blocks of a cluster. Few rows an expert leave shared
-# memory to a deeper ring; many are limited by reading weights from L2, which clusters halve.
+# memory to a deeper ring.
 _NARROW = (32, 6, 1)
-_WIDE = (144, 4, 2)
+_WIDE = (144, 4, 1)
 _NARROW_ROWS = 12  # an expert on average, up to which the narrow one is built
 
 
@@ -98,6 +99,7 @@ def experts_fp8(
         ValueError: operands do not fit together or are not supported.
     """
     check_experts_fp8(x, x_scale, weights, indices, gate_up, gate_up_scale, down, down_scale)
+    require_whole_blocks("experts_fp8", H=x.shape[1], I=down.shape[2])
     operands = (x, x_scale, weights, indices, gate_up, gate_up_scale, down, down_scale)
     if not all(t.is_contiguous() for t in operands):
         raise bad_input("experts_fp8", "contiguous tensors")

@@ -9,7 +9,8 @@ os.environ["TRITON_INTERPRET"] = "1"
 
 import torch
 
-from dsa_compile.kernels.triton import latent_rows, mla
+from dsa_compile.kernels.triton import latent_rows, mla, mla_fp8
+from dsa_compile.ops import attention_fp8 as attention_fp8_reference
 from dsa_compile.ops import latent_rows as rows_reference
 from dsa_compile.ops.attention import paged_latent_attention
 from tests.kernels.interpreter import round_as_hardware
@@ -41,10 +42,36 @@ def attention(heads, splits, block_size, dtype):
     return error(got, paged_latent_attention(q, pe, cache, slots, SCALE))
 
 
+def attention_fp8(tokens, count, one_scale):
+    q = torch.randn(tokens, 5, 256).bfloat16()
+    pe = torch.randn(tokens, 5, 16).bfloat16()
+    slots = torch.randint(-2, 256, (tokens, count)).clamp(min=-1).int()
+    if one_scale:
+        cache, scale = torch.randn(4, 64, 272).to(torch.float8_e4m3fn), torch.tensor([0.4])
+        got, lse = mla_fp8.attend_fp8_tensor(q, pe, cache, slots, SCALE, scale)
+        wide = attention_fp8_reference.paged_latent_attention_fp8_tensor_lse
+        expected, expected_lse = wide(q, pe, cache, slots, SCALE, scale)
+    else:
+        cache = fp8_cache(4, 64)
+        got, lse = mla_fp8.attend_fp8(q, pe, cache, slots, SCALE)
+        wide = attention_fp8_reference.paged_latent_attention_fp8_lse
+        expected, expected_lse = wide(q, pe, cache, slots, SCALE)
+    torch.testing.assert_close(lse, expected_lse, rtol=0, atol=1e-2)
+    return error(got, expected)
+
+
+def fp8_cache(blocks, block_size):
+    values = torch.randn(blocks, block_size, 256).to(torch.float8_e4m3fn)
+    scales = torch.rand(blocks, block_size, 2)
+    rope = torch.randn(blocks, block_size, 16).bfloat16()
+    return torch.cat([part.view(torch.uint8) for part in (values, scales, rope)], -1)
+
+
 def main():
     torch.manual_seed(0)
     round_as_hardware()
     mla._capability = lambda device: 90
+    mla._processors = lambda device: 8
     for case in (
         (5, 1, 16, torch.float32),
         (16, 4, 32, torch.float32),
@@ -54,16 +81,15 @@ def main():
         (64, 4, 64, torch.bfloat16),
     ):
         print("attention", *case, attention(*case))
+    for case in ((2, 30, False), (4, 200, False), (2, 30, True), (4, 200, True)):
+        print("attention over bfloat16 of FP8", *case, attention_fp8(*case))
     picked = torch.tensor([3, -1, 40, 40, 0, 63, 7, 8, 9, 10, -1], dtype=torch.int32)
-    fp8 = torch.randn(4, 16, 256).clamp(-2, 2).to(torch.float8_e4m3fn).view(torch.uint8)
-    scales = torch.rand(4, 16, 2).view(torch.uint8)
-    rope = torch.randn(4, 16, 16, dtype=torch.bfloat16).view(torch.uint8)
-    cache = torch.cat((fp8, scales, rope), -1)
+    cache = fp8_cache(4, 16)
     expected = rows_reference.latent_rows_fp8(cache, picked, 256)
     assert torch.equal(latent_rows.latent_rows_fp8(cache, picked, 256), expected)
-    scale = torch.tensor([0.3])
-    expected = rows_reference.latent_rows_fp8_tensor(fp8, picked, scale)
-    assert torch.equal(latent_rows.latent_rows_fp8_tensor(fp8, picked, scale), expected)
+    scale, values = torch.tensor([0.3]), cache[..., :256].contiguous()
+    expected = rows_reference.latent_rows_fp8_tensor(values, picked, scale)
+    assert torch.equal(latent_rows.latent_rows_fp8_tensor(values, picked, scale), expected)
     print("rows 0.0")
 
 

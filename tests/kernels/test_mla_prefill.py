@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from dsa_compile.kernels.cuda import mla_prefill
+from dsa_compile.kernels import absorb
+from dsa_compile.kernels.cuda import mla_prefill, mla_prefill_fp8
 from dsa_compile.kernels.cuda.compiler import build
+from dsa_compile.ops import attention as ops
 from dsa_compile.ops.latent_rows import latent_rows_fp8, latent_rows_fp8_tensor
 
 triton = pytest.importorskip("triton")
@@ -56,6 +58,16 @@ def test_rows_of_another_format_are_refused(width):
         latent_rows_fp8(cache[..., : width - 1], torch.zeros(1, dtype=torch.int32), 256)
 
 
+@pytest.mark.parametrize("shape", [(5,), (2, 9)], ids=str)
+def test_products_per_head(shape):
+    x, w_uk = torch.randn(*shape, 3, 12)[..., :8], torch.randn(3, 8, 16)
+    torch.testing.assert_close(absorb.absorb_query(x, w_uk), ops.absorb_query(x, w_uk))
+    o, w_uv = torch.randn(*shape, 3, 16), torch.randn(3, 8, 16)
+    torch.testing.assert_close(absorb.expand_output(o, w_uv), ops.expand_output(o, w_uv))
+    with pytest.raises(ValueError, match="absorb_query takes one matrix a head"):
+        absorb.absorb_query(x, w_uv.transpose(1, 2))
+
+
 # ---- under Triton's interpreter --------------------------------------------------------------
 
 
@@ -68,9 +80,9 @@ def test_interpreted_kernels_agree_with_the_references():
     )
     assert done.returncode == 0, done.stderr[-2000:]
     lines = done.stdout.splitlines()
-    assert len(lines) == 7
+    assert len(lines) == 11
     for line in lines:
-        assert float(line.split()[-1]) < (3e-3 if "bfloat16" in line else 1e-6), line
+        assert float(line.split()[-1]) < (5e-3 if "bfloat16" in line else 1e-6), line
 
 
 # ---- machine code ----------------------------------------------------------------------------
@@ -221,15 +233,33 @@ def test_triton_kernel(heads, tokens, block_size):
     check(mla.attend, problem(tokens, heads, 4096, 700, True, block_size))
 
 
+def fp8_cache(blocks):
+    values = torch.randn(blocks, 64, 512, device="cuda").to(torch.float8_e4m3fn)
+    scales = torch.rand(blocks, 64, 4, device="cuda")
+    rope = torch.randn(blocks, 64, 64, device="cuda", dtype=torch.bfloat16)
+    return torch.cat([part.view(torch.uint8) for part in (values, scales, rope)], -1)
+
+
 @needs_gpu
 def test_row_kernels():
     rows = torch.randint(-1, 4096, (1000,), device="cuda", dtype=torch.int32)
-    values = torch.randn(64, 64, 512, device="cuda").to(torch.float8_e4m3fn)
-    scales = torch.rand(64, 64, 4, device="cuda")
-    rope = torch.randn(64, 64, 64, device="cuda", dtype=torch.bfloat16)
-    cache = torch.cat([part.view(torch.uint8) for part in (values, scales, rope)], -1)
+    cache = fp8_cache(64)
     got = latent_rows.latent_rows_fp8(cache, rows, 512)
     assert torch.equal(got, latent_rows_fp8(cache, rows, 512))
-    scale = torch.tensor([0.3], device="cuda")
+    values, scale = cache[..., :512].contiguous(), torch.tensor([0.3], device="cuda")
     got = latent_rows.latent_rows_fp8_tensor(values, rows, scale)
     assert torch.equal(got, latent_rows_fp8_tensor(values, rows, scale))
+
+
+@needs_hopper
+@pytest.mark.parametrize("tokens", [3, 200])  # fewer slots than rows, and more
+def test_hopper_kernel_over_fp8(tokens):
+    q, pe, _, slots, scale = problem(tokens, 128, 8192, 2048, True)
+    cache = fp8_cache(128)
+    every = torch.arange(8192, dtype=torch.int32, device="cuda")
+    wide = latent_rows_fp8(cache, every, 512).view(128, 64, 576)
+    attend = mla_prefill_fp8.paged_latent_attention_fp8_lse
+    out, lse = attend(q, pe, cache, slots, scale)
+    for token, (value, total) in enumerate(expected(q, pe, wide, slots, scale)):
+        assert (out[token] - value).norm() <= 6e-3 * value.norm(), token
+        torch.testing.assert_close(lse[token].double(), total, rtol=0, atol=1e-3)

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from dsa_compile.bench.case import Call, Case, Plan
-from dsa_compile.kernels.cuda import mla_prefill
+from dsa_compile.kernels.cuda import mla_prefill, mla_prefill_fp8
 from dsa_compile.kernels.peers import flash_mla
 from dsa_compile.kernels.providers import PROVIDERS
-from dsa_compile.kernels.triton import latent_rows, mla
+from dsa_compile.kernels.triton import latent_rows, mla, mla_fp8
 from dsa_compile.ops.latent_rows import latent_rows_fp8
 
 LATENT, ROPE, TOPK = 512, 64, 2048
@@ -26,6 +26,9 @@ def plans() -> Iterator[Plan]:
     for heads in (64, 32, 16):
         yield _plan(1024, heads, 8192)
     yield Plan("mla prefill, dense", "2,048 × 128 heads", partial(_attention, 2048, 128, 0))
+    for tokens, context in ((1024, 8192), (4096, 65536)):
+        shape = f"{tokens:,} × 128 heads over {context:,}"
+        yield Plan("mla prefill fp8", shape, partial(_attention_fp8, tokens, context))
     for context in (8192, 65536):
         yield Plan("latent rows fp8 → bf16", f"{context:,} rows", partial(_rows, context))
 
@@ -35,38 +38,48 @@ def _plan(tokens: int, heads: int, context: int) -> Plan:
     return Plan("mla prefill", shape, partial(_attention, tokens, heads, context))
 
 
-def _attention(tokens: int, heads: int, context: int) -> Case:
-    """``context`` 0: every token sees all before it, and itself."""
+def _normal(*shape: int) -> Tensor:
+    return torch.randn(shape, device="cuda", dtype=torch.bfloat16)
 
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(shape, device="cuda", dtype=torch.bfloat16)
 
-    q = normal(tokens, heads, LATENT + ROPE)
-    q_latent, q_pe = q.split((LATENT, ROPE), -1)
-    rows = context or tokens
-    cache = normal(rows // 64, 64, LATENT + ROPE)
-    if context:
-        order = torch.rand(64, context, device="cuda").argsort(1)[:, :TOPK].int()
-        slots = order[torch.randint(0, 64, (tokens,), device="cuda")]
-        shift = torch.randint(0, context, (tokens, 1), device="cuda", dtype=torch.int32)
-        slots = (slots + shift) % context
-    else:
+def _selected(tokens: int, context: int) -> Tensor:
+    """Slots of distinct rows, in no order; 0: every token sees all before it, and itself."""
+    if not context:
         position = torch.arange(tokens, device="cuda", dtype=torch.int32)
-        slots = torch.where(position <= position[:, None], position, -1)
-    slots = slots.contiguous()
-    sample = torch.randint(0, tokens, (16,)).tolist()
+        return torch.where(position <= position[:, None], position, -1)
+    order = torch.rand(64, context, device="cuda").argsort(1)[:, :TOPK].int()
+    shift = torch.randint(0, context, (tokens, 1), device="cuda", dtype=torch.int32)
+    return (order[torch.randint(0, 64, (tokens,), device="cuda")] + shift) % context
+
+
+def _check(q: Tensor, rows: Tensor, slots: Tensor) -> Callable[[tuple[Tensor, Tensor]], str | None]:
+    """Of sixteen tokens, against fp64."""
+    sample = torch.randint(0, q.shape[0], (16,)).tolist()
 
     def check(result: tuple[Tensor, Tensor]) -> str | None:
         if result[0].isnan().any():
             return "the result has NaN"
         for token in sample:
-            seen = cache.view(rows, -1)[slots[token][slots[token] >= 0].long()].double()
+            seen = rows[slots[token][slots[token] >= 0].long()].double()
             logits = q[token].double() @ seen.T * SCALE
             expected = logits.softmax(-1) @ seen[:, :LATENT]
             error = float((result[0][token] - expected).norm() / expected.norm())
             if not error <= TOLERANCE:
                 return f"relative error {error:.1e}"
         return None
+
+    return check
+
+
+def _flops(slots: Tensor, heads: int) -> float:
+    return 2.0 * int((slots >= 0).sum()) * heads * (2 * LATENT + ROPE)
+
+
+def _attention(tokens: int, heads: int, context: int) -> Case:
+    q = _normal(tokens, heads, LATENT + ROPE)
+    q_latent, q_pe = q.split((LATENT, ROPE), -1)
+    cache = _normal((context or tokens) // 64, 64, LATENT + ROPE)
+    slots = _selected(tokens, context)
 
     def call(attend: Attend) -> list[Call]:
         return [lambda: attend(q_latent, q_pe, cache, slots, SCALE)]
@@ -78,14 +91,40 @@ def _attention(tokens: int, heads: int, context: int) -> Case:
         candidates["flash_mla"] = [peer]
     else:
         unavailable["flash_mla"] = why
-    pairs = int((slots >= 0).sum())
     return Case(
         candidates=candidates,
-        check=check,
+        check=_check(q, cache.view(-1, LATENT + ROPE), slots),
         bytes=2.0 * (q.numel() + cache.numel() + q_latent.numel()) + 4.0 * slots.numel(),
-        flops=2.0 * pairs * heads * (2 * LATENT + ROPE),
+        flops=_flops(slots, heads),
         unavailable=unavailable,
     )
+
+
+def _attention_fp8(tokens: int, context: int) -> Case:
+    q = _normal(tokens, 128, LATENT + ROPE)
+    q_latent, q_pe = q.split((LATENT, ROPE), -1)
+    cache, slots = _fp8_cache(context), _selected(tokens, context)
+    every = torch.arange(context, device="cuda", dtype=torch.int32)
+
+    def call(attend: Attend) -> list[Call]:
+        return [lambda: attend(q_latent, q_pe, cache, slots, SCALE)]
+
+    return Case(
+        candidates={
+            "cuda": call(mla_prefill_fp8.paged_latent_attention_fp8_lse),
+            "triton": call(mla_fp8.attend_fp8),
+        },
+        check=_check(q, latent_rows_fp8(cache, every, LATENT), slots),
+        bytes=2.0 * (q.numel() + q_latent.numel()) + cache.numel() + 4.0 * slots.numel(),
+        flops=_flops(slots, 128),
+    )
+
+
+def _fp8_cache(rows: int) -> Tensor:
+    values = torch.randn(rows // 64, 64, LATENT, device="cuda").to(torch.float8_e4m3fn)
+    scales = torch.rand(rows // 64, 64, LATENT // 128, device="cuda")
+    parts = (values, scales, _normal(rows // 64, 64, ROPE))
+    return torch.cat([part.view(torch.uint8) for part in parts], -1)
 
 
 def _flash_mla(q: Tensor, cache: Tensor, slots: Tensor) -> tuple[Call | None, str]:
@@ -105,7 +144,7 @@ def _flash_mla(q: Tensor, cache: Tensor, slots: Tensor) -> tuple[Call | None, st
 
 
 def _rows(count: int) -> Case:
-    cache = torch.randint(0, 120, (count // 64, 64, 656), device="cuda", dtype=torch.uint8)
+    cache = _fp8_cache(count)
     rows = torch.randperm(count, device="cuda").int()
     expected = latent_rows_fp8(cache, rows, LATENT)
 

@@ -16,7 +16,12 @@ SHARED_BYTES = 230416  # as in src/mla_prefill.cuh
 THREADS = 512
 _LOG2E = 1.4426950408889634
 
-KERNEL = CudaKernel("mla_prefill.cu", "mla_prefill", {"BEFORE_VALUES": 6}, shared=SHARED_BYTES)
+KERNEL = CudaKernel(
+    "mla_prefill.cu",
+    "mla_prefill",
+    {"GATE": 8, "FENCE": 1, "LATE": 0, "AHEAD": 0},
+    shared=SHARED_BYTES,
+)
 
 
 def attend(

@@ -122,6 +122,22 @@ DEVICE void store_shared(u32 address, float value) {
   store_shared(address, __float_as_uint(value));
 }
 
+// Low words of matrix descriptors are plain numbers to which offsets in bytes / 16 are added; shared
+// memory ends well below 2^18, where their address field does. The high word says: groups of eight
+// rows 1,024 bytes apart, 128-byte swizzle. Built anew for every product, descriptors would take the
+// uniform registers' unit longer than the product takes the tensor cores.
+constexpr u32 UNIT_STEP = UNIT / 16;
+constexpr u32 TILE_STEP = TILE / 16;
+
+DEVICE u32 descriptor_low(u32 base, u32 leading) { return (base >> 4) | (leading >> 4 << 16); }
+
+DEVICE u64 descriptor(u32 low) {
+  constexpr u32 high = 1024 / 16 | 1u << 30;
+  u64 both;
+  asm("mov.b64 %0, {%1, %2};" : "=l"(both) : "r"(low), "n"(high));
+  return both;
+}
+
 // Steps of the token, from the gathering warpgroup.
 DEVICE int take_steps(u32 base, Cursor<2>& at) {
   await(base + STEPS_FULL + 8 * at.index, at.parity);

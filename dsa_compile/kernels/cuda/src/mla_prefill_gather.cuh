@@ -24,16 +24,6 @@ DEVICE int count_steps(const Problem& p, u32 first) {
   return 0;
 }
 
-#ifndef PREFETCH
-#define PREFETCH 0
-#endif
-
-DEVICE void prefetch_row(const Problem& p, int slot) {
-  if (slot >= 0)
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p.cache + slot * 576ll),
-                 "r"(1152));
-}
-
 DEVICE void gather(const Problem& p, u32 base) {
   u32 thread = threadIdx.x & 127, warp = thread / 32;
   u32 column = thread & 7, first_key = thread >> 3;
@@ -75,8 +65,6 @@ DEVICE void gather(const Problem& p, u32 base) {
         cp_async_mbarrier_arrive_noinc(base + UNIT_FULL + 8 * unit.index);
         unit.advance(1);
       }
-      if (PREFETCH && warp >= 2)
-        prefetch_row(p, slot_at(p, first, place + PREFETCH * KEYS + (thread & 63)));
       await(base + WEIGHTS_EMPTY + 8 * rope.index, rope.parity ^ 1);
 #pragma unroll
       for (int i = 0; i < 4; i++) {

@@ -64,7 +64,13 @@ DEVICE void arrange_query(u32 (&query)[REGISTER_TILES * 16]) {
   }
 }
 
-// The rest of the query, into shared memory.
+DEVICE void prefetch_box(const CUtensorMap* map, int x, int y, int z) {
+  asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global [%0, {%1, %2, %3}];" ::"l"(map), "r"(x),
+               "r"(y), "r"(z)
+               : "memory");
+}
+
+// The rest of the query, into shared memory, and all of the one after it into L2.
 DEVICE void copy_query(const Problem& p, const Item& item, u32 base) {
   mbarrier_expect_tx(base + QUERY_FULL, (9 - REGISTER_TILES) * TILE);
   for (u32 tile = REGISTER_TILES; tile < 8; tile++)
@@ -72,6 +78,13 @@ DEVICE void copy_query(const Problem& p, const Item& item, u32 base) {
                 64 * tile, item.head(), item.token());
   tma_load_3d(base + QUERY_AT + (8 - REGISTER_TILES) * TILE, p.rope_map, base + QUERY_FULL, 0,
               item.head(), item.token());
+  Item next = item;
+  next.advance();
+  if (AHEAD && next.valid(p)) {
+    for (u32 tile = 0; tile < 8; tile++)
+      prefetch_box(p.latent_map, 64 * tile, next.head(), next.token());
+    prefetch_box(p.rope_map, 0, next.head(), next.token());
+  }
 }
 
 DEVICE void compute_scores(const Problem& p, u32 base) {
@@ -82,6 +95,7 @@ DEVICE void compute_scores(const Problem& p, u32 base) {
   Cursor<UNITS> unit;
   Cursor<2> rope, steps_at;
   u32 total_parity = 1, query_parity = 0;
+  u32 keys_low = descriptor_low(base, 16), query_low = keys_low + QUERY_AT / 16;
   u32 query[REGISTER_TILES * 16];
   auto fetch_query = [&](const Item& item) {
     if (!item.valid(p)) return;
@@ -103,39 +117,38 @@ DEVICE void compute_scores(const Problem& p, u32 base) {
     float top[2] = {MINUS_INFINITY, MINUS_INFINITY}, sum[2] = {0.0f, 0.0f};
     for (int step = 0; step < steps; step++) {
       float s[32];
-      wgmma_fence();
+      u32 gate = base + WEIGHTS_FULL + 8 * (rope.index ^ 1);  // of the step before
 #pragma unroll
       for (u32 tile = 0; tile < 9; tile++) {
-        u32 keys;
+        u32 key = keys_low + unit.index * UNIT_STEP;
         if (tile == 8) {
-          keys = base + ROPE_AT + rope.index * TILE;
+          key = keys_low + ROPE_AT / 16 + rope.index * TILE_STEP;
           await(base + ROPE_FULL + 8 * rope.index, rope.parity);
+        } else if (tile % 2 == 0) {
+          await(base + UNIT_FULL + 8 * unit.index, unit.parity);
         } else {
-          keys = base + unit.index * UNIT + tile % 2 * TILE;
-          if (tile % 2 == 0)
-            await(base + UNIT_FULL + 8 * unit.index, unit.parity);
-          else
-            unit.advance(1);
+          key += TILE_STEP;
+          unit.advance(1);
         }
-        if (tile % 2 == 0) fence_async_shared();  // cp.async wrote the keys, wgmma reads them
-        if (tile == BEFORE_VALUES) wgmma_commit();
+        if (tile % 2 == 0) {
+          if (FENCE) fence_async_shared();  // cp.async wrote the keys, wgmma reads them
+          wgmma_fence();
+        }
+        if (tile == GATE && step > 0 && lane == 0) mbarrier_arrive(gate);
 #pragma unroll
         for (u32 k = 0; k < 4; k++) {
-          u64 key = matrix_descriptor(keys + k * 32, 16, 1024);
-          u64 q = matrix_descriptor(base + QUERY_AT + (tile - REGISTER_TILES) * TILE + k * 32, 16,
-                                    1024);
           if (tile < REGISTER_TILES)
-            wgmma_64x64_rs(s, query + tile * 16 + k * 4, key, tile + k > 0);
+            wgmma_64x64_rs(s, query + tile * 16 + k * 4, descriptor(key + 2 * k), tile + k > 0);
           else
-            wgmma_64x64_ss(s, q, key, true);
+            wgmma_64x64_ss(s, descriptor(query_low + (tile - REGISTER_TILES) * TILE_STEP + 2 * k),
+                           descriptor(key + 2 * k), true);
         }
+        if (tile % 2 == 1 || tile == 8) wgmma_commit();
       }
-      wgmma_commit();
-      if (BEFORE_VALUES < 9) wgmma_wait<1>();
-      if (BEFORE_VALUES == 9) wgmma_wait<0>();
-      if (step > 0 && lane == 0) mbarrier_arrive(base + WEIGHTS_FULL + 8 * (rope.index ^ 1));
+      if (GATE == 9 && step > 0 && lane == 0) mbarrier_arrive(gate);
       wgmma_wait<0>();
-      if (step == steps - 1) fetch_query(item);  // it comes while the exponentials are computed
+      if (GATE == 10 && step > 0 && lane == 0) mbarrier_arrive(gate);
+      if (!LATE && step == steps - 1) fetch_query(item);
       u32 present[2] = {load_shared(base + PRESENT_AT + 8 * rope.index),
                         load_shared(base + PRESENT_AT + 8 * rope.index + 4)};
       if ((present[0] & present[1]) != 0xffffffffu) {
@@ -189,8 +202,8 @@ DEVICE void compute_scores(const Problem& p, u32 base) {
       rope.advance(1);
     }
 
-    if (steps == 0) fetch_query(item);
     if (steps > 0 && lane == 0) mbarrier_arrive(base + WEIGHTS_FULL + 8 * (rope.index ^ 1));
+    if (LATE || steps == 0) fetch_query(item);
     await(base + TOTAL_EMPTY, total_parity);
     total_parity ^= 1;
 #pragma unroll

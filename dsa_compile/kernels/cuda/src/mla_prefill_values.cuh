@@ -16,6 +16,7 @@ DEVICE void accumulate_values(const Problem& p, u32 base, u32 side) {
   unit.advance(side);
   Cursor<2> weights, steps_at;
   u32 total_parity = 0;
+  u32 weights_low = descriptor_low(base + ROPE_AT, 16), values_low = descriptor_low(base, TILE);
   for (Item item(p); item.valid(p); item.advance()) {
     u32 token = item.token();
     int steps = take_steps(base, steps_at);
@@ -34,13 +35,12 @@ DEVICE void accumulate_values(const Problem& p, u32 base, u32 side) {
       for (u32 half = 0; half < 2; half++) {
         Cursor<UNITS> at = unit.ahead(2 * half);
         await(base + UNIT_FULL + 8 * at.index, at.parity);
-        fence_async_shared();  // cp.async wrote the keys, wgmma reads them
+        if (FENCE) fence_async_shared();  // cp.async wrote the keys, wgmma reads them
         wgmma_fence();
 #pragma unroll
         for (u32 k = 0; k < 4; k++)
-          wgmma_64x128_ss(
-              out[half], matrix_descriptor(base + ROPE_AT + weights.index * TILE + k * 32, 16, 1024),
-              matrix_descriptor(base + at.index * UNIT + k * 2048, TILE, 1024), true);
+          wgmma_64x128_ss(out[half], descriptor(weights_low + weights.index * TILE_STEP + 2 * k),
+                          descriptor(values_low + at.index * UNIT_STEP + k * 128), true);
         wgmma_commit();
       }
       wgmma_wait<1>();

@@ -1,0 +1,49 @@
+"""Prefill over FP8 caches on Hopper: rows to bf16 once, then the kernel for bf16 rows.
+
+Dequantising 65,536 rows takes some hundredths of the attention of 4,096 tokens to them; within the
+kernel it would be repeated for every token, at the expense of the threads that feed the tensor
+cores.
+"""
+
+from torch import Tensor
+
+from dsa_compile.kernels.cuda.mla_prefill import attend
+from dsa_compile.kernels.triton.mla_fp8 import attend_fp8, attend_fp8_tensor
+
+
+def paged_latent_attention_fp8(
+    q_latent: Tensor, q_pe: Tensor, cache: Tensor, slots: Tensor, scale: float
+) -> Tensor:
+    """``dsa::paged_latent_attention_fp8``."""
+    return attend_fp8(q_latent, q_pe, cache, slots, scale, attend)[0]
+
+
+def paged_latent_attention_fp8_lse(
+    q_latent: Tensor, q_pe: Tensor, cache: Tensor, slots: Tensor, scale: float
+) -> tuple[Tensor, Tensor]:
+    """``dsa::paged_latent_attention_fp8_lse``."""
+    return attend_fp8(q_latent, q_pe, cache, slots, scale, attend)
+
+
+def paged_latent_attention_fp8_tensor(
+    q_latent: Tensor,
+    q_pe: Tensor,
+    cache: Tensor,
+    slots: Tensor,
+    scale: float,
+    cache_scale: Tensor,
+) -> Tensor:
+    """``dsa::paged_latent_attention_fp8_tensor``."""
+    return attend_fp8_tensor(q_latent, q_pe, cache, slots, scale, cache_scale, attend)[0]
+
+
+def paged_latent_attention_fp8_tensor_lse(
+    q_latent: Tensor,
+    q_pe: Tensor,
+    cache: Tensor,
+    slots: Tensor,
+    scale: float,
+    cache_scale: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """``dsa::paged_latent_attention_fp8_tensor_lse``."""
+    return attend_fp8_tensor(q_latent, q_pe, cache, slots, scale, cache_scale, attend)

@@ -6,14 +6,19 @@ import torch
 from torch import Tensor
 
 from dsa_compile.kernels.cuda.compiler import Defines
-from dsa_compile.kernels.cuda.index_quantize import ROPE_DIM, ROWS, query_operands
+from dsa_compile.kernels.cuda.index_quantize import (
+    QUERY_WARPS,
+    ROPE_DIM,
+    ROWS,
+    query_operands,
+    tiles_per_warp,
+)
 from dsa_compile.kernels.cuda.launch import CudaKernel, Int64
 from dsa_compile.kernels.cuda.operands import C_TYPES, heads_of_16_bytes
 from dsa_compile.ops.library import bad_input
 from dsa_compile.ops.quantize import E4M3
 
 _NAME = "attention_queries_fp8"
-_WARPS = 4
 
 
 @functools.cache
@@ -52,11 +57,12 @@ def attention_queries_fp8(
     q_pe_out = torch.empty(q_pe.shape, dtype=q_pe.dtype, device=q_pe.device)
     q8 = torch.empty(index_q.shape, dtype=E4M3, device=q_pe.device)
     weights_out = torch.empty(weights.shape, dtype=torch.float32, device=q_pe.device)
-    index_tiles = tokens * index_heads // ROWS
-    tiles = index_tiles + tokens * heads // ROWS
+    index_tiles, tiles = tokens * index_heads // ROWS, tokens * heads // ROWS
+    run = tiles_per_warp(index_tiles, q_pe.device)
+    index_warps = -(-index_tiles // run)
     _kernel(cos.dtype, interleaved, index_interleaved)(
-        (-(-tiles // _WARPS), 1, 1),
-        32 * _WARPS,
+        (-(-(index_warps + tiles) // QUERY_WARPS), 1, 1),
+        32 * QUERY_WARPS,
         q_pe,
         index_q,
         weights,
@@ -65,8 +71,10 @@ def attention_queries_fp8(
         q_pe_out,
         q8,
         weights_out,
+        index_warps,
         index_tiles,
         tiles,
+        run,
         heads,
         index_heads,
         scale,

@@ -23,8 +23,8 @@ from dsa_compile.ops.quantize import E4M3
 DIM, ROPE_DIM = 128, 64
 ROWS = 16
 """Vectors of a warp."""
-QUERY_WARPS = 4
-"""Warps of a block of queries."""
+QUERY_WARPS, QUERY_BLOCKS = 4, 4
+"""Warps of a block of queries, and blocks that a processor's registers hold."""
 
 
 @functools.cache
@@ -52,8 +52,9 @@ def index_query_quantize(
     out = torch.empty(q.shape, dtype=E4M3, device=q.device)
     weights_out = torch.empty(weights.shape, dtype=torch.float32, device=q.device)
     tiles = tokens * heads // ROWS
+    run = tiles_per_warp(tiles, q.device)
     _query_kernel(cos.dtype, interleaved)(
-        (-(-tiles // QUERY_WARPS), 1, 1),
+        (-(-tiles // (QUERY_WARPS * run)), 1, 1),
         32 * QUERY_WARPS,
         q,
         weights,
@@ -62,6 +63,7 @@ def index_query_quantize(
         out,
         weights_out,
         tiles,
+        run,
         heads,
         scale,
         Int64(q.stride(0)),
@@ -70,6 +72,17 @@ def index_query_quantize(
         Int64(cos.stride(0)),
     )
     return out, weights_out
+
+
+def tiles_per_warp(tiles: int, device: torch.device) -> int:
+    """Tiles that a warp takes one after another, so that all warps are resident at once."""
+    return max(1, -(-tiles // _resident_warps(device)))
+
+
+@functools.cache
+def _resident_warps(device: torch.device) -> int:
+    processors: int = torch.cuda.get_device_properties(device).multi_processor_count
+    return processors * QUERY_BLOCKS * QUERY_WARPS
 
 
 def query_operands(

@@ -1,5 +1,5 @@
 // The index queries, and the rotary part of attention's queries, in one launch: a warp takes 16 heads
-// of one token of either.
+// of one token, of the index queries `run` times 16.
 //
 // Defines: INTERLEAVED and INDEX_INTERLEAVED, which pairs are rotated; TABLE, the type of cosines and
 // sines.
@@ -54,23 +54,25 @@ DEVICE void rotary_heads(const __nv_bfloat16* q, const TABLE* cos, const TABLE* 
   }
 }
 
-extern "C" __global__ void __launch_bounds__(128, 4)
+extern "C" __global__ void __launch_bounds__(128)
     attention_queries(const __nv_bfloat16* q_pe, const __nv_bfloat16* index_q,
                       const float* weights, const TABLE* cos, const TABLE* sin,
-                      __nv_bfloat16* q_pe_out, u8* index_out, float* weights_out, int index_tiles,
-                      int tiles, int heads, int index_heads, float scale,
+                      __nv_bfloat16* q_pe_out, u8* index_out, float* weights_out, int index_warps,
+                      int index_tiles, int tiles, int run, int heads, int index_heads, float scale,
                       long long q_token_stride, long long q_head_stride,
                       long long index_token_stride, long long index_head_stride,
                       long long weights_stride, long long table_stride) {
   dependency_release();
-  const int tile = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
-  if (tile >= tiles) return;
-  if (tile < index_tiles) {
-    index_query_heads<INDEX_INTERLEAVED>(index_q, weights, cos, sin, index_out, weights_out, tile,
-                                         index_heads, scale, index_token_stride, index_head_stride,
-                                         weights_stride, table_stride);
-  } else {
-    rotary_heads(q_pe, cos, sin, q_pe_out, tile - index_tiles, heads, q_token_stride, q_head_stride,
-                 table_stride);
+  const int warp = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
+  if (warp < index_warps) {
+    const IndexQueries in = {index_q,        weights,           index_out,
+                             weights_out,    index_heads,       scale,
+                             index_token_stride, index_head_stride, weights_stride,
+                             table_stride};
+    const int first = warp * run;
+    index_query_tiles<INDEX_INTERLEAVED>(in, cos, sin, first, min(first + run, index_tiles));
+  } else if (warp - index_warps < tiles) {
+    rotary_heads(q_pe, cos, sin, q_pe_out, warp - index_warps, heads, q_token_stride,
+                 q_head_stride, table_stride);
   }
 }

@@ -1,0 +1,62 @@
+"""vLLM's top-k operators, for comparison only: they come with an engine, not as a library."""
+
+import functools
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+WORKSPACE_BYTES = 1 << 20
+"""What the persistent and the cooperative operator need, zeroed once."""
+
+
+@functools.cache
+def load() -> Any:
+    """The namespace of the operators, without importing vLLM.
+
+    Raises:
+        ModuleNotFoundError: vLLM is not installed, or has no such library.
+    """
+    spec = importlib.util.find_spec("vllm")
+    for folder in spec.submodule_search_locations or () if spec else ():
+        for library in Path(folder).glob("_C_stable_libtorch*.so"):
+            torch.ops.load_library(str(library))
+            return torch.ops._C
+    raise ModuleNotFoundError("vllm with its stable-ABI library is not installed")
+
+
+def per_row(scores: Tensor, starts: Tensor, ends: Tensor, out: Tensor) -> Tensor:
+    """The operator of its prefill: one thread block a row.
+
+    Args:
+        scores: fp32 ``[T, W]``.
+        starts: int32 ``[T]``.
+        ends: int32 ``[T]``.
+        out: int32 ``[T, k]``, written.
+    """
+    rows, k = out.shape
+    load().top_k_per_row_prefill(
+        scores, starts, ends, out, rows, scores.stride(0), scores.stride(1), k
+    )
+    return out
+
+
+def per_row_decode(scores: Tensor, ends: Tensor, out: Tensor) -> Tensor:
+    """The operator of its decode, which may divide a row. As :func:`per_row`."""
+    rows, k = out.shape
+    load().top_k_per_row_decode(scores, 1, ends, out, rows, scores.stride(0), scores.stride(1), k)
+    return out
+
+
+def persistent(scores: Tensor, ends: Tensor, out: Tensor, workspace: Tensor) -> Tensor:
+    """Thread blocks that stay for several rows. ``workspace``: :data:`WORKSPACE_BYTES`."""
+    load().persistent_topk(scores, ends, out, workspace, out.shape[1], scores.shape[1])
+    return out
+
+
+def cooperative(scores: Tensor, ends: Tensor, out: Tensor, workspace: Tensor) -> Tensor:
+    """A cluster of thread blocks for each row; few rows, a multiple of four scores apart."""
+    load().cooperative_topk(scores, ends, out, workspace, out.shape[1], scores.shape[1])
+    return out

@@ -10,10 +10,10 @@ import torch
 
 from dsa_compile.kernels.cuda.compiler import build
 from dsa_compile.kernels.cuda.index_logits import (
-    THREADS,
     paged_index_logits,
     ragged_index_logits,
     scoring_kernel,
+    warpgroups_for,
 )
 
 triton = pytest.importorskip("triton")
@@ -26,6 +26,7 @@ KERNELS = [
         ("ragged", 64, 8),
         ("ragged", 16, 8),
         ("paged", 64, 1),
+        ("paged", 64, 2),
         ("paged", 64, 4),
         ("paged", 32, 8),
     ]
@@ -49,13 +50,14 @@ def test_compiles_to_what_it_relies_on(kernel, tmp_path):
     compiled = scoring_kernel(source, name, heads, queries)
     cubin = build(source, arch="sm_90a", defines=compiled.defines)
     sass, usage = sass_and_usage(cubin, tmp_path / "kernel.cubin")
-    columns = min(heads * queries // (2 if queries == 8 else 1), 128)
+    groups = warpgroups_for(heads, queries)
+    columns = min(heads * queries // (groups.math if queries == 8 else 1), 128)
     products = re.findall(r"QGMMA\.64x(\d+)x32\.F32\.E4M3\.E4M3", sass)
     assert set(products) == {str(columns)}
     assert "UTMALDG" in sass
     assert "UBLKCP" in sass
     assert usage["LOCAL"] == usage["STACK"] == 0
-    assert usage["REG"] * THREADS <= 65536
+    assert usage["REG"] * groups.threads <= 65536
     assert compiled.shared <= 227 * 1024
 
 

@@ -62,7 +62,7 @@ def index_candidates(
     )
     kernel(
         (index_logits.processors(), 1, 1),
-        index_logits.THREADS,
+        index_logits.warpgroups_for(q.shape[1], QUERIES).threads,
         index_logits.query_map(q, QUERIES),
         index_logits.page_map(cache),
         weights,

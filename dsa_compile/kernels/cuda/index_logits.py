@@ -6,6 +6,7 @@ selects from them must look at the row's bounds, never at the rest.
 """
 
 import functools
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -16,14 +17,40 @@ from dsa_compile.ops.library import bad_input
 DIM = 128
 TILE = 64
 HEADS = (16, 32, 64)
+SHARED_QUERIES = 8
+"""Queries of a block whose warpgroups divide them, and not the keys."""
 _SHARED_LIMIT = 227 * 1024
+
+
+@dataclass(frozen=True)
+class Warpgroups:
+    """Of a thread block: ``math`` that multiply and one that copies, with registers per thread."""
+
+    math: int
+    math_registers: int
+    copy_registers: int
+
+    @property
+    def threads(self) -> int:
+        """Of the block."""
+        return 128 * (self.math + 1)
+
+
+def warpgroups_for(heads: int, queries: int) -> Warpgroups:
+    """As many as the accumulators and weights of a warpgroup's columns leave registers for."""
+    columns = heads * queries if queries < SHARED_QUERIES else 256
+    if columns <= 64:
+        return Warpgroups(4, 104, 56)
+    if columns <= 128:
+        return Warpgroups(3, 144, 56)
+    return Warpgroups(2, 232, 40)
 
 
 @functools.cache
 def scoring_kernel(
     source: str, name: str, heads: int, queries: int, extra_shared: int = 0
 ) -> CudaKernel:
-    """A kernel of this family.
+    """A kernel of this family; a block has the threads of :func:`warpgroups_for`.
 
     Args:
         source: file in ``cuda/src``.
@@ -33,7 +60,7 @@ def scoring_kernel(
             with fewer, the warpgroups divide the keys.
         extra_shared: bytes of shared memory after those of the family.
     """
-    warpgroups = 2
+    groups = warpgroups_for(heads, queries)
     fixed = 2 * queries * heads * (DIM + 4) + 16 * 2 + 256 + extra_shared
     stages = min((_SHARED_LIMIT - fixed) // (TILE * (DIM + 4) + 16), 20)
     return CudaKernel(
@@ -42,18 +69,15 @@ def scoring_kernel(
         {
             "HEADS": heads,
             "QUERIES": queries,
-            "WARPGROUPS": warpgroups,
-            "SPLIT_KEYS": int(queries < 8),
+            "WARPGROUPS": groups.math,
+            "SPLIT_KEYS": int(queries < SHARED_QUERIES),
             "KEY_STAGES": stages,
-            "MATH_REGISTERS": 232,
-            "COPY_REGISTERS": 40,
+            "MATH_REGISTERS": groups.math_registers,
+            "COPY_REGISTERS": groups.copy_registers,
         },
         shared=fixed + stages * (TILE * (DIM + 4) + 16),
         overlap=True,
     )
-
-
-THREADS = 384
 
 
 def ragged_index_logits(
@@ -94,11 +118,11 @@ def ragged_index_logits(
     if not rows or not keys:
         return out
     heads = q.shape[1]
-    kernel = scoring_kernel("index_logits_ragged.cu", "index_logits_ragged", heads, 8)
+    kernel = scoring_kernel("index_logits_ragged.cu", "index_logits_ragged", heads, SHARED_QUERIES)
     kernel(
         (processors(), 1, 1),
-        THREADS,
-        query_map(q, 8),
+        warpgroups_for(heads, SHARED_QUERIES).threads,
+        query_map(q, SHARED_QUERIES),
         tensor_map(k, (TILE, DIM)),
         tensor_map(k_scale, (1, TILE), swizzle=0, shape=(1, keys), strides=(-keys % 4 + keys, 1)),
         weights,
@@ -158,7 +182,7 @@ def paged_index_logits(
     kernel = scoring_kernel("index_logits_paged.cu", "index_logits_paged", heads, queries)
     kernel(
         (processors(), 1, 1),
-        THREADS,
+        warpgroups_for(heads, queries).threads,
         query_map(q, queries),
         page_map(cache),
         weights,
@@ -188,7 +212,7 @@ def queries_per_block(rows: int, requests: int) -> int:
     What suits requests with equally many rows; more rows take more passes, and fewer waste tensor
     core time.
     """
-    return next((n for n in (1, 2, 4) if rows <= n * requests), 8)
+    return next((n for n in (1, 2, 4) if rows <= n * requests), SHARED_QUERIES)
 
 
 def query_map(q: Tensor, queries: int) -> object:

@@ -7,7 +7,8 @@
 // in two groups of 128, one in the tensor cores while the other is reduced.
 //
 // Tiles are independent, so the (query block, tile) pairs of a launch are laid end to end and every
-// block of the grid takes an equal, contiguous share, whatever the lengths.
+// block of the grid takes an equal, contiguous share, whatever the lengths. Only the copying
+// warpgroup knows of that; the others are told what they multiply in tasks, in shared memory.
 //
 // Macros: HEADS, QUERIES, WARPGROUPS, SPLIT_KEYS, KEY_STAGES, MATH_REGISTERS, COPY_REGISTERS.
 #pragma once
@@ -30,6 +31,7 @@ constexpr int COLUMNS = GROUP_QUERIES * HEADS;
 constexpr int OUTPUTS = GROUP_QUERIES == 1 ? 1 : GROUP_QUERIES / 2;  // scores a lane ends up with
 static_assert(COLUMNS <= 128 && WARPGROUP_QUERIES >= 1, "");
 
+constexpr int COPY_BARRIER = 7;  // named barrier of the copying warpgroup
 constexpr int QUERY_STAGES = 2;
 constexpr int QUERY_BYTES = QUERIES * HEADS * DIM;
 constexpr int WEIGHT_BYTES = QUERIES * HEADS * 4;
@@ -44,7 +46,18 @@ constexpr int WEIGHTS_AT = KEYS_AT + KEY_STAGES * KEY_BYTES;
 constexpr int SCALES_AT = WEIGHTS_AT + QUERY_STAGES * WEIGHT_BYTES;
 constexpr int BARRIERS_AT = SCALES_AT + KEY_STAGES * SCALE_BYTES;
 constexpr int SCRATCH_AT = BARRIERS_AT + 16 * (QUERY_STAGES + KEY_STAGES);
+constexpr int TASKS_AT = SCRATCH_AT + 32;
 constexpr int SHARED_BYTES = SCRATCH_AT + 256;
+
+// A query block and keys to score it with; in shared memory beside the queries.
+struct Task {
+  int row;    // of the first query, from the first row of the launch
+  int key;    // first key of the first tile
+  int tiles;  // 0: there are no more tasks
+  int request;
+  int2 bounds[QUERIES];  // keys that each query sees: from x to before y
+};
+static_assert(TASKS_AT + QUERY_STAGES * sizeof(Task) <= SHARED_BYTES, "");
 
 template <int I>
 struct Index {
@@ -127,43 +140,64 @@ DEVICE int inclusive_sum(int value) {
   return value;
 }
 
-// Divide the tiles of all items among the blocks of the grid. Called by all threads; also the
-// barrier that `Stages::initialise` asks for. `Work` has `items()` and `tiles(item)`.
+// Divide the tiles of all items among the blocks of the grid. Called by all threads of the copying
+// warpgroup. `Work` has `items()`, `tiles(item)`, and the most items that a warp counts by itself.
 template <class Work>
 DEVICE Share divide(const Work& work, int* scratch) {
+  constexpr unsigned ALL = 0xffffffffu;
   const int items = work.items();
-  if (items <= 32) {  // every warp for itself: one decoding step waits for little else
-    const int mine = lane_id() < items ? work.tiles(lane_id()) : 0;
-    const int upto = inclusive_sum(mine);
-    const int2 part = equal_part(__shfl_sync(0xffffffffu, upto, 31));
-    const int item = __popc(__ballot_sync(0xffffffffu, upto <= part.x));
-    const int before = __shfl_sync(0xffffffffu, upto - mine, item);
-    __syncthreads();
-    return {item, part.x - before, part.y};
-  }
-  const int each = (items + THREADS - 1) / THREADS;
-  const int first = min(static_cast<int>(threadIdx.x) * each, items);
-  const int last = min(first + each, items);
+  const int lane = lane_id();
+  const bool alone = items <= Work::WARP_ITEMS;
+  const int counting = alone ? lane : threadIdx.x % 128;
+  const int each = alone ? (items + 31) / 32 : (items + 127) / 128;
   int mine = 0;
-  for (int item = first; item < last; ++item) mine += work.tiles(item);
-  const int upto = inclusive_sum(mine);
-  const int warp = threadIdx.x / 32;
-  if (lane_id() == 31) scratch[warp] = upto;
-  __syncthreads();
-  int before = upto - mine, total = 0;
-  for (int w = 0; w < THREADS / 32; ++w) {
-    if (w < warp) before += scratch[w];
-    total += scratch[w];
+#pragma unroll 4
+  for (int i = 0; i < each; ++i) {
+    const int item = counting * each + i;
+    if (item < items) mine += work.tiles(item);
   }
+  int upto = inclusive_sum(mine), total = __shfl_sync(ALL, upto, 31);
+  int before = 0, warp = 0;
+  if (!alone) {
+    warp = warp_id() % 4;
+    if (lane == 0) scratch[warp] = total;
+    named_barrier_sync(COPY_BARRIER, 128);
+    total = 0;
+    for (int w = 0; w < 4; ++w) {
+      if (w < warp) before += scratch[w];
+      total += scratch[w];
+    }
+  }
+  upto += before;
   const int2 part = equal_part(total);
-  if (before <= part.x && part.x < before + mine) {
-    int item = first, offset = part.x - before;
-    for (int tiles; offset >= (tiles = work.tiles(item)); ++item) offset -= tiles;
-    scratch[32] = item;
-    scratch[33] = offset;
+  // the thread whose items hold the first tile, then the item among them
+  int holder = 32 * warp + __popc(__ballot_sync(ALL, upto <= part.x));
+  int offset = part.x - (upto - mine);
+  if (alone) {
+    offset = __shfl_sync(ALL, offset, holder & 31);
+  } else {
+    if (offset >= 0 && offset < mine) {
+      scratch[4] = counting;
+      scratch[5] = offset;
+    }
+    named_barrier_sync(COPY_BARRIER, 128);
+    holder = scratch[4];
+    offset = scratch[5];
   }
-  __syncthreads();
-  return {scratch[32], scratch[33], part.y};
+  int item = holder * each;
+  while (part.y && each > 1) {  // 32 items at a time
+    const int one = lane < each && item + lane < items ? work.tiles(item + lane) : 0;
+    const int sum = inclusive_sum(one);
+    const int skipped = __popc(__ballot_sync(ALL, sum <= offset));
+    if (skipped < 32) {
+      offset -= __shfl_sync(ALL, sum - one, skipped);
+      item += skipped;
+      break;
+    }
+    offset -= __shfl_sync(ALL, sum, 31);
+    item += 32;
+  }
+  return {item, offset, part.y};
 }
 
 // ---- multiplying and reducing ----------------------------------------------------------------
@@ -231,22 +265,23 @@ DEVICE int lane_query(int i) { return GROUP_QUERIES == 1 ? 0 : 2 * i + (lane_id(
 // With one query a group two lanes hold the same score; one of them must keep it to itself.
 DEVICE bool lane_speaks() { return GROUP_QUERIES > 1 || !(lane_id() & 2); }
 
-// What the warps of a warpgroup do. `Cursor` walks over the query blocks of the block's share while
-// `valid()`: `row()`, `key()` of the first tile, `tiles()`, `advance()`. `Sink` takes the scores:
-// `begin(cursor, first_query)` for each query block, then `take<group>(cursor, key, scores)`, with
-// `pause(cursor)` after every one or two tiles, then `end(cursor)`.
-template <class Cursor, class Sink>
-DEVICE void score(const Stages& stages, Cursor cursor, int warpgroup, Sink& sink) {
+// What a multiplying warpgroup does. `Sink` takes the scores: `begin(task, first_query)`, then
+// `take<group>(key, scores)`, with `pause()` after every one or two tiles, then `end()`.
+template <class Sink>
+DEVICE void score(const Stages& stages, const Task* tasks, int warpgroup, Sink& sink) {
   constexpr int STEP = SPLIT_KEYS ? WARPGROUPS : 1;
   const int first_query = SPLIT_KEYS ? 0 : warpgroup * WARPGROUP_QUERIES;
   QueryRing queries;
   KeyRing keys;
   int skip = SPLIT_KEYS ? warpgroup : 0;  // tiles before this warpgroup's next one
   keys.advance(skip);
-  for (; cursor.valid(); cursor.advance()) {
-    int left = cursor.tiles() - skip;
-    sink.begin(cursor, first_query);
+  for (;; queries.advance()) {
     mbarrier_wait(stages.queries_full(queries.stage), queries.parity);
+    const Task& task = tasks[queries.stage];
+    int left = task.tiles;
+    if (!left) return;
+    left -= skip;
+    sink.begin(task, first_query);
     Weights weights[GROUPS];
     u32 operand[GROUPS];
 #pragma unroll
@@ -256,7 +291,7 @@ DEVICE void score(const Stages& stages, Cursor cursor, int warpgroup, Sink& sink
       operand[g] = stages.queries(queries.stage) + DIM * at;
     }
 
-    int key = cursor.key() + skip * TILE + lane_key();
+    int key = task.key + skip * TILE + lane_key();
     float sums[GROUPS][COLUMNS / 2];
     float scale = 0.0f;
     const auto arrive = [&](int barrier) {
@@ -269,7 +304,7 @@ DEVICE void score(const Stages& stages, Cursor cursor, int warpgroup, Sink& sink
       reduce(sums[g], weights[g], scores);
 #pragma unroll
       for (int i = 0; i < OUTPUTS; ++i) scores[i] *= by;
-      sink.template take<g>(cursor, key, scores);
+      sink.template take<g>(key, scores);
     };
     const auto wait_keys = [&] {
       mbarrier_wait(stages.keys_full(keys.stage), keys.parity);
@@ -284,7 +319,7 @@ DEVICE void score(const Stages& stages, Cursor cursor, int warpgroup, Sink& sink
         arrive(stages.keys_empty(keys.stage));
         keys.advance(STEP);
         finish(Index<0>{}, scale);
-        sink.pause(cursor);
+        sink.pause();
       }
     } else {
       // Two tiles at a time, so that a product is in flight while all but the last group is reduced.
@@ -312,7 +347,7 @@ DEVICE void score(const Stages& stages, Cursor cursor, int warpgroup, Sink& sink
         arrive(stages.keys_empty(keys.stage));
         keys.advance(STEP);
         finish(Index<1>{}, scale);
-        sink.pause(cursor);
+        sink.pause();
       }
 #endif
       for (; left > 0; left -= STEP, key += STEP * TILE) {
@@ -327,20 +362,22 @@ DEVICE void score(const Stages& stages, Cursor cursor, int warpgroup, Sink& sink
         finish(Index<1>{}, scale);
       }
     }
-    sink.end(cursor);
+    sink.end();
     arrive(stages.queries_empty(queries.stage));
-    queries.advance();
     skip = -left;
   }
 }
 
 // ---- copying ---------------------------------------------------------------------------------
 
-// What the warps of the copying warpgroup do with the block's share, each with every fourth tile:
-// one alone cannot start copies as fast as memory serves them. `Loader` fills a stage of keys:
-// `load(cursor, key, stages, stage)`, called by all lanes, expects and starts the copies.
+// What the copying warpgroup does with the block's share, each warp with every fourth tile: one alone
+// cannot start copies as fast as memory serves them. `Cursor` walks over the query blocks of the
+// share while `valid()`: `row()`, `bounds(row)`, `key()` of the first tile, `tiles()`, `request()`,
+// `first_row()` of the launch. `Loader` fills a stage of keys: `load(cursor, key, stages, stage)`,
+// called by all lanes, expects and starts the copies.
 template <class Cursor, class Loader>
-DEVICE void copy(const Stages& stages, Cursor cursor, const CUtensorMap* query_map, const float* weights, int rows, Loader& loader) {
+DEVICE void copy(const Stages& stages, Task* tasks, Cursor cursor, const CUtensorMap* query_map,
+                 const float* weights, int rows, Loader& loader) {
   constexpr int STEP = 4;
   const int warp = warp_id() % STEP;
   QueryRing queries;
@@ -351,8 +388,17 @@ DEVICE void copy(const Stages& stages, Cursor cursor, const CUtensorMap* query_m
     const int count = cursor.tiles();
     if (warp == 0) {
       mbarrier_wait(stages.queries_empty(queries.stage), queries.parity ^ 1);
+      const int row = cursor.row();
+      Task& task = tasks[queries.stage];
+      if (lane_id() < QUERIES) task.bounds[lane_id()] = cursor.bounds(row + lane_id());
       if (lane_id() == 0) {
-        const int row = cursor.row();
+        task.row = row - cursor.first_row();
+        task.key = cursor.key();
+        task.tiles = count;
+        task.request = cursor.request();
+      }
+      __syncwarp();
+      if (lane_id() == 0) {
         const u32 full = stages.queries_full(queries.stage);
         const u32 bytes = min(QUERIES, rows - row) * HEADS * 4;
         mbarrier_expect_tx(full, QUERY_BYTES + bytes);
@@ -371,6 +417,13 @@ DEVICE void copy(const Stages& stages, Cursor cursor, const CUtensorMap* query_m
     }
     tile -= count;
   }
+  if (warp == 0) {
+    mbarrier_wait(stages.queries_empty(queries.stage), queries.parity ^ 1);
+    if (lane_id() == 0) {
+      tasks[queries.stage].tiles = 0;
+      mbarrier_arrive(stages.queries_full(queries.stage));
+    }
+  }
 }
 
 // ---- writing ---------------------------------------------------------------------------------
@@ -382,30 +435,27 @@ struct RowWriter {
   float* row;  // of this lane's first query
   int low[GROUPS][OUTPUTS], span[GROUPS][OUTPUTS];
 
-  template <class Cursor>
-  DEVICE void begin(const Cursor& cursor, int first_query) {
+  DEVICE void begin(const Task& task, int first_query) {
 #pragma unroll
     for (int g = 0; g < GROUPS; ++g)
 #pragma unroll
       for (int i = 0; i < OUTPUTS; ++i) {
-        const int query = cursor.row() + first_query + g * GROUP_QUERIES + lane_query(i);
-        const int2 bounds = lane_speaks() ? cursor.bounds(query) : make_int2(0, 0);
+        const int2 bounds = task.bounds[first_query + g * GROUP_QUERIES + lane_query(i)];
         low[g][i] = bounds.x;
-        span[g][i] = max(bounds.y - bounds.x, 0);
+        span[g][i] = lane_speaks() ? max(bounds.y - bounds.x, 0) : 0;
       }
-    row = rows + (cursor.row() - cursor.first_row() + first_query + lane_query(0)) * stride;
+    row = rows + (task.row + first_query + lane_query(0)) * stride;
+    asm volatile("" : "+l"(row));  // not to be computed again for every tile
   }
 
-  template <class Cursor>
-  DEVICE void pause(const Cursor&) {}
-  template <class Cursor>
-  DEVICE void end(const Cursor&) {}
-
-  template <int g, class Cursor>
-  DEVICE void take(const Cursor&, int key, const float (&scores)[OUTPUTS]) const {
+  template <int g>
+  DEVICE void take(int key, const float (&scores)[OUTPUTS]) const {
 #pragma unroll
     for (int i = 0; i < OUTPUTS; ++i)
       if (static_cast<u32>(key - low[g][i]) < static_cast<u32>(span[g][i]))
         row[(g * GROUP_QUERIES + 2 * i) * stride + key] = scores[i];
   }
+
+  DEVICE void pause() {}
+  DEVICE void end() {}
 };

@@ -1,9 +1,11 @@
 // Scores of each request's last rows against its paged keys. Macros: see index_logits.cuh.
 #include "index_paged.cuh"
 
-// How many keys each row of the launch sees, and whose row it is; 0 keys for rows of no request.
-DEVICE void describe_rows(const PagedWork& work, int thread, int threads, int* ends, int* owners) {
-  for (int row = work.row_begin + thread; row < work.row_end; row += threads) {
+// How many keys each row of the launch sees, and whose row it is; 0 keys for rows of no request. By a
+// warp of each block.
+DEVICE void describe_rows(const PagedWork& work, int* ends, int* owners) {
+  const int step = 32 * gridDim.x;
+  for (int row = work.row_begin + lane_id() * gridDim.x + blockIdx.x; row < work.row_end; row += step) {
     int owner = 0, above = work.requests;  // the last request that starts at or before the row
     while (above - owner > 1) {
       const int middle = (owner + above) / 2;
@@ -30,22 +32,22 @@ index_logits_paged(const __grid_constant__ CUtensorMap query_map,
     prefetch_tensor_map(&key_map);
     stages.initialise();
   }
+  __syncthreads();
   dependency_wait();
   dependency_release();
-  const PagedWork work{tables, row_starts, contexts,  requests, table_width,
-                       blocks, page_shift, row_begin, row_end};
-  const Share share = divide(work, reinterpret_cast<int*>(memory + SCRATCH_AT));
+  Task* tasks = reinterpret_cast<Task*>(memory + TASKS_AT);
   const int warpgroup = warp_id() / 4;
   if (warpgroup == WARPGROUPS) {
     register_dealloc<COPY_REGISTERS>();
+    const PagedWork work{tables, row_starts, contexts,  requests, table_width,
+                         blocks, page_shift, row_begin, row_end};
+    const Share share = divide(work, reinterpret_cast<int*>(memory + SCRATCH_AT));
     PagedLoader loader{work, &key_map, cache, page_stride};
-    copy(stages, PagedCursor(work, share), &query_map, weights, rows, loader);
+    copy(stages, tasks, PagedCursor(work, share), &query_map, weights, rows, loader);
+    if (warp_id() % 4 == 3) describe_rows(work, ends, owners);  // while the last keys are on their way
   } else {
     register_alloc<MATH_REGISTERS>();
-    // while the first keys are on their way
-    describe_rows(work, blockIdx.x * (THREADS - 128) + threadIdx.x, gridDim.x * (THREADS - 128), ends,
-                  owners);
     RowWriter writer{logits, stride};
-    score(stages, PagedCursor(work, share), warpgroup, writer);
+    score(stages, tasks, warpgroup, writer);
   }
 }

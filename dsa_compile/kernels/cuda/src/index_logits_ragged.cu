@@ -15,18 +15,20 @@ index_logits_ragged(const __grid_constant__ CUtensorMap query_map,
     prefetch_tensor_map(&scale_map);
     stages.initialise();
   }
+  __syncthreads();
   dependency_wait();
   dependency_release();
-  const RaggedWork work{starts, ends, rows, keys};
-  const Share share = divide(work, reinterpret_cast<int*>(memory + SCRATCH_AT));
+  Task* tasks = reinterpret_cast<Task*>(memory + TASKS_AT);
   const int warpgroup = warp_id() / 4;
   if (warpgroup == WARPGROUPS) {
     register_dealloc<COPY_REGISTERS>();
+    const RaggedWork work{starts, ends, rows, keys};
+    const Share share = divide(work, reinterpret_cast<int*>(memory + SCRATCH_AT));
     RaggedLoader loader{&key_map, &scale_map};
-    copy(stages, RaggedCursor(work, share), &query_map, weights, rows, loader);
+    copy(stages, tasks, RaggedCursor(work, share), &query_map, weights, rows, loader);
   } else {
     register_alloc<MATH_REGISTERS>();
     RowWriter writer{logits, stride};
-    score(stages, RaggedCursor(work, share), warpgroup, writer);
+    score(stages, tasks, warpgroup, writer);
   }
 }

@@ -22,6 +22,7 @@ struct PagedWork {
     return {first, max(min(end, row_end) - first, 0), context - end + 1 + first};
   }
 
+  static constexpr int WARP_ITEMS = 256;
   DEVICE int items() const { return requests; }
   DEVICE int tiles(int request) const {
     const Rows rows = rows_of(request);

@@ -7,6 +7,7 @@ struct RaggedWork {
   const int* ends;
   int rows, keys;
 
+  static constexpr int WARP_ITEMS = 32;
   DEVICE int items() const { return (rows + QUERIES - 1) / QUERIES; }
 
   // Keys of a row; empty for rows past the last.
@@ -48,6 +49,7 @@ class RaggedCursor {
       : work_(work), item_(share.item), left_(share.tiles) {
     if (left_) open(share.offset);
   }
+  DEVICE int request() const { return 0; }
   DEVICE int first_row() const { return 0; }
   DEVICE int row() const { return item_ * QUERIES; }
   DEVICE bool valid() const { return tiles_ > 0; }

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from dsa_compile.kernels.cuda import index_topk
 from dsa_compile.kernels.cuda.compiler import build
 from dsa_compile.kernels.cuda.index_logits import (
     paged_index_logits,
@@ -197,3 +198,51 @@ def test_wrong_operands_are_refused(change, message):
     }
     with pytest.raises(ValueError, match=message):
         paged_index_logits(**(arguments | change))
+
+
+@needs_gpu
+@pytest.mark.parametrize(
+    ("rows", "contexts", "score_bytes"),
+    [
+        ([1] * 5, [3000, 5, 64, 0, 9000], 512 << 20),
+        ([2, 2, 1], [3000, 2600, 64], 512 << 20),
+        ([300, 1, 70], [3000, 2500, 9000], 512 << 20),
+        ([300, 1, 70], [3000, 2500, 9000], 1 << 20),  # several passes
+    ],
+    ids=str,
+)
+def test_selection_is_the_references_up_to_the_rounding_of_scores(
+    rows, contexts, score_bytes, monkeypatch
+):
+    monkeypatch.setattr(index_topk, "SCORE_BYTES", score_bytes)
+    topk, block_size = 2048, 64
+    requests, total = len(rows), sum(rows) + 2
+    width = max(-(-n // block_size) for n in contexts) + 1
+    held = pages(requests * width, block_size)
+    tables = torch.randperm(requests * width, device="cuda").view(requests, width).int()
+    row_starts = torch.tensor([0, *rows]).cumsum(0)
+    q, weights = e4m3(total, 64, 128), torch.randn(total, 64, device="cuda")
+    lengths = torch.tensor(contexts, dtype=torch.int32, device="cuda")
+    got = index_topk.paged_index_topk_fp8(
+        q, weights, held.cache, tables, row_starts.int().cuda(), lengths, topk
+    )
+    assert (got[-2:] == -1).all()
+    for row in {0, 1, rows[0] - 1, rows[0], sum(rows) - 1}:
+        owner = int((row_starts[1:] <= row).sum())
+        seen = max(0, contexts[owner] - (int(row_starts[owner + 1]) - 1 - row))
+        chosen = got[row][got[row] >= 0].long()
+        count = min(topk, seen)
+        assert chosen.unique().numel() == chosen.numel() == count
+        if not seen:
+            continue
+        places = (tables[owner].long()[:, None] * block_size).add(
+            torch.arange(block_size, device="cuda")
+        )
+        places = places.flatten()[:seen]
+        assert torch.isin(chosen, places).all()
+        one = slice(row, row + 1)
+        keys, scales = held.keys.flatten(0, 1), held.scales.flatten()
+        score = scores(q[one], weights[one], keys[places], scales[places])[0]
+        best = score.topk(count).values
+        mine = scores(q[one], weights[one], keys[chosen], scales[chosen])[0].sort(descending=True)
+        assert (best - mine.values).max() <= 4e-3 * score.abs().max()

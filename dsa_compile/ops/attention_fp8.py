@@ -18,7 +18,7 @@ from torch import Tensor
 from dsa_compile.ops.attention import GATHER_BYTES
 from dsa_compile.ops.fused_cache import fp8_row_bytes
 from dsa_compile.ops.library import bad_input, define
-from dsa_compile.ops.quantize import BLOCK, E4M3
+from dsa_compile.ops.quantize import E4M3, block_count, dequantize_blocks
 
 Gather = Callable[[Tensor], Tensor]
 """Slots ``[T, K]``, none negative, to their rows in fp32, ``[T, K, R + dr]``."""
@@ -32,9 +32,9 @@ def paged_latent_attention_fp8(
     """Latent attention to ``fp8`` rows of the paged cache.
 
     Args:
-        q_latent: ``[T, H, R]``, R a multiple of 128.
+        q_latent: ``[T, H, R]``.
         q_pe: ``[T, H, dr]``.
-        cache: uint8 ``[num_blocks, block_size, R + R / 32 + 2 dr]``.
+        cache: uint8 ``[num_blocks, block_size, fp8_row_bytes(R, dr)]``.
         slots: int32 ``[T, K]``, physical rows.
         scale: on the dot products.
 
@@ -54,21 +54,19 @@ def paged_latent_attention_fp8_lse(
     """
     rank = q_latent.shape[2]
     width = fp8_row_bytes(rank, q_pe.shape[2])
-    if cache.dtype is not torch.uint8 or rank % BLOCK or cache.shape[2] != width:
+    if cache.dtype is not torch.uint8 or cache.shape[2] != width:
         raise bad_input(
             "paged_latent_attention_fp8",
-            f"a rank that is a multiple of 128 and a uint8 cache with rows of {width} bytes, "
-            f"not {rank} and {cache.dtype} rows of {cache.shape[2]}",
+            f"a uint8 cache with rows of {width} bytes, not {cache.dtype} rows of {cache.shape[2]}",
         )
     rows = cache.view(-1, cache.shape[2])
 
     def gather(slots: Tensor) -> Tensor:
         picked = rows.index_select(0, slots.flatten())
-        values = picked[:, :rank].view(E4M3).float().unflatten(1, (-1, BLOCK))
-        end = rank + rank // BLOCK * 4
+        end = rank + block_count(rank) * 4
         scales = picked[:, rank:end].contiguous().view(torch.float32)
         k_pe = picked[:, end:].contiguous().view(torch.bfloat16).float()
-        latent = (values * scales.unsqueeze(2)).flatten(1)
+        latent = dequantize_blocks(picked[:, :rank].view(E4M3), scales)
         return torch.cat((latent, k_pe), 1).view(*slots.shape, -1)
 
     return _attend(q_latent, q_pe, slots, scale, gather)

@@ -5,7 +5,13 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from dsa_compile.ops.library import bad_input, define
-from dsa_compile.ops.quantize import BLOCK, E4M3, quantize_blocks
+from dsa_compile.ops.quantize import (
+    E4M3,
+    block_count,
+    dequantize_blocks,
+    dequantize_weight,
+    quantize_blocks,
+)
 
 
 def experts_fp8(
@@ -26,40 +32,32 @@ def experts_fp8(
     bf16 before it is weighted.
 
     Args:
-        x: e4m3 ``[N, H]``, H and I multiples of 128.
-        x_scale: fp32 ``[N, H/128]``.
+        x: e4m3 ``[N, H]``.
+        x_scale: fp32 ``[N, ceil(H/128)]``.
         weights: fp32 ``[N, k]``.
         indices: int64 or int32 ``[N, k]``; one outside ``[0, E)`` is skipped, so that a rank that
             holds a slice of the experts computes its share.
         gate_up: e4m3 ``[E, 2I, H]``, gate rows first.
-        gate_up_scale: fp32 ``[E, 2I/128, H/128]``.
+        gate_up_scale: fp32 ``[E, 2 ceil(I/128), ceil(H/128)]``, gate's first.
         down: e4m3 ``[E, H, I]``.
-        down_scale: fp32 ``[E, H/128, I/128]``.
+        down_scale: fp32 ``[E, ceil(H/128), ceil(I/128)]``.
 
     Returns:
         bf16 ``[N, H]``.
     """
     check_experts_fp8(x, x_scale, weights, indices, gate_up, gate_up_scale, down, down_scale)
-    rows = _dequantize_rows(x, x_scale)
+    rows = dequantize_blocks(x, x_scale)
     out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
     for expert in indices.unique().tolist():
         if not 0 <= expert < gate_up.shape[0]:
             continue
         token, slot = (indices == expert).nonzero(as_tuple=True)
-        weight = _dequantize_weight(gate_up[expert], gate_up_scale[expert])
-        gate, up = (rows[token] @ weight.t()).chunk(2, -1)
-        hidden = _dequantize_rows(*quantize_blocks(F.silu(gate) * up, False))
-        result = hidden @ _dequantize_weight(down[expert], down_scale[expert]).t()
+        halves = zip(gate_up[expert].chunk(2), gate_up_scale[expert].chunk(2), strict=True)
+        gate, up = (rows[token] @ dequantize_weight(*half).t() for half in halves)
+        hidden = dequantize_blocks(*quantize_blocks(F.silu(gate) * up, False))
+        result = hidden @ dequantize_weight(down[expert], down_scale[expert]).t()
         out.index_add_(0, token, result * weights[token, slot].unsqueeze(-1))
     return out.bfloat16()
-
-
-def _dequantize_rows(q: Tensor, scale: Tensor) -> Tensor:
-    return q.float() * scale.repeat_interleave(BLOCK, -1)
-
-
-def _dequantize_weight(q: Tensor, scale: Tensor) -> Tensor:
-    return q.float() * scale.repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1)
 
 
 def check_experts_fp8(
@@ -77,28 +75,24 @@ def check_experts_fp8(
     Raises:
         ValueError: with what :func:`experts_fp8` takes and what it got.
     """
-    if x.dim() != 2 or down.dim() != 3 or x.shape[1] % BLOCK or down.shape[2] % BLOCK:
+    if x.dim() != 2 or down.dim() != 3:
         raise bad_input(
             "experts_fp8",
-            f"x [N, H] and down [E, H, I] with H and I multiples of {BLOCK}, "
-            f"not {list(x.shape)} and {list(down.shape)}",
+            f"x [N, H] and down [E, H, I], not {list(x.shape)} and {list(down.shape)}",
         )
     tokens, hidden = x.shape
     experts, _, inner = down.shape
     top_k = indices.shape[-1]
+    blocks, inner_blocks = block_count(hidden), block_count(inner)
     expected = {
         "x": (x, E4M3, [tokens, hidden]),
-        "x_scale": (x_scale, torch.float32, [tokens, hidden // BLOCK]),
+        "x_scale": (x_scale, torch.float32, [tokens, blocks]),
         "weights": (weights, torch.float32, [tokens, top_k]),
         "indices": (indices, indices.dtype, [tokens, top_k]),
         "gate_up": (gate_up, E4M3, [experts, 2 * inner, hidden]),
-        "gate_up_scale": (
-            gate_up_scale,
-            torch.float32,
-            [experts, 2 * inner // BLOCK, hidden // BLOCK],
-        ),
+        "gate_up_scale": (gate_up_scale, torch.float32, [experts, 2 * inner_blocks, blocks]),
         "down": (down, E4M3, [experts, hidden, inner]),
-        "down_scale": (down_scale, torch.float32, [experts, hidden // BLOCK, inner // BLOCK]),
+        "down_scale": (down_scale, torch.float32, [experts, blocks, inner_blocks]),
     }
     for name, (tensor, dtype, shape) in expected.items():
         if tensor.dtype is not dtype or list(tensor.shape) != shape:

@@ -16,13 +16,13 @@ from torch import Tensor
 
 from dsa_compile.ops.cache import write_rows
 from dsa_compile.ops.library import bad_input, define
-from dsa_compile.ops.quantize import BLOCK, E4M3, quantize_blocks, quantize_tensor
+from dsa_compile.ops.quantize import E4M3, block_count, quantize_blocks, quantize_tensor
 from dsa_compile.ops.rope import rope_half, rope_interleaved
 
 
 def fp8_row_bytes(rank: int, rope_dim: int) -> int:
     """Bytes of one row in the ``fp8`` format: 656 for 512 and 64."""
-    return rank + rank // BLOCK * 4 + rope_dim * 2
+    return rank + block_count(rank) * 4 + rope_dim * 2
 
 
 def norm_rope_write_latent_cache(
@@ -65,20 +65,18 @@ def norm_rope_write_latent_cache_fp8(
 ) -> None:
     """Norm, rotate and store ``fp8`` rows; the rotated key is not quantised.
 
-    Args as :func:`norm_rope_write_latent_cache`, with ``kv`` bf16, R a multiple of 128, and
+    Args as :func:`norm_rope_write_latent_cache`, with ``kv`` bf16, and
 
     Args:
         ue8m0: round scales up to powers of two, as DeepSeek's own code does.
-        cache: uint8 ``[num_blocks, block_size, R + R / 32 + 2 dr]``, written in place.
+        cache: uint8 ``[num_blocks, block_size, fp8_row_bytes(R, dr)]``, written in place.
     """
     rank = weight.shape[0]
     name = "norm_rope_write_latent_cache_fp8"
     _check(name, kv, weight, cos, cache, fp8_row_bytes(rank, kv.shape[1] - rank))
-    if kv.dtype is not torch.bfloat16 or cache.dtype is not torch.uint8 or rank % BLOCK:
+    if kv.dtype is not torch.bfloat16 or cache.dtype is not torch.uint8:
         raise bad_input(
-            name,
-            f"kv as bfloat16, cache as uint8 and a rank that is a multiple of 128, not "
-            f"{kv.dtype}, {cache.dtype} and {rank}",
+            name, f"kv as bfloat16 and cache as uint8, not {kv.dtype} and {cache.dtype}"
         )
     ckv, k_pe = _norm_rope(kv, weight, eps, cos, sin, interleaved)
     q, scale = quantize_blocks(ckv, ue8m0)

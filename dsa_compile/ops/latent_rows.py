@@ -10,26 +10,25 @@ from torch import Tensor
 
 from dsa_compile.ops.fused_cache import fp8_row_bytes
 from dsa_compile.ops.library import bad_input, define
-from dsa_compile.ops.quantize import BLOCK, E4M3
+from dsa_compile.ops.quantize import E4M3, block_count, dequantize_blocks
 
 
 def latent_rows_fp8(cache: Tensor, rows: Tensor, rank: int) -> Tensor:
     """Gather and dequantise rows in the ``fp8`` format of :mod:`dsa_compile.ops.fused_cache`.
 
     Args:
-        cache: uint8 ``[num_blocks, block_size, R + R / 32 + 2 dr]``.
+        cache: uint8 ``[num_blocks, block_size, fp8_row_bytes(R, dr)]``.
         rows: int32 ``[N]``, physical rows; a negative one gives zeros.
-        rank: R, a multiple of 128.
+        rank: R.
 
     Returns:
         bf16 ``[N, R + dr]``.
     """
     rope_dim = fp8_rope_dim(cache, rank)
     picked = _pick(cache, rows)
-    values = picked[:, :rank].view(E4M3).float().unflatten(1, (-1, BLOCK))
-    end = rank + rank // BLOCK * 4
+    end = rank + block_count(rank) * 4
     scale = picked[:, rank:end].contiguous().view(torch.float32)
-    latent = (values * scale.unsqueeze(2)).flatten(1).to(torch.bfloat16)
+    latent = dequantize_blocks(picked[:, :rank].view(E4M3), scale).to(torch.bfloat16)
     k_pe = picked[:, end:].contiguous().view(torch.bfloat16)
     assert k_pe.shape[1] == rope_dim
     return torch.cat((latent, k_pe), 1)
@@ -44,14 +43,13 @@ def fp8_rope_dim(cache: Tensor, rank: int) -> int:
     rope_dim = (cache.shape[2] - fp8_row_bytes(rank, 0)) // 2
     if (
         cache.dtype is not torch.uint8
-        or rank % BLOCK
         or rope_dim <= 0
         or fp8_row_bytes(rank, rope_dim) != cache.shape[2]
     ):
         raise bad_input(
             "latent_rows_fp8",
-            f"a uint8 cache with rows of {rank} e4m3, their scales and bf16, and a rank that is a "
-            f"multiple of 128, not {cache.dtype} rows of {cache.shape[2]}",
+            f"a uint8 cache with rows of {rank} e4m3, their scales and bf16, "
+            f"not {cache.dtype} rows of {cache.shape[2]}",
         )
     return rope_dim
 

@@ -4,10 +4,7 @@ import torch
 from torch import Tensor
 
 from dsa_compile.ops.library import bad_input, define
-from dsa_compile.ops.quantize import quantize_blocks
-
-BLOCK = 128
-"""Of K for an activation's scale, of N and of K for a weight's."""
+from dsa_compile.ops.quantize import BLOCK, block_count, quantize_blocks
 
 
 def linear_fp8(x: Tensor, x_scale: Tensor, weight: Tensor, weight_scale: Tensor) -> Tensor:
@@ -17,10 +14,10 @@ def linear_fp8(x: Tensor, x_scale: Tensor, weight: Tensor, weight_scale: Tensor)
     scales, and added in fp32 (DeepSeek-V3 report, arXiv:2412.19437, 3.3.2).
 
     Args:
-        x: e4m3 ``[T, K]``, K a multiple of 128.
-        x_scale: fp32 ``[T, K/128]``.
+        x: e4m3 ``[T, K]``.
+        x_scale: fp32 ``[T, ceil(K/128)]``.
         weight: e4m3 ``[N, K]``.
-        weight_scale: fp32 ``[ceil(N/128), K/128]``, the checkpoint's ``weight_scale_inv``.
+        weight_scale: fp32 ``[ceil(N/128), ceil(K/128)]``, the checkpoint's ``weight_scale_inv``.
 
     Returns:
         bf16 ``[T, N]``.
@@ -30,7 +27,7 @@ def linear_fp8(x: Tensor, x_scale: Tensor, weight: Tensor, weight_scale: Tensor)
     rows = weight.shape[0]
     by_row = weight_scale.repeat_interleave(BLOCK, 0)[:rows]
     out = torch.zeros(tokens, rows, dtype=torch.float32, device=x.device)
-    for block in range(k // BLOCK):
+    for block in range(block_count(k)):
         columns = slice(block * BLOCK, (block + 1) * BLOCK)
         part = x[:, columns].float() @ weight[:, columns].float().T
         out += part * (x_scale[:, block, None] * by_row[None, :, block])
@@ -41,9 +38,9 @@ def quantize_linear_fp8(x: Tensor, weight: Tensor, weight_scale: Tensor, ue8m0: 
     """:func:`linear_fp8` of x yet to be quantised, to the bit that of ``quantize_blocks(x)``.
 
     Args:
-        x: bf16 ``[T, K]``, K a multiple of 128.
+        x: bf16 ``[T, K]``.
         weight: e4m3 ``[N, K]``.
-        weight_scale: fp32 ``[ceil(N/128), K/128]``.
+        weight_scale: fp32 ``[ceil(N/128), ceil(K/128)]``.
         ue8m0: round the scales of x up to powers of two.
 
     Returns:
@@ -60,11 +57,8 @@ def check_quantize_linear_fp8(x: Tensor) -> None:
     Raises:
         ValueError: with what it takes.
     """
-    if x.dim() != 2 or x.shape[1] % BLOCK or x.dtype != torch.bfloat16:
-        raise bad_input(
-            "quantize_linear_fp8",
-            f"bf16 x [T, K] with K a multiple of {BLOCK}, not {list(x.shape)} {x.dtype}",
-        )
+    if x.dim() != 2 or x.dtype != torch.bfloat16:
+        raise bad_input("quantize_linear_fp8", f"bf16 x [T, K], not {list(x.shape)} {x.dtype}")
 
 
 def check_linear_fp8(x: Tensor, x_scale: Tensor, weight: Tensor, weight_scale: Tensor) -> None:
@@ -73,16 +67,15 @@ def check_linear_fp8(x: Tensor, x_scale: Tensor, weight: Tensor, weight_scale: T
     Raises:
         ValueError: with what :func:`linear_fp8` takes and what it got.
     """
-    if x.dim() != 2 or weight.dim() != 2 or x.shape[1] != weight.shape[1] or x.shape[1] % BLOCK:
+    if x.dim() != 2 or weight.dim() != 2 or x.shape[1] != weight.shape[1]:
         raise bad_input(
             "linear_fp8",
-            f"x [T, K] and weight [N, K] with K a multiple of {BLOCK}, "
-            f"not {list(x.shape)} and {list(weight.shape)}",
+            f"x [T, K] and weight [N, K], not {list(x.shape)} and {list(weight.shape)}",
         )
     if x.dtype != torch.float8_e4m3fn or weight.dtype != torch.float8_e4m3fn:
         raise bad_input("linear_fp8", f"e4m3 operands, not {x.dtype} and {weight.dtype}")
-    blocks = x.shape[1] // BLOCK
-    scales = [x.shape[0], blocks], [-(-weight.shape[0] // BLOCK), blocks]
+    blocks = block_count(x.shape[1])
+    scales = [x.shape[0], blocks], [block_count(weight.shape[0]), blocks]
     if [list(x_scale.shape), list(weight_scale.shape)] != list(scales):
         raise bad_input(
             "linear_fp8",

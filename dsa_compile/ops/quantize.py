@@ -27,17 +27,45 @@ def quantize_blocks(x: Tensor, ue8m0: bool) -> tuple[Tensor, Tensor]:
     scale format of Blackwell's GEMMs and of DeepSeek-V3.2's indexer); ``q = x * (1 / scale)``.
 
     Args:
-        x: ``[..., D]``, D a multiple of 128, any floating dtype.
+        x: ``[..., D]``, any floating dtype. The last block may be shorter than 128; the kernels of
+            accelerators take whole blocks only.
         ue8m0: round scales up to powers of two.
 
     Returns:
-        q e4m3 ``[..., D]`` and scale fp32 ``[..., D / 128]``, row-major.
+        q e4m3 ``[..., D]`` and scale fp32 ``[..., ceil(D / 128)]``, row-major.
     """
-    if x.shape[-1] % BLOCK:
-        raise bad_input("quantize_blocks", f"rows of a multiple of 128, not {x.shape[-1]}")
-    blocks = x.float().contiguous().unflatten(-1, (-1, BLOCK))
+    width = x.shape[-1]
+    wide = F.pad(x.float(), (0, -width % BLOCK)).contiguous()
+    blocks = wide.unflatten(-1, (-1, BLOCK))
     scale = block_scale(blocks.abs().amax(-1, keepdim=True), ue8m0)
-    return saturate(blocks * scale.reciprocal()).flatten(-2), scale.squeeze(-1)
+    q = saturate(blocks * scale.reciprocal()).flatten(-2)
+    return q[..., :width].contiguous(), scale.squeeze(-1)
+
+
+def block_count(width: int) -> int:
+    """Blocks of a row; the last may be partial."""
+    return (width + BLOCK - 1) // BLOCK
+
+
+def require_whole_blocks(op: str, **widths: int) -> None:
+    """For kernels that take whole blocks only.
+
+    Raises:
+        ValueError: a width that is no multiple of 128.
+    """
+    for name, width in widths.items():
+        if width % BLOCK:
+            raise bad_input(op, f"{name} as a multiple of {BLOCK}, not {width}")
+
+
+def dequantize_blocks(q: Tensor, scale: Tensor) -> Tensor:
+    """fp32 ``[..., D]`` of e4m3 ``[..., D]`` and its scales ``[..., ceil(D / 128)]``."""
+    return q.float() * scale.repeat_interleave(BLOCK, -1)[..., : q.shape[-1]]
+
+
+def dequantize_weight(q: Tensor, scale: Tensor) -> Tensor:
+    """fp32 ``[N, K]`` of e4m3 ``[N, K]`` and a scale for every 128×128 of it."""
+    return dequantize_blocks(q, scale.repeat_interleave(BLOCK, 0)[: q.shape[0]])
 
 
 def block_scale(amax: Tensor, ue8m0: bool) -> Tensor:
@@ -55,7 +83,7 @@ def saturate(x: Tensor) -> Tensor:
 
 
 def _quantize_blocks_fake(x: Tensor, ue8m0: bool) -> tuple[Tensor, Tensor]:
-    scale = x.new_empty((*x.shape[:-1], x.shape[-1] // BLOCK), dtype=torch.float32)
+    scale = x.new_empty((*x.shape[:-1], block_count(x.shape[-1])), dtype=torch.float32)
     return x.new_empty(x.shape, dtype=E4M3), scale
 
 
@@ -92,7 +120,7 @@ def rms_norm_quantize_keep(
     """Root-mean-square norm and its blocks in FP8, for consumers of either.
 
     Args:
-        x: ``[..., D]``, D a multiple of 128.
+        x: ``[..., D]``.
         weight: ``[D]``.
         eps: added to the mean square.
         ue8m0: as in :func:`quantize_blocks`.
@@ -132,7 +160,7 @@ def add_rms_norm_quantize(
     """Add to the residual stream, normalise the sum before it is rounded, and quantise.
 
     Args:
-        x: ``[..., D]``, D a multiple of 128; the branch's output.
+        x: ``[..., D]``, the branch's output.
         residual: as ``x``, the stream so far.
         weight: ``[D]``.
         eps: added to the mean square.
@@ -165,17 +193,14 @@ def swiglu_packed_quantize(gate_up: Tensor, ue8m0: bool) -> tuple[Tensor, Tensor
     """``silu(gate) * up`` in fp32, rounded once to the dtype, then quantised in blocks.
 
     Args:
-        gate_up: ``[..., 2I]``, gate first, I a multiple of 128.
+        gate_up: ``[..., 2I]``, gate first.
         ue8m0: as in :func:`quantize_blocks`.
 
     Returns:
-        q e4m3 ``[..., I]`` and scale fp32 ``[..., I / 128]``.
+        q e4m3 ``[..., I]`` and scale fp32 ``[..., ceil(I / 128)]``.
     """
-    if gate_up.shape[-1] % (2 * BLOCK):
-        raise bad_input(
-            "swiglu_packed_quantize",
-            f"two halves of a multiple of 128 each, not {gate_up.shape[-1]} in all",
-        )
+    if gate_up.shape[-1] % 2:
+        raise bad_input("swiglu_packed_quantize", f"two halves, not {gate_up.shape[-1]} columns")
     gate, up = gate_up.float().chunk(2, -1)
     return quantize_blocks((F.silu(gate) * up).to(gate_up.dtype), ue8m0)
 

@@ -57,26 +57,33 @@ def arguments(tokens=5, experts=3, hidden=256, inner=128, top_k=2):
         torch.rand(tokens, top_k),
         torch.randint(-1, experts + 1, (tokens, top_k)),
         (torch.randn(experts, 2 * inner, hidden) * 50).to(E4M3),
-        torch.rand(experts, 2 * inner // 128, hidden // 128) * 1e-3,
+        torch.rand(experts, 2 * -(-inner // 128), -(-hidden // 128)) * 1e-3,
         (torch.randn(experts, hidden, inner) * 50).to(E4M3),
-        torch.rand(experts, hidden // 128, inner // 128) * 1e-3,
+        torch.rand(experts, -(-hidden // 128), -(-inner // 128)) * 1e-3,
     ]
 
 
-def wide(q, *scales):
-    """fp64 values of a quantised matrix."""
-    scale = scales[0].double().repeat_interleave(128, -1)
-    return q.double() * (scale if scale.shape == q.shape else scale.repeat_interleave(128, -2))
+def wide(q, scale):
+    """fp64 values of quantised rows, or of a matrix quantised in blocks of 128×128."""
+    spread = scale.double().repeat_interleave(128, -1)[..., : q.shape[1]]
+    if spread.shape != q.shape:
+        spread = spread.repeat_interleave(128, 0)[: q.shape[0]]
+    return q.double() * spread
 
 
-def test_reference_is_the_formula():
-    x, x_scale, weights, indices, gate_up, gate_up_scale, down, down_scale = args = arguments()
+@pytest.mark.parametrize(("hidden", "inner"), [(256, 128), (200, 96)])
+def test_reference_is_the_formula(hidden, inner):
+    args = arguments(hidden=hidden, inner=inner)
+    x, x_scale, weights, indices, gate_up, gate_up_scale, down, down_scale = args
     want = torch.zeros(x.shape, dtype=torch.float64)
     for t, s in itertools.product(range(5), range(2)):
         e = int(indices[t, s])
         if 0 <= e < 3:
-            hidden = wide(gate_up[e], gate_up_scale[e]) @ wide(x, x_scale)[t]
-            gate, up = hidden.chunk(2)
+            scales = gate_up_scale[e].chunk(2)
+            gate, up = (
+                wide(part, scale) @ wide(x[t : t + 1], x_scale[t : t + 1])[0]
+                for part, scale in zip(gate_up[e].chunk(2), scales, strict=True)
+            )
             q, scale = quantize_blocks((F.silu(gate) * up).float().unsqueeze(0), False)
             want[t] += weights[t, s] * (wide(down[e], down_scale[e]) @ wide(q, scale)[0])
     got = experts_fp8(*args)
@@ -88,7 +95,7 @@ def test_reference_is_the_formula():
     ("place", "change", "message"),
     [
         (0, lambda t: t.float(), "x as torch.float8_e4m3fn"),
-        (0, lambda t: t[:, :200], "multiples of 128"),
+        (0, lambda t: t[:, :200], r"gate_up as .* \[3, 256, 200\]"),
         (1, lambda t: t[:, :1], r"x_scale as torch.float32 \[5, 2\], not torch.float32 \[5, 1\]"),
         (2, lambda t: t.bfloat16(), "weights as torch.float32"),
         (3, lambda t: t.short(), "indices as int32 or int64"),

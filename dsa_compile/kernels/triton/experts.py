@@ -13,6 +13,7 @@ from dsa_compile.kernels.triton.e4m3 import block_scale, reciprocal, saturate
 from dsa_compile.kernels.triton.experts_rows import combine, sort_pairs, tile_rows, tiles_most
 from dsa_compile.ops.experts_fp8 import check_experts_fp8
 from dsa_compile.ops.library import bad_input
+from dsa_compile.ops.quantize import require_whole_blocks
 
 _FP8_BLOCK = 128
 
@@ -180,6 +181,7 @@ def experts_fp8(
     """
     operands = (x, x_scale, weights, indices, gate_up, gate_up_scale, down, down_scale)
     check_experts_fp8(*operands)
+    require_whole_blocks("experts_fp8", H=x.shape[1], I=down.shape[2])
     return _run(*operands, _FP8_BLOCK, fp8=True)
 
 

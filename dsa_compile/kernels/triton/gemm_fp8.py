@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dsa_compile.ops.linear_fp8 import BLOCK, check_linear_fp8
+from dsa_compile.ops.linear_fp8 import check_linear_fp8
 
 
 @triton.jit
@@ -17,25 +17,32 @@ def linear_fp8_kernel(
     out: tl.tensor,
     tokens: int,
     rows: int,
-    BLOCKS: tl.constexpr,
+    K: tl.constexpr,
     TOKENS: tl.constexpr,
     ROWS: tl.constexpr,
 ) -> None:
     """``TOKENS`` x ``ROWS`` of the output; ROWS divides 128, so that they share a scale."""
-    k_size = BLOCKS * 128
+    BLOCKS: tl.constexpr = (K + 127) // 128
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, 128)
     token_inside, row_inside = token < tokens, row < rows
     # rows outside are read from the last one and not stored
-    x_at = x + tl.minimum(token, tokens - 1).to(tl.int64)[:, None] * k_size + column[None, :]
-    weight_at = weight + tl.minimum(row, rows - 1).to(tl.int64)[None, :] * k_size + column[:, None]
+    x_at = x + tl.minimum(token, tokens - 1).to(tl.int64)[:, None] * K + column[None, :]
+    weight_at = weight + tl.minimum(row, rows - 1).to(tl.int64)[None, :] * K + column[:, None]
     x_scale_at = x_scale + tl.minimum(token, tokens - 1).to(tl.int64) * BLOCKS
     weight_scale_at = weight_scale + tl.program_id(1).to(tl.int64) * ROWS // 128 * BLOCKS
     total = tl.zeros((TOKENS, ROWS), tl.float32)
     for k in range(BLOCKS):
-        part = tl.dot(tl.load(x_at + k * 128), tl.load(weight_at + k * 128))
-        total += part * (tl.load(x_scale_at + k) * tl.load(weight_scale_at + k))[:, None]
+        if K % 128:
+            inside = k * 128 + column < K
+            values = tl.load(x_at + k * 128, inside[None, :], 0.0)
+            weights = tl.load(weight_at + k * 128, inside[:, None], 0.0)
+        else:
+            values = tl.load(x_at + k * 128)
+            weights = tl.load(weight_at + k * 128)
+        scale = tl.load(x_scale_at + k) * tl.load(weight_scale_at + k)
+        total += tl.dot(values, weights) * scale[:, None]
     to = out + token.to(tl.int64)[:, None] * rows + row[None, :]
     tl.store(to, total.to(tl.bfloat16), token_inside[:, None] & row_inside[None, :])
 
@@ -44,10 +51,10 @@ def linear_fp8(x: Tensor, x_scale: Tensor, weight: Tensor, weight_scale: Tensor)
     """``dsa::linear_fp8``.
 
     Args:
-        x: e4m3 ``[T, K]``, K a multiple of 128.
-        x_scale: fp32 ``[T, K/128]``.
+        x: e4m3 ``[T, K]``.
+        x_scale: fp32 ``[T, ceil(K/128)]``.
         weight: e4m3 ``[N, K]``.
-        weight_scale: fp32 ``[ceil(N/128), K/128]``.
+        weight_scale: fp32 ``[ceil(N/128), ceil(K/128)]``.
 
     Returns:
         bf16 ``[T, N]``.
@@ -70,7 +77,7 @@ def linear_fp8(x: Tensor, x_scale: Tensor, weight: Tensor, weight_scale: Tensor)
         out,
         tokens,
         rows,
-        BLOCKS=x.shape[1] // BLOCK,
+        K=x.shape[1],
         TOKENS=block_tokens,
         ROWS=block_rows,
         num_warps=8 if wide else 4,

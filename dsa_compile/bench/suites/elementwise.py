@@ -1,15 +1,16 @@
 """Norms, activations, RoPE and cache writes, with and without quantisation, at V3.2's sizes."""
 
-import os
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from dsa_compile.bench.case import Call, Case, Plan
+from dsa_compile.bench.case import Call, Case, Plan, is_ours
+from dsa_compile.bench.suites import elementwise_vllm as vllm
+from dsa_compile.kernels.implementation import HOPPER
+from dsa_compile.kernels.registry import implementations
 from dsa_compile.ops import REFERENCE
 from dsa_compile.ops.quantize import E4M3
 
@@ -50,6 +51,8 @@ def plans() -> Iterator[Plan]:
         yield Plan(
             "index_query_quantize", f"{tokens:,}×{INDEX_HEADS}×128", partial(_index_query, tokens)
         )
+        yield Plan("attention_queries_fp8", f"{tokens:,}", partial(_attention_queries, tokens))
+        yield Plan("attention_inputs_fp8", f"{tokens:,}", partial(_attention_inputs, tokens))
 
 
 def _bf16(*shape: int) -> Tensor:
@@ -94,35 +97,15 @@ def _close(want: Any) -> Callable[[Any], str | None]:
 
 def _ours(op: str) -> dict[str, Callable[..., Any]]:
     """Our functions of an op, by provider."""
-    from dsa_compile.kernels.cuda import index_quantize, latent_row, norm_quantize, swiglu_quantize
-    from dsa_compile.kernels.triton import (
-        activation,
-        index_key,
-        index_query,
-        latent_cache,
-        norm,
-        quantize,
-        rope,
-    )
-    from dsa_compile.kernels.triton import norm_quantize as triton_norm_quantize
-
-    modules: dict[str, tuple[ModuleType, ...]] = {
-        "cuda": (index_quantize, latent_row, norm_quantize, swiglu_quantize),
-        "triton": (
-            activation, index_key, index_query, latent_cache, norm, quantize, rope,
-            triton_norm_quantize,
-        ),
-    }  # fmt: skip
     return {
-        provider: getattr(module, op)
-        for provider, members in modules.items()
-        for module in members
-        if hasattr(module, op)
+        kernel.provider: kernel.load()
+        for kernel in implementations(op, HOPPER)
+        if is_ours(kernel.provider)
     }
 
 
 def _case(
-    op: str, inputs: list[tuple[Any, ...]], moved: float, vllm: Callable[..., Any] | None = None
+    op: str, inputs: list[tuple[Any, ...]], moved: float, peer: Callable[..., Any] | None = None
 ) -> Case:
     """A case of an op that returns its results.
 
@@ -130,7 +113,7 @@ def _case(
         op: name.
         inputs: arguments of the op, several to be taken in turn.
         moved: bytes.
-        vllm: the same of vLLM's, returning the same results.
+        peer: the same of vLLM's, returning the same results.
     """
     reference = _reference(op)
     candidates: dict[str, list[Call]] = {
@@ -139,101 +122,52 @@ def _case(
     candidates["torch"] = [partial(reference, *args) for args in inputs]
     want = reference(*inputs[0])
     unavailable = {}
-    if vllm:
-        if problem := _vllm_missing():
+    if peer:
+        if problem := vllm.missing():
             unavailable["vllm"] = problem
         else:
-            candidates["vllm"] = [partial(vllm, *args) for args in inputs]
+            candidates["vllm"] = [partial(peer, *args) for args in inputs]
     return Case(candidates, _close(want), bytes=moved, unavailable=unavailable)
 
 
-def _write_case(op: str, inputs: list[tuple[Any, ...]], cache: Tensor, moved: float) -> Case:
-    """A case of an op that writes rows of a cache of bytes; every call returns the cache."""
+def _write_case(
+    op: str, inputs: list[tuple[Any, ...]], caches: tuple[Tensor, ...], moved: float
+) -> Case:
+    """A case of an op that writes rows of caches; calls return results and the caches' bytes."""
     slots = torch.randperm(BLOCKS * BLOCK_SIZE)[: inputs[0][0].shape[0]]
     slot_mapping = slots.cuda()
 
     def calls(function: Callable[..., Any]) -> list[Call]:
-        def call(args: tuple[Any, ...]) -> Tensor:
-            function(*args, cache, slot_mapping)
-            return cache.view(torch.uint8)
+        own = [cache.clone() for cache in caches]  # nobody is credited with another's rows
+
+        def call(args: tuple[Any, ...]) -> tuple[Tensor, ...]:
+            results = function(*args, *own, slot_mapping) or ()
+            return (*results, *(cache.view(torch.uint8) for cache in own))
 
         return [partial(call, args) for args in inputs]
 
-    want = cache.cpu().clone()
+    written = [cache.cpu().clone() for cache in caches]
     host = [a.cpu() if isinstance(a, Tensor) else a for a in inputs[0]]
-    _reference(op)(*host, want, slots)
+    results = _reference(op)(*host, *written, slots) or ()
+    want = (*results, *(cache.view(torch.uint8) for cache in written))
     candidates = {name: calls(function) for name, function in _ours(op).items()}
-    return Case(candidates, _close(want.view(torch.uint8).cuda()), bytes=moved)
-
-
-def _vllm_missing() -> str | None:
-    """Load vLLM's ops from ``$VLLM_C_LIBRARY``, its ``_C_stable_libtorch.abi3.so``."""
-    path = os.environ.get("VLLM_C_LIBRARY")
-    if not path:
-        return "set VLLM_C_LIBRARY to vLLM's _C_stable_libtorch.abi3.so"
-    torch.ops.load_library(path)
-    return None
-
-
-def _quantized_like(x: Tensor) -> tuple[Tensor, Tensor]:
-    scale = torch.empty((x.shape[0], x.shape[1] // 128), device=x.device)
-    return torch.empty_like(x, dtype=E4M3), scale
-
-
-def _vllm_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    out = torch.empty_like(x)
-    torch.ops._C.rms_norm(out, x, weight, eps)
-    return out
-
-
-def _vllm_rms_norm_quantize(
-    x: Tensor, weight: Tensor, eps: float, ue8m0: bool
-) -> tuple[Tensor, Tensor]:
-    q, scale = _quantized_like(x)
-    torch.ops._C.rms_norm_per_block_quant(q, x, weight, scale, eps, None, None, 128, False)
-    return q, scale
-
-
-def _vllm_quantize_blocks(x: Tensor, ue8m0: bool) -> tuple[Tensor, Tensor]:
-    q, scale = _quantized_like(x)
-    torch.ops._C.per_token_group_fp8_quant(
-        x, q, scale, 128, 1e-4, -448.0, 448.0, ue8m0, False, False
-    )
-    return q, scale
-
-
-def _vllm_quantize_tensor(x: Tensor, scale: Tensor) -> Tensor:
-    q = torch.empty_like(x, dtype=E4M3)
-    torch.ops._C.static_scaled_fp8_quant(q, x, scale, None)
-    return q
-
-
-def _vllm_swiglu_packed(gate_up: Tensor) -> Tensor:
-    out = gate_up.new_empty((gate_up.shape[0], gate_up.shape[1] // 2))
-    torch.ops._C.silu_and_mul(out, gate_up)
-    return out
-
-
-def _vllm_swiglu_packed_quantize(gate_up: Tensor, ue8m0: bool) -> tuple[Tensor, Tensor]:
-    q, scale = _quantized_like(gate_up[:, : gate_up.shape[1] // 2])
-    torch.ops._C.silu_and_mul_per_block_quant(q, gate_up, scale, 128, None, False)
-    return q, scale
+    return Case(candidates, _close(tuple(w.cuda() for w in want)), bytes=moved)
 
 
 # Op → bytes a value read and written, and vLLM's function.
 _NORMS: Mapping[str, tuple[int, Callable[..., Any] | None]] = {
-    "rms_norm": (4, _vllm_rms_norm),
+    "rms_norm": (4, vllm.rms_norm),
     "add_rms_norm": (8, None),  # vLLM's works in place
-    "rms_norm_quantize": (3, _vllm_rms_norm_quantize),
+    "rms_norm_quantize": (3, vllm.rms_norm_quantize),
     "rms_norm_quantize_keep": (5, None),
     "add_rms_norm_quantize": (9, None),
-    "quantize_blocks": (3, _vllm_quantize_blocks),
-    "quantize_tensor": (3, _vllm_quantize_tensor),
+    "quantize_blocks": (3, vllm.quantize_blocks),
+    "quantize_tensor": (3, vllm.quantize_tensor),
 }
 
 
 def _norm(op: str, tokens: int, width: int) -> Case:
-    moved, vllm = _NORMS[op]
+    moved, peer = _NORMS[op]
     weight, scale = _bf16(width), torch.tensor([0.01], device="cuda")
     rest: tuple[Any, ...] = {"quantize_blocks": (False,), "quantize_tensor": (scale,)}.get(
         op, (weight, EPS)
@@ -246,7 +180,7 @@ def _norm(op: str, tokens: int, width: int) -> Case:
         return (x, _bf16(tokens, width), *rest) if op.startswith("add") else (x, *rest)
 
     total = tokens * width * moved
-    return _case(op, _copies(tokens, total, make), total, vllm)
+    return _case(op, _copies(tokens, total, make), total, peer)
 
 
 def _activation(op: str, tokens: int, width: int) -> Case:
@@ -257,8 +191,8 @@ def _activation(op: str, tokens: int, width: int) -> Case:
         gate_up = _bf16(tokens, 2 * width)
         return (gate_up, False) if quantized else (gate_up,)
 
-    vllm = _vllm_swiglu_packed_quantize if quantized else _vllm_swiglu_packed
-    return _case(op, _copies(tokens, moved, make), moved, vllm)
+    peer = vllm.swiglu_packed_quantize if quantized else vllm.swiglu_packed
+    return _case(op, _copies(tokens, moved, make), moved, peer)
 
 
 def _rope(tokens: int) -> Case:
@@ -292,7 +226,7 @@ def _latent(op: str, tokens: int) -> Case:
     def make() -> tuple[Any, ...]:
         return (_bf16(tokens, MERGED)[:, -576:], weight, EPS, cos, sin, True, *more)
 
-    return _write_case(op, _copies(tokens, tokens * MERGED * 2, make), cache, moved)
+    return _write_case(op, _copies(tokens, tokens * MERGED * 2, make), (cache,), moved)
 
 
 def _index_key(tokens: int) -> Case:
@@ -305,7 +239,7 @@ def _index_key(tokens: int) -> Case:
         return (_bf16(tokens, MERGED)[:, Q_LORA:][:, :128], weight, bias, EPS, cos, sin, False)
 
     copies = _copies(tokens, tokens * MERGED * 2, make)
-    return _write_case("write_index_key_fp8", copies, cache, moved)
+    return _write_case("write_index_key_fp8", copies, (cache,), moved)
 
 
 def _index_query(tokens: int) -> Case:
@@ -317,3 +251,30 @@ def _index_query(tokens: int) -> Case:
         return _bf16(tokens, INDEX_HEADS, 128), weights, cos, sin, False, 0.011
 
     return _case("index_query_quantize", _copies(tokens, moved, make), moved)
+
+
+def _attention_queries(tokens: int) -> Case:
+    cos, sin = _tables(tokens)
+    weights = torch.randn(tokens, INDEX_HEADS, device="cuda")
+    moved = tokens * (INDEX_HEADS * (3 * 128 + 8) + HEADS * 64 * 4 + 2 * 64)
+
+    def make() -> tuple[Any, ...]:
+        q_pe, index_q = _bf16(tokens, HEADS, 192)[..., 128:], _bf16(tokens, INDEX_HEADS, 128)
+        return q_pe, index_q, weights, cos, sin, True, False, 0.011
+
+    return _case("attention_queries_fp8", _copies(tokens, moved, make), moved)
+
+
+def _attention_inputs(tokens: int) -> Case:
+    cos, sin = _tables(tokens)
+    norms = (_bf16(Q_LORA), EPS, _bf16(128), _bf16(128), EPS, _bf16(512), EPS)
+    caches = tuple(
+        torch.zeros((BLOCKS, BLOCK_SIZE, row), dtype=torch.uint8, device="cuda")
+        for row in (656, 132)
+    )
+    moved = tokens * (MERGED * 2 + Q_LORA + Q_LORA // 32 + 656 + 132 + 2 * 64)
+
+    def make() -> tuple[Any, ...]:
+        return (_bf16(tokens, MERGED), *norms, cos, sin, True, False, False)
+
+    return _write_case("attention_inputs_fp8", _copies(tokens, moved, make), caches, moved)

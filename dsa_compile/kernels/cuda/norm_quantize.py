@@ -29,11 +29,14 @@ def _kernel(width: int, threads: int, weight: torch.dtype, add: bool, keep: bool
 
 @functools.cache
 def threads_for(width: int, many_rows: bool) -> int:
-    """Threads of a row: as many as there are chunks, or half where there are many rows; 0 if none
-    divides the width into whole warps."""
-    fitting = [n for n in range(32, 1025, 32) if width % (CHUNK * n) == 0]
-    wanted = width // CHUNK // (2 if many_rows else 1)
-    return max((n for n in fitting if n <= wanted), default=0)
+    """Threads of a row, whole warps that divide its chunks; 0 if there are none.
+
+    A row alone is done soonest with a chunk a thread; of many, wide ones do better with four.
+    """
+    chunks = width // CHUNK
+    most = max(chunks // 4, 192) if many_rows else 1024
+    fitting = [n for n in range(32, min(most, chunks, 1024) + 1, 32) if width % (CHUNK * n) == 0]
+    return max(fitting, default=0)
 
 
 def rms_norm_quantize(x: Tensor, weight: Tensor, eps: float, ue8m0: bool) -> tuple[Tensor, Tensor]:

@@ -1,9 +1,9 @@
 // The parts [q_a | wk | kv_a] of attention's first projection in one launch. By block index: index
-// keys, 16 tokens a warp; latent rows, a token a warp; query latents, a token a block. The keys come
-// first because they take longest.
+// keys, 16 tokens a warp; latent rows, a token a warp; query latents, a token a block. The keys
+// come first because they take longest.
 //
-// Defines: RANK of the query latent and THREADS for its norm; LATENT_RANK and FORMAT (LatentFormat);
-// INTERLEAVED and INDEX_INTERLEAVED; Q_WEIGHT, KV_WEIGHT, K_WEIGHT and TABLE, types.
+// Defines: RANK of the query latent and THREADS for its norm; LATENT_RANK and FORMAT, a
+// LatentFormat; INTERLEAVED and INDEX_INTERLEAVED; Q_WEIGHT, KV_WEIGHT, K_WEIGHT and TABLE, types.
 #include "index_key.cuh"
 #include "latent_row.cuh"
 #include "norm_quantize.cuh"
@@ -36,9 +36,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   if (block < latent_blocks) {
     const int token = block * kWarps + warp;
     if (token >= tokens) return;
-    latent_row<LATENT_RANK, FORMAT, INTERLEAVED>(merged + RANK + kDim, kv_weight, cos, sin, slots,
-                                                 nullptr, latent_cache, latent_rows, kv_eps, ue8m0,
-                                                 token, stride, table_stride);
+    write_latent_row<LATENT_RANK, FORMAT, INTERLEAVED>(
+        merged + RANK + kDim, kv_weight, cos, sin, slots, nullptr, latent_cache, latent_rows,
+        kv_eps, ue8m0, token, stride, table_stride);
     return;
   }
   norm_quantize_row<RANK, THREADS, false, false>(merged, nullptr, q_weight, nullptr, q, scale,

@@ -1,8 +1,8 @@
-// The index queries, and the rotary part of attention's queries, in one launch: a warp takes 16 heads
-// of one token, of the index queries `run` times 16.
+// The index queries, and the rotary part of attention's queries, in one launch: a warp takes 16
+// heads of one token, of the index queries `run` times 16.
 //
-// Defines: INTERLEAVED and INDEX_INTERLEAVED, which pairs are rotated; TABLE, the type of cosines and
-// sines.
+// Defines: INTERLEAVED and INDEX_INTERLEAVED, which pairs are rotated; TABLE, the type of cosines
+// and sines.
 #include "index_query.cuh"
 
 constexpr int kRope = 64;

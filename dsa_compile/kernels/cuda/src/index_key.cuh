@@ -41,11 +41,10 @@ DEVICE void load_key_weights(const Weight* from, float (&to)[32]) {
 
 // One warp: tokens `first` to `first + 15`.
 template <bool Neighbours, typename Table>
-DEVICE void index_keys(const __nv_bfloat16* k, const float (&w)[32],
-                       const float (&b)[32], const Table* cos,
-                       const Table* sin, const long long* slots,
-                       u8* cache, int first, int tokens, long long cache_rows,
-                       int block_size, float eps, long long k_stride, long long table_stride) {
+DEVICE void index_keys(const __nv_bfloat16* k, const float (&w)[32], const float (&b)[32],
+                       const Table* cos, const Table* sin, const long long* slots, u8* cache,
+                       int first, int tokens, long long cache_rows, int block_size, float eps,
+                       long long k_stride, long long table_stride) {
   const u32 lane = lane_id();
   const int t = lane & 3, g = lane >> 2;
   int token[2];

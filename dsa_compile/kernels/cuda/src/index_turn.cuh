@@ -1,12 +1,12 @@
 // The indexer's vectors of 128: RoPE on the first 64, Hadamard transform, e4m3 with a power of two
 // as scale. A warp takes 16 vectors and exchanges nothing but their largest magnitudes.
 //
-// Thread (g, t) = (lane / 4, lane % 4) has columns 32 s + 8 t + j of rows g and g + 8, for s < 4 and
-// j < 8: 16 contiguous bytes for every s. Of a column's bits (s s t t j j j) an mma.m16n8k16 contracts
-// over both t and the first and last j; the four words of a load are its A operand as they stand,
-// with the middle j taking the place of eight further rows. A second mma adds the lower s, and two
-// levels of additions within the thread the rest. Results have the layout of the input, so they are
-// stored 8 bytes at a time.
+// Thread (g, t) = (lane / 4, lane % 4) has columns 32 s + 8 t + j of rows g and g + 8, for s < 4
+// and j < 8: 16 contiguous bytes for every s. Of a column's bits (s s t t j j j) an mma.m16n8k16
+// contracts over both t and the first and last j; the four words of a load are its A operand as
+// they stand, with the middle j taking the place of eight further rows. A second mma adds the lower
+// s, and two levels of additions within the thread the rest. Results have the layout of the input,
+// so they are stored 8 bytes at a time.
 #pragma once
 #include "quantize.cuh"
 

@@ -1,5 +1,5 @@
-// Defines: RANK; FORMAT, a LatentFormat; INTERLEAVED, which pairs are rotated; WEIGHT and TABLE, the
-// types of the norm's weight and of cosines and sines. A warp takes a token.
+// Defines: RANK; FORMAT, a LatentFormat; INTERLEAVED, which pairs are rotated; WEIGHT and TABLE,
+// the types of the norm's weight and of cosines and sines. A warp takes a token.
 #include "latent_row.cuh"
 
 extern "C" __global__ void __launch_bounds__(128)
@@ -10,7 +10,7 @@ extern "C" __global__ void __launch_bounds__(128)
   dependency_release();
   const int token = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
   if (token >= tokens) return;
-  latent_row<RANK, FORMAT, INTERLEAVED, WEIGHT, TABLE>(kv, weight, cos, sin, slots, static_scale,
-                                                       cache, cache_rows, eps, ue8m0, token,
-                                                       kv_stride, table_stride);
+  write_latent_row<RANK, FORMAT, INTERLEAVED>(kv, weight, cos, sin, slots, static_scale, cache,
+                                              cache_rows, eps, ue8m0, token, kv_stride,
+                                              table_stride);
 }

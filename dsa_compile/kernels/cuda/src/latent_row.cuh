@@ -1,4 +1,4 @@
-// A row of the latent cache from the raw projection: norm of Rank values, rotation of 64, the write.
+// A row of the latent cache from the raw projection: norm of Rank values, rotation of 64, write.
 #pragma once
 #include "quantize.cuh"
 
@@ -18,25 +18,25 @@ DEVICE constexpr int latent_row_bytes() {
 }
 
 template <int Rank, int Format>
-DEVICE void store_rope(u8* row, int column, float value, float factor, bool kept) {
-  const u32 rounded = pack_bf16(value, 0.f);
+DEVICE void store_rope(u8* row, int column, float x, float factor, bool kept) {
+  const u32 rounded = pack_bf16(x, 0.f);
   if (Format == kOneScaleRow) {
     const u8 quantized = static_cast<u8>(to_e4m3(rounded, 0u, factor));
     if (kept) row[Rank + column] = quantized;
   } else {
     u8* rope = row + (Format == kPlainRow ? 2 * Rank : Rank + Rank / 128 * 4);
-    if (kept) reinterpret_cast<unsigned short*>(rope)[column] = static_cast<unsigned short>(rounded);
+    const auto value = static_cast<unsigned short>(rounded);
+    if (kept) reinterpret_cast<unsigned short*>(rope)[column] = value;
   }
 }
 
 // One warp. Waits for the kernels before; the weight is constant and is loaded ahead. Interleaved
 // pairs come out de-interleaved.
 template <int Rank, int Format, bool Neighbours, typename Weight, typename Table>
-DEVICE void latent_row(const __nv_bfloat16* kv, const Weight* weight,
-                       const Table* cos, const Table* sin,
-                       const long long* slots, const float* static_scale,
-                       u8* cache, long long cache_rows, float eps, int ue8m0,
-                       long long token, long long kv_stride, long long table_stride) {
+DEVICE void write_latent_row(const __nv_bfloat16* kv, const Weight* weight, const Table* cos,
+                             const Table* sin, const long long* slots, const float* static_scale,
+                             u8* cache, long long cache_rows, float eps, int ue8m0, long long token,
+                             long long kv_stride, long long table_stride) {
   constexpr int kChunks = Rank / 256;  // 8 values of every lane each
   const int lane = lane_id();
   float gain[kChunks][8];

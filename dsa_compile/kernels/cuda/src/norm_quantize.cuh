@@ -16,15 +16,14 @@ DEVICE float block_sum(float x) {
   return total;
 }
 
-// All threads of the block. Waits for the kernels before; a weight is constant and need not wait, so
-// where a thread has but 8 values it is loaded ahead. `residual` and `total` are read and written if Add, `normed` if Keep.
+// All threads of the block. Waits for the kernels before; a weight is constant and need not wait,
+// so where a thread has but 8 values it is loaded ahead. `residual` is read and `total` written if
+// Add, `normed` is written if Keep.
 template <int Width, int Threads, bool Add, bool Keep, typename Weight>
-DEVICE void norm_quantize_row(const __nv_bfloat16* x,
-                              const __nv_bfloat16* residual,
-                              const Weight* weight, __nv_bfloat16* normed,
-                              u8* q, float* scale,
-                              __nv_bfloat16* total, float eps, int ue8m0,
-                              long long row, long long x_stride, long long residual_stride) {
+DEVICE void norm_quantize_row(const __nv_bfloat16* x, const __nv_bfloat16* residual,
+                              const Weight* weight, __nv_bfloat16* normed, u8* q, float* scale,
+                              __nv_bfloat16* total, float eps, int ue8m0, long long row,
+                              long long x_stride, long long residual_stride) {
   constexpr int kChunks = Width / (8 * Threads);
   static_assert(kChunks * 8 * Threads == Width, "a thread takes whole chunks of 8 values");
   const long long dense = row * Width;

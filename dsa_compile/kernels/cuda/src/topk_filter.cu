@@ -92,23 +92,6 @@ struct Stream {
   }
 };
 
-// Stores a score and its column, and moves on, if `chosen` has the bit.
-DEVICE void store_chosen(u32& address, float score, u32 column, u32 chosen, u32 bit) {
-  asm volatile(
-      "{\n.reg .pred wanted;\n.reg .u32 masked;\n"
-      "and.b32 masked, %3, %4;\n"
-      "setp.ne.u32 wanted, masked, 0;\n"
-      "@wanted st.shared::cluster.v2.u32 [%0], {%1, %2};\n"
-      "@wanted add.u32 %0, %0, 8;\n}"
-      : "+r"(address)
-      : "r"(__float_as_uint(score)), "r"(column), "r"(chosen), "r"(bit)
-      : "memory");
-}
-
-DEVICE void store(u32 address, u32 value) {
-  asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
-}
-
 DEVICE u32 in_first_block(const void* pointer) {
   return CLUSTER > 1 ? map_shared(smem_u32(pointer), 0) : smem_u32(pointer);
 }

@@ -31,7 +31,7 @@ struct RowKeys {
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     topk_rows(PROBLEM_PARAMETERS, int* out, int k) {
-  __shared__ alignas(16) SelectShared shared;
+  alignas(16) __shared__ SelectShared shared;
   dependency_release();
   const Sampler sampler(shared);
   dependency_wait();

@@ -9,6 +9,7 @@
 // THREADS is the size of the block: 256, 512 or 1,024.
 #pragma once
 #include "common.cuh"
+#include "topk_ptx.cuh"
 
 constexpr u32 ALL_LANES = 0xffffffffu;
 constexpr u32 WARPS = THREADS / 32;
@@ -126,43 +127,9 @@ DEVICE void find_bins(const Histogram& histogram, u32 through_units, const u32 (
   }
 }
 
-// Counts a key in its bin of 1 << shift keys if it is within span of the top, else in `outside`;
-// `higher` falls by one for a key above the top. Without branches, which would take most time.
-DEVICE void count_key(u32 bins, u32 outside, u32 key, u32 top, u32 span, u32 shift, u32& higher) {
-  asm volatile(
-      "{\n.reg .pred within;\n.reg .u32 distance, place;\n"
-      "sub.cc.u32 distance, %3, %4;\n"
-      "subc.u32 %0, %0, 0;\n"
-      "setp.le.u32 within, distance, %5;\n"
-      "shr.u32 place, distance, %6;\n"
-      "mad.lo.u32 place, place, 4, %1;\n"
-      "selp.u32 place, place, %2, within;\n"
-      "red.shared.add.u32 [place], 1;\n}"
-      : "+r"(higher)
-      : "r"(bins), "r"(outside), "r"(top), "r"(key), "r"(span), "r"(shift)
-      : "memory");
-}
-
-// Appends to the list. An increment, as the compiler would first add up those of a warp.
+// Appends to the list.
 DEVICE void append(SelectShared& shared, u32 key) {
-  u32 place;
-  asm volatile("atom.shared.inc.u32 %0, [%1], 0xffffffff;"
-               : "=r"(place)
-               : "r"(smem_u32(&shared.listed))
-               : "memory");
-  shared.list[place] = key;
-}
-
-// Stores a value and moves on if the key is above the cut.
-DEVICE void append_above(u32& address, u32 value, u32 key, u32 cut) {
-  asm volatile(
-      "{\n.reg .pred above;\n"
-      "setp.gt.u32 above, %2, %3;\n"
-      "@above st.shared.u32 [%0], %1;\n"
-      "@above add.u32 %0, %0, 4;\n}"
-      : "+r"(address)
-      : "r"(value), "r"(key), "r"(cut)
-      : "memory");
+  shared.list[count_up(smem_u32(&shared.listed))] = key;
 }
 
 struct Range {
@@ -197,9 +164,7 @@ struct Sampler {
     const u32 through_units = sum_units(shared.sample);
     const u32 sampled = __shfl_sync(ALL_LANES, through_units, 31);
     const float rank = share * static_cast<float>(sampled);
-    float deviation;
-    asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(deviation) : "f"(rank));
-    const float margin = spread * deviation + spread;
+    const float margin = spread * square_root(rank) + spread;
     const u32 low = static_cast<u32>(rank + margin) + 1;
     const u32 high = static_cast<u32>(fmaxf(rank - margin, 1.0f));
     Bin bin[2];

@@ -1,0 +1,65 @@
+// Single instructions and short sequences of the top-k kernels. Addresses of shared memory are
+// 32-bit, those of a cluster where that is said.
+#pragma once
+#include "common.cuh"
+
+// Counts a key in its bin of 1 << shift keys if it is within span of the top, else in `outside`;
+// `higher` falls by one for a key above the top. Without branches, which would take most time.
+DEVICE void count_key(u32 bins, u32 outside, u32 key, u32 top, u32 span, u32 shift, u32& higher) {
+  asm volatile(
+      "{\n.reg .pred within;\n.reg .u32 distance, place;\n"
+      "sub.cc.u32 distance, %3, %4;\n"
+      "subc.u32 %0, %0, 0;\n"
+      "setp.le.u32 within, distance, %5;\n"
+      "shr.u32 place, distance, %6;\n"
+      "mad.lo.u32 place, place, 4, %1;\n"
+      "selp.u32 place, place, %2, within;\n"
+      "red.shared.add.u32 [place], 1;\n}"
+      : "+r"(higher)
+      : "r"(bins), "r"(outside), "r"(top), "r"(key), "r"(span), "r"(shift)
+      : "memory");
+}
+
+// Adds one to a counter in shared memory and returns what it was. (Of an addition the compiler would
+// first add up those of a warp.)
+DEVICE u32 count_up(u32 counter) {
+  u32 before;
+  asm volatile("atom.shared.inc.u32 %0, [%1], 0xffffffff;" : "=r"(before) : "r"(counter) : "memory");
+  return before;
+}
+
+// Stores a value and moves on if the key is above the cut.
+DEVICE void append_above(u32& address, u32 value, u32 key, u32 cut) {
+  asm volatile(
+      "{\n.reg .pred above;\n"
+      "setp.gt.u32 above, %2, %3;\n"
+      "@above st.shared.u32 [%0], %1;\n"
+      "@above add.u32 %0, %0, 4;\n}"
+      : "+r"(address)
+      : "r"(value), "r"(key), "r"(cut)
+      : "memory");
+}
+
+// Stores a score and its column in the cluster, and moves on, if `chosen` has the bit.
+DEVICE void store_chosen(u32& address, float score, u32 column, u32 chosen, u32 bit) {
+  asm volatile(
+      "{\n.reg .pred wanted;\n.reg .u32 masked;\n"
+      "and.b32 masked, %3, %4;\n"
+      "setp.ne.u32 wanted, masked, 0;\n"
+      "@wanted st.shared::cluster.v2.u32 [%0], {%1, %2};\n"
+      "@wanted add.u32 %0, %0, 8;\n}"
+      : "+r"(address)
+      : "r"(__float_as_uint(score)), "r"(column), "r"(chosen), "r"(bit)
+      : "memory");
+}
+
+// In the cluster.
+DEVICE void store(u32 address, u32 value) {
+  asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
+}
+
+DEVICE float square_root(float x) {
+  float root;
+  asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(root) : "f"(x));
+  return root;
+}

@@ -1,0 +1,85 @@
+"""The top-k kernels on the CPU, a thread for a thread, in their smallest forms."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("cuda.bindings")
+
+from dsa_compile.kernels.cuda import topk as module
+from dsa_compile.kernels.cuda.launch import CudaKernel
+from dsa_compile.kernels.cuda.topk import Filter, Rows, topk
+from tests.kernels import emulator
+from tests.kernels.test_topk import expected, in_order
+
+pytestmark = pytest.mark.skipif(not emulator.available(), reason="needs g++")
+
+K = 128
+VARIANTS = [Rows(256, 2, 1), Filter(256, 1, 2, 1, capacity=512, samples=2)]
+INFINITY, NAN = float("inf"), float("nan")
+
+
+@pytest.fixture(params=VARIANTS, ids=["rows", "filter"])
+def variant(request, monkeypatch, tmp_path):
+    header = tmp_path / "common.h"
+    extra = Path(__file__).parent / "topk_emulator.h"
+    header.write_text(emulator.HEADER.read_text() + extra.read_text())
+
+    def portable(text: str) -> str:
+        if text.startswith("// Single instructions"):
+            return "#pragma once\n"
+        return text.replace(
+            "extern __shared__ uint4 memory[];", "static uint4 memory[SHARED_BYTES / 16 + 1];"
+        )
+
+    monkeypatch.setattr(emulator, "HEADER", header)
+    monkeypatch.setattr(emulator, "_portable", portable)
+    monkeypatch.setattr(CudaKernel, "__call__", emulator.launch)
+    monkeypatch.setattr(module, "plan", lambda rows, width: request.param)
+    torch.manual_seed(0)
+    return request.param
+
+
+def check(scores, starts, ends):
+    offset = torch.zeros_like(ends) if starts is None else starts
+    found = topk(scores, ends, K, starts=starts)
+    assert torch.equal(in_order(found), expected(scores, offset, ends, K))
+
+
+def test_distributions(variant):
+    """Ordinary scores; ties at the cut and everywhere; special values; a sample that misleads."""
+    width = 2000
+    column = torch.arange(width)
+    rows = [
+        torch.randn(width),
+        torch.zeros(width),
+        torch.randint(0, 9, (width,)).float(),
+        torch.randn(width).relu(),
+        torch.where(torch.rand(width) < 0.02, NAN, torch.randn(width)),
+        torch.where(torch.rand(width) < 0.97, -INFINITY, torch.randn(width)),
+        torch.where(column % 2 == 0, torch.rand(width) - 9, torch.rand(width)),
+        torch.where(column % 2 == 1, torch.rand(width) - 9, torch.rand(width)),
+    ]
+    scores = torch.stack(rows)
+    check(scores, None, torch.full((len(rows),), width, dtype=torch.int32))
+
+
+def test_ragged(variant):
+    starts = torch.tensor([0, 1, 7, 3, 900, 2, 5], dtype=torch.int32)
+    lengths = torch.tensor([0, -1, K, K + 1, 1000, 1300, 130], dtype=torch.int32)
+    check(torch.randn(7, 2013)[:, 1:2001], starts, starts + lengths)
+
+
+def test_physical_rows(variant):
+    rows, width, block_size = 3, 1500, 16
+    scores, blocks = torch.randn(rows, width), -(-width // block_size)
+    tables = torch.randperm(2 * blocks, dtype=torch.int32).view(2, blocks)
+    tables[1, 5] = -1
+    of_row = torch.tensor([1, 0, 1], dtype=torch.int32)
+    ends = torch.tensor([width, 100, 1200], dtype=torch.int32)
+    columns = expected(scores, torch.zeros_like(ends), ends, K)
+    pages = tables[of_row[:, None].long(), (columns // block_size).clamp(min=0).long()]
+    want = torch.where((columns < 0) | (pages < 0), -1, pages * block_size + columns % block_size)
+    found = topk(scores, ends, K, block_tables=tables, requests=of_row, block_size=block_size)
+    assert torch.equal(in_order(found), in_order(want))

@@ -1,0 +1,91 @@
+// What the top-k kernels need besides emulator.h, after which it is included.
+#include <algorithm>
+#include <atomic>
+#undef DEVICE
+#define DEVICE inline
+
+struct alignas(16) int4 {
+  int x, y, z, w;
+};
+static int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
+
+static u32 min(u32 a, int b) { return std::min(a, u32(b)); }
+static int __clz(u32 x) { return x ? __builtin_clz(x) : 32; }
+static int __ffs(u32 x) { return __builtin_ffs(int(x)); }
+static float __fdividef(float x, float y) { return x / y; }
+static float __fadd_rn(float x, float y) {
+  return std::isnan(x + y) ? bits<float>(0x7fffffffu) : x + y;
+}
+static u32 __dp4a(u32 a, u32 b, u32 sum) {
+  for (int i = 0; i < 32; i += 8) sum += (a >> i & 255) * (b >> i & 255);
+  return sum;
+}
+static float square_root(float x) { return std::sqrt(x); }
+
+// ---- warps ---------------------------------------------------------------------------------------
+
+// What `of` makes of the words of all lanes.
+template <class F>
+static u32 with_warp(u32 word, const F& of) {
+  Warp& warp = my_warp();
+  warp.words[lane_id()][0] = word;
+  warp.gate.arrive_and_wait();
+  u32 words[32];
+  for (int i = 0; i < 32; ++i) words[i] = warp.words[i][0];
+  warp.gate.arrive_and_wait();
+  return of(words);
+}
+static u32 __reduce_add_sync(u32, u32 x) {
+  return with_warp(x, [](const u32* all) {
+    u32 sum = 0;
+    for (int i = 0; i < 32; ++i) sum += all[i];
+    return sum;
+  });
+}
+static u32 __reduce_max_sync(u32, u32 x) {
+  return with_warp(x, [](const u32* all) { return *std::max_element(all, all + 32); });
+}
+static u32 __ballot_sync(u32, bool x) {
+  return with_warp(x, [](const u32* all) {
+    u32 set = 0;
+    for (int i = 0; i < 32; ++i) set |= all[i] << i;
+    return set;
+  });
+}
+static bool __any_sync(u32 mask, bool x) { return __ballot_sync(mask, x) != 0; }
+static u32 __shfl_sync(u32, u32 x, u32 lane) {
+  return with_warp(x, [=](const u32* all) { return all[lane % 32]; });
+}
+static u32 __shfl_up_sync(u32, u32 x, u32 step) {
+  return with_warp(x, [=](const u32* all) { return all[lane_id() < step ? lane_id() : lane_id() - step]; });
+}
+
+// ---- shared memory -------------------------------------------------------------------------------
+
+static char anchor;
+static u32 smem_u32(const void* pointer) { return u32(static_cast<const char*>(pointer) - &anchor); }
+static u32* at(u32 address) { return reinterpret_cast<u32*>(&anchor + int(address)); }
+
+static void count_key(u32 bins, u32 outside, u32 key, u32 top, u32 span, u32 shift, u32& higher) {
+  higher -= key > top;
+  const u32 place = top - key <= span ? bins + 4 * ((top - key) >> shift) : outside;
+  std::atomic_ref(*at(place)).fetch_add(1);
+}
+static u32 count_up(u32 counter) { return std::atomic_ref(*at(counter)).fetch_add(1); }
+static void store(u32 address, u32 value) { *at(address) = value; }
+static void append_above(u32& address, u32 value, u32 key, u32 cut) {
+  if (key <= cut) return;
+  store(address, value);
+  address += 4;
+}
+static void store_chosen(u32& address, float score, u32 column, u32 chosen, u32 bit) {
+  if (!(chosen & bit)) return;
+  store(address, bits<u32>(score));
+  store(address + 4, column);
+  address += 8;
+}
+
+// A cluster of one.
+static void cluster_arrive() {}
+static void cluster_wait() {}
+static u32 map_shared(u32 address, u32) { return address; }

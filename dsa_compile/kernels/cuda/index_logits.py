@@ -48,9 +48,16 @@ def warpgroups_for(heads: int, queries: int) -> Warpgroups:
 
 @functools.cache
 def scoring_kernel(
-    source: str, name: str, heads: int, queries: int, extra_shared: int = 0
+    source: str,
+    name: str,
+    heads: int,
+    queries: int,
+    *,
+    groups: Warpgroups | None = None,
+    task_readers: int = 0,
+    extra_shared: int = 0,
 ) -> CudaKernel:
-    """A kernel of this family; a block has the threads of :func:`warpgroups_for`.
+    """A kernel of this family.
 
     Args:
         source: file in ``cuda/src``.
@@ -58,9 +65,11 @@ def scoring_kernel(
         heads: index heads.
         queries: a block keeps at a time: 1, 2, 4 or 8. Eight are divided between the warpgroups;
             with fewer, the warpgroups divide the keys.
+        groups: of a block, or None for those of :func:`warpgroups_for`.
+        task_readers: warps of the copying warpgroup that read tasks.
         extra_shared: bytes of shared memory after those of the family.
     """
-    groups = warpgroups_for(heads, queries)
+    groups = groups or warpgroups_for(heads, queries)
     fixed = 2 * queries * heads * (DIM + 4) + 16 * 2 + 256 + extra_shared
     stages = min((_SHARED_LIMIT - fixed) // (TILE * (DIM + 4) + 16), 20)
     return CudaKernel(
@@ -74,6 +83,8 @@ def scoring_kernel(
             "KEY_STAGES": stages,
             "MATH_REGISTERS": groups.math_registers,
             "COPY_REGISTERS": groups.copy_registers,
+            "TASK_READERS": task_readers,
+            "LISTS_BYTES": extra_shared,
         },
         shared=fixed + stages * (TILE * (DIM + 4) + 16),
         overlap=True,

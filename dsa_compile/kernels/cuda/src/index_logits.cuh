@@ -10,7 +10,8 @@
 // block of the grid takes an equal, contiguous share, whatever the lengths. Only the copying
 // warpgroup knows of that; the others are told what they multiply in tasks, in shared memory.
 //
-// Macros: HEADS, QUERIES, WARPGROUPS, SPLIT_KEYS, KEY_STAGES, MATH_REGISTERS, COPY_REGISTERS.
+// Macros: HEADS, QUERIES, WARPGROUPS, SPLIT_KEYS, KEY_STAGES, MATH_REGISTERS, COPY_REGISTERS, and
+// TASK_READERS, warps of the copying warpgroup that read tasks too.
 #pragma once
 #include "common.cuh"
 #include "wgmma_e4m3.cuh"
@@ -95,7 +96,7 @@ struct Stages {
   DEVICE void initialise() const {
     for (int s = 0; s < QUERY_STAGES; ++s) {
       mbarrier_init(queries_full(s), 1);
-      mbarrier_init(queries_empty(s), 4 * WARPGROUPS);
+      mbarrier_init(queries_empty(s), 4 * WARPGROUPS + TASK_READERS);
     }
     for (int s = 0; s < KEY_STAGES; ++s) {
       mbarrier_init(keys_full(s), 1);
@@ -265,8 +266,8 @@ DEVICE int lane_query(int i) { return GROUP_QUERIES == 1 ? 0 : 2 * i + (lane_id(
 // With one query a group two lanes hold the same score; one of them must keep it to itself.
 DEVICE bool lane_speaks() { return GROUP_QUERIES > 1 || !(lane_id() & 2); }
 
-// What a multiplying warpgroup does. `Sink` takes the scores: `begin(task, first_query)`, then
-// `take<group>(key, scores)`, with `pause()` after every one or two tiles, then `end()`.
+// What a multiplying warpgroup does. `Sink` takes the scores: `begin(task, first_query)`, then, tile
+// by tile and in each group by group, `take<group>(key, scores)`.
 template <class Sink>
 DEVICE void score(const Stages& stages, const Task* tasks, int warpgroup, Sink& sink) {
   constexpr int STEP = SPLIT_KEYS ? WARPGROUPS : 1;
@@ -319,12 +320,10 @@ DEVICE void score(const Stages& stages, const Task* tasks, int warpgroup, Sink& 
         arrive(stages.keys_empty(keys.stage));
         keys.advance(STEP);
         finish(Index<0>{}, scale);
-        sink.pause();
       }
     } else {
       // Two tiles at a time, so that a product is in flight while all but the last group is reduced.
       // The compiler serialises products that are in flight across the back edge of a loop.
-#ifndef NOPAIR
       for (; left > STEP; left -= 2 * STEP, key += STEP * TILE) {
         wait_keys();
         const u32 done = keys.stage;
@@ -347,9 +346,7 @@ DEVICE void score(const Stages& stages, const Task* tasks, int warpgroup, Sink& 
         arrive(stages.keys_empty(keys.stage));
         keys.advance(STEP);
         finish(Index<1>{}, scale);
-        sink.pause();
       }
-#endif
       for (; left > 0; left -= STEP, key += STEP * TILE) {
         wait_keys();
         multiply(sums[0], stages.keys(keys.stage), operand[0]);
@@ -362,7 +359,6 @@ DEVICE void score(const Stages& stages, const Task* tasks, int warpgroup, Sink& 
         finish(Index<1>{}, scale);
       }
     }
-    sink.end();
     arrive(stages.queries_empty(queries.stage));
     skip = -left;
   }
@@ -370,16 +366,15 @@ DEVICE void score(const Stages& stages, const Task* tasks, int warpgroup, Sink& 
 
 // ---- copying ---------------------------------------------------------------------------------
 
-// What the copying warpgroup does with the block's share, each warp with every fourth tile: one alone
-// cannot start copies as fast as memory serves them. `Cursor` walks over the query blocks of the
-// share while `valid()`: `row()`, `bounds(row)`, `key()` of the first tile, `tiles()`, `request()`,
-// `first_row()` of the launch. `Loader` fills a stage of keys: `load(cursor, key, stages, stage)`,
-// called by all lanes, expects and starts the copies.
-template <class Cursor, class Loader>
+// What the first COPIERS warps of the copying warpgroup do with the block's share, each with every
+// COPIERS-th tile: one alone cannot start copies as fast as memory serves them. `Cursor` walks over
+// the query blocks of the share while `valid()`: `row()`, `bounds(row)`, `key()` of the first tile,
+// `tiles()`, `request()`, `first_row()` of the launch. `Loader` fills a stage of keys:
+// `load(cursor, key, stages, stage)`, called by all lanes, expects and starts the copies.
+template <int COPIERS, class Cursor, class Loader>
 DEVICE void copy(const Stages& stages, Task* tasks, Cursor cursor, const CUtensorMap* query_map,
                  const float* weights, int rows, Loader& loader) {
-  constexpr int STEP = 4;
-  const int warp = warp_id() % STEP;
+  const int warp = warp_id() % 4;
   QueryRing queries;
   KeyRing keys;
   int tile = warp;
@@ -411,7 +406,7 @@ DEVICE void copy(const Stages& stages, Task* tasks, Cursor cursor, const CUtenso
       __syncwarp();
       queries.advance();
     }
-    for (; tile < count; tile += STEP, keys.advance(STEP)) {
+    for (; tile < count; tile += COPIERS, keys.advance(COPIERS)) {
       mbarrier_wait(stages.keys_empty(keys.stage), keys.parity ^ 1);
       loader.load(cursor, cursor.key() + tile * TILE, stages, keys.stage);
     }
@@ -455,7 +450,4 @@ struct RowWriter {
       if (static_cast<u32>(key - low[g][i]) < static_cast<u32>(span[g][i]))
         row[(g * GROUP_QUERIES + 2 * i) * stride + key] = scores[i];
   }
-
-  DEVICE void pause() {}
-  DEVICE void end() {}
 };

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from dsa_compile.errors import CheckpointError
 from dsa_compile.model_spec import ModelSpec
+from dsa_compile.weights.block_fp8 import BLOCK, blocks, quantize_rows
 from dsa_compile.weights.canonical import ParameterInfo, canonical_parameters
 from dsa_compile.weights.hashing import hash_files
-from dsa_compile.weights.layout import Part, stored_parts
+from dsa_compile.weights.layout import Matrix, Part, matrices, stored_parts
 from dsa_compile.weights.materialize import write_expr
 from dsa_compile.weights.plan import WeightEntry
 from dsa_compile.weights.safetensors_file import SafetensorsFile
@@ -112,6 +113,56 @@ class Checkpoint:
             else:
                 self._read_part(part, out[part.expert].narrow(0, part.row, part.shape[0]))
 
+    def read_quantized(
+        self, name: str, stacked: int, values: Tensor | None, scales: Tensor | None
+    ) -> None:
+        """Fill e4m3 ``values`` and fp32 ``scales``, where given, with a parameter in FP8 blocks.
+
+        What is stored in blocks of 128×128 is copied; anything else is quantised so.
+
+        Args:
+            name: of the parameter, a matrix ``[N, K]`` or experts ``[E, N, K]``.
+            stacked: matrices one above the other in N that are quantised each on its own.
+            values: of the parameter's shape, any strides or device.
+            scales: of :func:`~dsa_compile.weights.block_fp8.scale_shape`, likewise.
+
+        Raises:
+            CheckpointError: stored in blocks of another size.
+        """
+        for part in self._parts[name]:
+            for matrix in matrices(part, stacked):
+                self._read_matrix(part, matrix, matrix.of(values), matrix.scales_of(scales))
+
+    def _read_matrix(
+        self, part: Part, matrix: Matrix, values: Tensor | None, scales: Tensor | None
+    ) -> None:
+        home = self._homes[part.key]
+        dtype = home.tensors[part.key].dtype
+        if dtype == FP8:
+            if self._block != (BLOCK, BLOCK):
+                raise CheckpointError(
+                    f"{home.path}: {part.key} is quantised in blocks of {self._block}, recipe fp8 "
+                    f"takes {BLOCK}x{BLOCK}; compile with --recipe bf16"
+                )
+            if scales is not None:
+                scales.copy_(self._stored_scales(part))
+            if values is None:
+                return
+        step = max(BLOCK, _SLAB // matrix.width // BLOCK * BLOCK)
+        for row in range(0, matrix.height, step):
+            height = min(step, matrix.height - row)
+            slab = self._raw.take((height, matrix.width), dtype)
+            home.read_elements(part.key, matrix.first + row * matrix.width, slab)
+            if dtype == FP8:
+                assert values is not None
+                values[row : row + height].copy_(slab)
+                continue
+            quantized, scale = quantize_rows(slab.float())
+            if values is not None:
+                values[row : row + height].copy_(quantized)
+            if scales is not None:
+                scales[row // BLOCK : blocks(row + height)].copy_(scale)
+
     def fill(
         self, stem: str, key: str, entry: WeightEntry, variables: Mapping[str, str], out: Tensor
     ) -> None:
@@ -175,10 +226,15 @@ class Checkpoint:
     def _scale_rows(self, part: Part) -> Tensor:
         """Scales of one FP8 matrix, spread over its columns: fp32 [block rows, columns]."""
         assert self._block is not None
+        return self._stored_scales(part).repeat_interleave(self._block[1], dim=1)[
+            :, : part.shape[1]
+        ]
+
+    def _stored_scales(self, part: Part) -> Tensor:
         home = self._homes[part.scale_key]
         scale = torch.empty(home.tensors[part.scale_key].shape, dtype=torch.float32)
         home.read_elements(part.scale_key, 0, scale)
-        return scale.repeat_interleave(self._block[1], dim=1)[:, : part.shape[1]]
+        return scale
 
 
 class _Scratch:

@@ -1,7 +1,8 @@
 """How one weight of a compiled model is made from the checkpoint: a small expression, as data.
 
 Expressions move elements and never compute with them: precision is decided by the entry's dtype
-alone, and a value read is a value of the checkpoint (dequantised, then rounded once).
+alone, and a value read is a value of the checkpoint (dequantised, then rounded once). The one
+exception are quantised weights, which stay as stored, or are quantised from what is stored.
 """
 
 import math
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from dsa_compile.errors import ArtifactError
+from dsa_compile.weights.block_fp8 import scale_shape
 from dsa_compile.weights.dtypes import PLAN_DTYPES
 
 Shape: TypeAlias = tuple[int, ...]
@@ -29,6 +31,33 @@ class Load:
     def to_json(self) -> dict[str, Any]:
         """A JSON-ready dict; :func:`expr_from_json` takes it back."""
         return {"op": "load", "key": self.key}
+
+
+@dataclass(frozen=True)
+class QuantizedValues:
+    """The e4m3 values of a parameter in blocks of 128×128: as stored, or quantised on loading.
+
+    ``stacked`` matrices of equal height lie one above the other and have blocks of their own.
+    """
+
+    key: str
+    stacked: int = 1
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON-ready dict; :func:`expr_from_json` takes it back."""
+        return {"op": "quantized_values", "key": self.key, "stacked": self.stacked}
+
+
+@dataclass(frozen=True)
+class QuantizedScales:
+    """The fp32 scales that go with :class:`QuantizedValues`, one a block."""
+
+    key: str
+    stacked: int = 1
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON-ready dict; :func:`expr_from_json` takes it back."""
+        return {"op": "quantized_scales", "key": self.key, "stacked": self.stacked}
 
 
 @dataclass(frozen=True)
@@ -106,7 +135,9 @@ class Constant:
         }
 
 
-Expr: TypeAlias = Load | Concat | Narrow | Reshape | Transpose | Constant
+Expr: TypeAlias = (
+    Load | QuantizedValues | QuantizedScales | Concat | Narrow | Reshape | Transpose | Constant
+)
 
 
 def resolve(template: str, variables: Mapping[str, str]) -> str:
@@ -132,7 +163,7 @@ def resolve(template: str, variables: Mapping[str, str]) -> str:
 def loads(expr: Expr) -> Iterator[str]:
     """Yield the key templates that ``expr`` reads, in order, repeats included."""
     match expr:
-        case Load():
+        case Load() | QuantizedValues() | QuantizedScales():
             yield expr.key
         case Concat():
             for part in expr.parts:
@@ -158,6 +189,11 @@ def infer_shape(
     match expr:
         case Load():
             return tuple(lookup(resolve(expr.key, variables)))
+        case QuantizedValues() | QuantizedScales():
+            shape = tuple(lookup(resolve(expr.key, variables)))
+            if len(shape) < 2 or expr.stacked < 1 or shape[-2] % expr.stacked:
+                raise fail(f"cannot quantise {shape} as {expr.stacked} stacked matrices")
+            return shape if isinstance(expr, QuantizedValues) else scale_shape(shape, expr.stacked)
         case Constant():
             if math.prod(expr.shape) != len(expr.values):
                 raise fail(f"constant of shape {expr.shape} has {len(expr.values)} values")
@@ -193,6 +229,8 @@ def _replace(shape: Shape, dim: int, size: int) -> Shape:
 
 _FIELDS = {
     "load": {"key"},
+    "quantized_values": {"key", "stacked"},
+    "quantized_scales": {"key", "stacked"},
     "concat": {"dim", "parts"},
     "narrow": {"dim", "start", "length", "of"},
     "reshape": {"shape", "of"},
@@ -220,6 +258,10 @@ def expr_from_json(data: object, depth: int = 0) -> Expr:
     match op:
         case "load":
             return Load(_text(data["key"]))
+        case "quantized_values":
+            return QuantizedValues(_text(data["key"]), size_from_json(data["stacked"]))
+        case "quantized_scales":
+            return QuantizedScales(_text(data["key"]), size_from_json(data["stacked"]))
         case "concat":
             parts = data["parts"]
             if not isinstance(parts, list) or not parts:

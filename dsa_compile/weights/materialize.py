@@ -13,6 +13,8 @@ from dsa_compile.weights.plan import (
     Expr,
     Load,
     Narrow,
+    QuantizedScales,
+    QuantizedValues,
     Reshape,
     Transpose,
     WeightEntry,
@@ -31,6 +33,12 @@ class TensorReader(Protocol):
 
     def read_into(self, name: str, out: Tensor) -> None:
         """Fill ``out``, of any strides and dtype, with a parameter."""
+        ...
+
+    def read_quantized(
+        self, name: str, stacked: int, values: Tensor | None, scales: Tensor | None
+    ) -> None:
+        """Fill e4m3 ``values`` and fp32 ``scales``, where given, with a quantised parameter."""
         ...
 
 
@@ -94,6 +102,10 @@ def write_expr(expr: Expr, variables: Mapping[str, str], reader: TensorReader, o
     match expr:
         case Load():
             reader.read_into(resolve(expr.key, variables), out)
+        case QuantizedValues():
+            reader.read_quantized(resolve(expr.key, variables), expr.stacked, out, None)
+        case QuantizedScales():
+            reader.read_quantized(resolve(expr.key, variables), expr.stacked, None, out)
         case Concat():
             start = 0
             for part in expr.parts:

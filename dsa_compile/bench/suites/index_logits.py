@@ -1,4 +1,4 @@
-"""Scores of the lightning indexer: ragged and paged prefill, paged decode."""
+"""The FP8 lightning indexer: scores of ragged and paged prefill and paged decode; and selection."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from dsa_compile.bench.case import Call, Case, Plan
-from dsa_compile.kernels.cuda import index_logits
-from dsa_compile.kernels.peers import deep_gemm
+from dsa_compile.kernels.cuda import index_logits, index_topk
+from dsa_compile.kernels.peers import deep_gemm, vllm_topk
 from dsa_compile.kernels.providers import PROVIDERS
 
-HEADS, DIM, BLOCK_SIZE = 64, 128, 64
+HEADS, DIM, BLOCK_SIZE, TOPK = 64, 128, 64, 2048
 TOLERANCE = 2e-3  # of the largest score: the tensor cores keep fewer than fp32's bits
 L2_BYTES = 60 << 20
 _SAMPLES = 8  # rows that are checked
@@ -40,6 +40,8 @@ def plans() -> Iterator[Plan]:
             shape,
             partial(decode, requests, context, queries),
         )
+    for rows, keys in ((1, 8192), (1, 131072), (2048, 8192), (2048, 65536)):
+        yield Plan("index top-k", f"{rows:,} × {keys:,}", partial(selection, rows, keys))
 
 
 @dataclass(frozen=True)
@@ -161,6 +163,67 @@ def decode(requests: int, context: int, queries: int) -> Case:
         check=check,
         bytes=q.numel() + 4.0 * weights.numel() + size + 4.0 * rows * context,
         flops=2.0 * rows * context * HEADS * DIM,
+        math="fp8",
+        unavailable=missing,
+    )
+
+
+def selection(rows: int, keys: int) -> Case:
+    """Scores of the last ``rows`` positions of a context, then the best 2,048 of each.
+
+    The pages lie in order, so that the physical rows, which ours returns, are also the positions,
+    which the peers return.
+    """
+    pages = random_pages(1, keys)
+    pages.tables.copy_(torch.arange(pages.tables.shape[1]))
+    k, k_scale = pages.listed(0)
+    q, weights = random_e4m3(rows, HEADS, DIM), torch.randn((rows, HEADS), device="cuda")
+    paged = (pages.cache, pages.tables, int32([0, rows]), int32([keys]))
+    ends = int32(range(keys - rows + 1, keys + 1))
+    zeros, out = torch.zeros_like(ends), ends.new_empty((rows, TOPK))
+    candidates: dict[str, Sequence[Call]] = {
+        "cuda": [lambda: index_topk.paged_index_topk_fp8(q, weights, *paged, TOPK)]
+    }
+    missing = {f"{name} + vllm": why for name, why in _missing().items()}
+    try:
+        vllm_topk.load()
+    except ModuleNotFoundError as error:
+        missing = {"deep_gemm + vllm": str(error)}
+    if not missing and rows == 1:
+        plan = deep_gemm.plan_paged_index_logits(ends[:, None])
+        workspace = torch.zeros(vllm_topk.WORKSPACE_BYTES, dtype=torch.uint8, device="cuda")
+
+        def peers_decode() -> Tensor:
+            scores = deep_gemm.paged_index_logits(q, weights, *paged[:2], ends[:, None], plan)
+            return vllm_topk.cooperative(scores, ends, out, workspace)
+
+        candidates["deep_gemm + vllm"] = [peers_decode]
+    elif not missing:
+
+        def peers_prefill() -> Tensor:
+            scores = deep_gemm.ragged_index_logits(q, weights, k, k_scale, zeros, ends)
+            return vllm_topk.per_row(scores, zeros, ends, out)
+
+        candidates["deep_gemm + vllm"] = [peers_prefill]
+
+    def check(result: Tensor) -> str | None:
+        for row in torch.randint(0, rows, (_SAMPLES,)).tolist():
+            seen = keys - rows + 1 + row
+            scores = _scores(q[row], weights[row], k[:seen], k_scale[:seen])
+            chosen = result[row].long().unique()
+            if chosen.numel() != TOPK or int(chosen[0]) < 0 or int(chosen[-1]) >= seen:
+                return "not 2,048 different keys that the row sees"
+            cut = scores.topk(TOPK).values[-1] - TOLERANCE * scores.abs().max()
+            if bool((scores[chosen] < cut).any()):
+                return "not the best keys"
+        return None
+
+    pairs = rows * (keys - rows) + rows * (rows + 1) / 2
+    return Case(
+        candidates=candidates,
+        check=check,
+        bytes=q.numel() + 4.0 * weights.numel() + keys * (DIM + 4.0) + 4.0 * rows * TOPK,
+        flops=2.0 * pairs * HEADS * DIM,
         math="fp8",
         unavailable=missing,
     )

@@ -56,8 +56,8 @@ static bool __any_sync(u32 mask, bool x) { return __ballot_sync(mask, x) != 0; }
 static u32 __shfl_sync(u32, u32 x, u32 lane) {
   return with_warp(x, [=](const u32* all) { return all[lane % 32]; });
 }
-static u32 __shfl_up_sync(u32, u32 x, u32 step) {
-  return with_warp(x, [=](const u32* all) { return all[lane_id() < step ? lane_id() : lane_id() - step]; });
+static void add_from_below(u32& value, u32 step) {
+  value += with_warp(value, [=](const u32* all) { return lane_id() < step ? 0 : all[lane_id() - step]; });
 }
 
 // ---- shared memory -------------------------------------------------------------------------------
@@ -66,10 +66,9 @@ static char anchor;
 static u32 smem_u32(const void* pointer) { return u32(static_cast<const char*>(pointer) - &anchor); }
 static u32* at(u32 address) { return reinterpret_cast<u32*>(&anchor + int(address)); }
 
-static void count_key(u32 bins, u32 outside, u32 key, u32 top, u32 span, u32 shift, u32& higher) {
+static void count_key(u32 bins, u32 most, u32 key, u32 top, u32 shift, u32& higher) {
   higher -= key > top;
-  const u32 place = top - key <= span ? bins + 4 * ((top - key) >> shift) : outside;
-  std::atomic_ref(*at(place)).fetch_add(1);
+  std::atomic_ref(*at(bins + 4 * std::min((top - key) >> shift, most))).fetch_add(1);
 }
 static u32 count_up(u32 counter) { return std::atomic_ref(*at(counter)).fetch_add(1); }
 static void store(u32 address, u32 value) { *at(address) = value; }

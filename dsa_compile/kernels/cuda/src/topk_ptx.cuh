@@ -3,21 +3,31 @@
 #pragma once
 #include "common.cuh"
 
-// Counts a key in its bin of 1 << shift keys if it is within span of the top, else in `outside`;
-// `higher` falls by one for a key above the top. Without branches, which would take most time.
-DEVICE void count_key(u32 bins, u32 outside, u32 key, u32 top, u32 span, u32 shift, u32& higher) {
+// Counts a key in bin (top - key) >> shift, or in bin `most` where that is less; `higher` falls by one
+// for a key above the top, of which the bin is `most` too. Without branches, which would take most
+// of the time.
+DEVICE void count_key(u32 bins, u32 most, u32 key, u32 top, u32 shift, u32& higher) {
   asm volatile(
-      "{\n.reg .pred within;\n.reg .u32 distance, place;\n"
-      "sub.cc.u32 distance, %3, %4;\n"
+      "{\n.reg .u32 place;\n"
+      "sub.cc.u32 place, %3, %4;\n"
       "subc.u32 %0, %0, 0;\n"
-      "setp.le.u32 within, distance, %5;\n"
-      "shr.u32 place, distance, %6;\n"
+      "shr.u32 place, place, %5;\n"
+      "min.u32 place, place, %2;\n"
       "mad.lo.u32 place, place, 4, %1;\n"
-      "selp.u32 place, place, %2, within;\n"
       "red.shared.add.u32 [place], 1;\n}"
       : "+r"(higher)
-      : "r"(bins), "r"(outside), "r"(top), "r"(key), "r"(span), "r"(shift)
+      : "r"(bins), "r"(most), "r"(top), "r"(key), "r"(shift)
       : "memory");
+}
+
+// One step of a prefix sum over the warp: adds the value of the lane `step` below, if there is one.
+DEVICE void add_from_below(u32& value, u32 step) {
+  asm volatile(
+      "{\n.reg .pred there;\n.reg .u32 lower;\n"
+      "shfl.sync.up.b32 lower|there, %0, %1, 0, 0xffffffff;\n"
+      "@there add.u32 %0, %0, lower;\n}"
+      : "+r"(value)
+      : "r"(step));
 }
 
 // Adds one to a counter in shared memory and returns what it was. (Of an addition the compiler would

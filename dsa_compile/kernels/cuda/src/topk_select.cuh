@@ -34,17 +34,19 @@ DEVICE u32 warp_sum(u32 value) { return __reduce_add_sync(ALL_LANES, value); }
 
 DEVICE u32 warp_prefix(u32 value) {  // inclusive
 #pragma unroll
-  for (u32 step = 1; step < 32; step *= 2) {
-    const u32 lower = __shfl_up_sync(ALL_LANES, value, step);
-    if (lane_id() >= step) value += lower;
-  }
+  for (u32 step = 1; step < 32; step *= 2) add_from_below(value, step);
   return value;
 }
 
 struct Histogram {
-  u32 bins[BINS];  // larger keys first
-  u32 outside[32];  // what a lane counted that is in no bin
+  u32 bins[BINS];   // larger keys first
+  u32 outside[32];  // bin BINS + lane: what a lane counted that is in no other
   u32 units[UNITS];
+
+  // Key 0, which is none, comes into `outside` or into a bin of keys that no score has.
+  DEVICE void count(u32 key, u32 top, u32 shift, u32& higher) {
+    count_key(smem_u32(bins), BINS + lane_id(), key, top, shift, higher);
+  }
 };
 
 struct SelectShared {
@@ -106,10 +108,7 @@ DEVICE void find_bins(const Histogram& histogram, u32 through_units, const u32 (
 #pragma unroll
   for (u32 step = 1; step < 32; step *= 2) {  // the chains of the targets side by side
 #pragma unroll
-    for (int t = 0; t < Targets; ++t) {
-      const u32 lower = __shfl_up_sync(ALL_LANES, through[t], step);
-      through[t] += lane_id() >= step ? lower : 0;
-    }
+    for (int t = 0; t < Targets; ++t) add_from_below(through[t], step);
   }
 #pragma unroll
   for (int t = 0; t < Targets; ++t) {
@@ -133,7 +132,7 @@ DEVICE void append(SelectShared& shared, u32 key) {
 }
 
 struct Range {
-  u32 top, span;  // keys top - span .. top, without key 0
+  u32 top, span;  // keys top - span .. top
 };
 
 // Where to look for the k-th largest of n keys, from a sample of them: `spread` standard
@@ -152,17 +151,14 @@ struct Sampler {
   DEVICE Range range(const u32 (&sample)[Keys], u32 k, u32 n, float spread) const {
     constexpr u32 SHIFT = 32 - BIN_BITS;
     const float share = __fdividef(static_cast<float>(k), static_cast<float>(n));
-    const u32 bins = smem_u32(shared.sample.bins);
-    const u32 outside = smem_u32(shared.sample.outside + lane_id());
     __syncthreads();
     u32 unused = 0;
 #pragma unroll
-    for (int i = 0; i < Keys; ++i) {
-      count_key(bins, outside, sample[i], ~0u, ~0u - 1, SHIFT, unused);
-    }
+    for (int i = 0; i < Keys; ++i) shared.sample.count(sample[i], ~0u, SHIFT, unused);
     __syncthreads();
     const u32 through_units = sum_units(shared.sample);
-    const u32 sampled = __shfl_sync(ALL_LANES, through_units, 31);
+    const u32 none = shared.sample.bins[BINS - 1];
+    const u32 sampled = __shfl_sync(ALL_LANES, through_units, 31) - none;
     const float rank = share * static_cast<float>(sampled);
     const float margin = spread * square_root(rank) + spread;
     const u32 low = static_cast<u32>(rank + margin) + 1;
@@ -171,7 +167,7 @@ struct Sampler {
     find_bins<2>(shared.sample, through_units, {high, low}, bin);
     const u32 first = bin[0].index << SHIFT;
     const u32 last = low <= sampled ? (bin[1].index << SHIFT) + ((1u << SHIFT) - 1) : ~0u;
-    return {~0u - first, min(last, ~0u - 1) - first};
+    return {~0u - first, last - first};
   }
 };
 
@@ -212,13 +208,11 @@ DEVICE void reset(SelectShared& shared) {
 template <class Keys>
 DEVICE Cut find_cut(SelectShared& shared, const Keys& keys, u32 wanted, Range range) {
   Histogram& histogram = shared.range;
-  const u32 bins = smem_u32(histogram.bins), outside = smem_u32(histogram.outside + lane_id());
   while (true) {
     const u32 shift = max(static_cast<int>(32 - BIN_BITS) - __clz(range.span), 0);
+    range.span = min(~0u >> (32 - BIN_BITS - shift), range.top);  // all bins
     u32 minus_higher = 0;
-    keys.each([&](u32 key) {
-      count_key(bins, outside, key, range.top, range.span, shift, minus_higher);
-    });
+    keys.each([&](u32 key) { histogram.count(key, range.top, shift, minus_higher); });
     const u32 above = block_sum(shared.warp_sums[0], warp_sum(-minus_higher)).total;
     const u32 through_units = sum_units(histogram);
     const u32 counted = __shfl_sync(ALL_LANES, through_units, 31);
@@ -226,7 +220,7 @@ DEVICE Cut find_cut(SelectShared& shared, const Keys& keys, u32 wanted, Range ra
       range = {~0u, ~0u - range.top - 1};
     } else if (above + counted < wanted) {
       range.top -= range.span + 1;
-      range.span = range.top - 1;
+      range.span = range.top;
     } else {
       Bin bins_found[1];
       find_bins<1>(histogram, through_units, {wanted - above}, bins_found);

@@ -35,29 +35,31 @@ class Load:
 
 @dataclass(frozen=True)
 class QuantizedValues:
-    """The e4m3 values of a parameter in blocks of 128×128: as stored, or quantised on loading.
+    """The e4m3 values of ``of`` in blocks of 128×128.
 
-    ``stacked`` matrices of equal height lie one above the other and have blocks of their own.
+    Of a parameter that is stored in such blocks they are those stored; anything else is quantised
+    on loading. ``stacked`` matrices of equal height lie one above the other and have blocks of
+    their own.
     """
 
-    key: str
+    of: "Expr"
     stacked: int = 1
 
     def to_json(self) -> dict[str, Any]:
         """A JSON-ready dict; :func:`expr_from_json` takes it back."""
-        return {"op": "quantized_values", "key": self.key, "stacked": self.stacked}
+        return {"op": "quantized_values", "stacked": self.stacked, "of": self.of.to_json()}
 
 
 @dataclass(frozen=True)
 class QuantizedScales:
     """The fp32 scales that go with :class:`QuantizedValues`, one a block."""
 
-    key: str
+    of: "Expr"
     stacked: int = 1
 
     def to_json(self) -> dict[str, Any]:
         """A JSON-ready dict; :func:`expr_from_json` takes it back."""
-        return {"op": "quantized_scales", "key": self.key, "stacked": self.stacked}
+        return {"op": "quantized_scales", "stacked": self.stacked, "of": self.of.to_json()}
 
 
 @dataclass(frozen=True)
@@ -163,12 +165,12 @@ def resolve(template: str, variables: Mapping[str, str]) -> str:
 def loads(expr: Expr) -> Iterator[str]:
     """Yield the key templates that ``expr`` reads, in order, repeats included."""
     match expr:
-        case Load() | QuantizedValues() | QuantizedScales():
+        case Load():
             yield expr.key
         case Concat():
             for part in expr.parts:
                 yield from loads(part)
-        case Narrow() | Reshape() | Transpose():
+        case Narrow() | Reshape() | Transpose() | QuantizedValues() | QuantizedScales():
             yield from loads(expr.of)
         case Constant():
             pass
@@ -190,7 +192,7 @@ def infer_shape(
         case Load():
             return tuple(lookup(resolve(expr.key, variables)))
         case QuantizedValues() | QuantizedScales():
-            shape = tuple(lookup(resolve(expr.key, variables)))
+            shape = infer_shape(expr.of, variables, lookup)
             if len(shape) < 2 or expr.stacked < 1 or shape[-2] % expr.stacked:
                 raise fail(f"cannot quantise {shape} as {expr.stacked} stacked matrices")
             return shape if isinstance(expr, QuantizedValues) else scale_shape(shape, expr.stacked)
@@ -229,8 +231,8 @@ def _replace(shape: Shape, dim: int, size: int) -> Shape:
 
 _FIELDS = {
     "load": {"key"},
-    "quantized_values": {"key", "stacked"},
-    "quantized_scales": {"key", "stacked"},
+    "quantized_values": {"stacked", "of"},
+    "quantized_scales": {"stacked", "of"},
     "concat": {"dim", "parts"},
     "narrow": {"dim", "start", "length", "of"},
     "reshape": {"shape", "of"},
@@ -258,10 +260,6 @@ def expr_from_json(data: object, depth: int = 0) -> Expr:
     match op:
         case "load":
             return Load(_text(data["key"]))
-        case "quantized_values":
-            return QuantizedValues(_text(data["key"]), size_from_json(data["stacked"]))
-        case "quantized_scales":
-            return QuantizedScales(_text(data["key"]), size_from_json(data["stacked"]))
         case "concat":
             parts = data["parts"]
             if not isinstance(parts, list) or not parts:
@@ -274,6 +272,10 @@ def expr_from_json(data: object, depth: int = 0) -> Expr:
     if op == "narrow":
         dim, start, length = (size_from_json(data[n]) for n in ("dim", "start", "length"))
         return Narrow(dim, start, length, inner)
+    if op == "quantized_values":
+        return QuantizedValues(inner, size_from_json(data["stacked"]))
+    if op == "quantized_scales":
+        return QuantizedScales(inner, size_from_json(data["stacked"]))
     if op == "reshape":
         return Reshape(shape_from_json(data["shape"]), inner)
     return Transpose(size_from_json(data["dim0"]), size_from_json(data["dim1"]), inner)

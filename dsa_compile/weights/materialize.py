@@ -6,6 +6,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from dsa_compile.weights.block_fp8 import quantize_rows
 from dsa_compile.weights.dtypes import PLAN_DTYPES
 from dsa_compile.weights.plan import (
     Concat,
@@ -103,9 +104,9 @@ def write_expr(expr: Expr, variables: Mapping[str, str], reader: TensorReader, o
         case Load():
             reader.read_into(resolve(expr.key, variables), out)
         case QuantizedValues():
-            reader.read_quantized(resolve(expr.key, variables), expr.stacked, out, None)
+            _write_quantized(expr, variables, reader, out, None)
         case QuantizedScales():
-            reader.read_quantized(resolve(expr.key, variables), expr.stacked, None, out)
+            _write_quantized(expr, variables, reader, None, out)
         case Concat():
             start = 0
             for part in expr.parts:
@@ -128,6 +129,25 @@ def write_expr(expr: Expr, variables: Mapping[str, str], reader: TensorReader, o
         case Constant():
             dtype = PLAN_DTYPES[expr.dtype]
             out.copy_(torch.tensor(expr.values, dtype=dtype).view(expr.shape))
+
+
+def _write_quantized(
+    expr: QuantizedValues | QuantizedScales,
+    variables: Mapping[str, str],
+    reader: TensorReader,
+    values: Tensor | None,
+    scales: Tensor | None,
+) -> None:
+    if isinstance(expr.of, Load):
+        reader.read_quantized(resolve(expr.of.key, variables), expr.stacked, values, scales)
+        return
+    whole = torch.empty(infer_shape(expr.of, variables, reader.shape))
+    write_expr(expr.of, variables, reader, whole)
+    parts = [quantize_rows(part) for part in whole.chunk(expr.stacked)]
+    if values is not None:
+        values.copy_(torch.cat([part[0] for part in parts]))
+    if scales is not None:
+        scales.copy_(torch.cat([part[1] for part in parts]))
 
 
 def _whole(expr: Expr, variables: Mapping[str, str], reader: TensorReader, like: Tensor) -> Tensor:

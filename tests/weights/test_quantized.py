@@ -9,6 +9,7 @@ from dsa_compile.weights.block_fp8 import BLOCK, E4M3, quantize_rows, scale_shap
 from dsa_compile.weights.materialize import materialize
 from dsa_compile.weights.plan import (
     Concat,
+    Load,
     QuantizedScales,
     QuantizedValues,
     WeightEntry,
@@ -90,22 +91,33 @@ def test_entries_of_a_plan(hub_dir, open_checkpoint):
     checkpoint = open_checkpoint(hub_dir)
     variables = {"layer": "model.layers.0"}
     key = "{layer}.self_attn.kv_a_proj_with_mqa.weight"
-    both = Concat(0, (QuantizedScales(key), QuantizedScales(key)))
+    both = Concat(0, (QuantizedScales(Load(key)), QuantizedScales(Load(key))))
     shape = infer_shape(both, variables, checkpoint.shape)
     assert shape == (10, 2)
     scales = materialize(WeightEntry("float32", shape, both), variables, checkpoint)
     values, once = quantized(checkpoint, PLAIN, 1)
     assert torch.equal(scales, torch.cat((once, once)))
-    entry = WeightEntry("float8_e4m3fn", (576, 200), QuantizedValues(key))
+    entry = WeightEntry("float8_e4m3fn", (576, 200), QuantizedValues(Load(key)))
     assert torch.equal(materialize(entry, variables, checkpoint).float(), values.float())
     for expr in (both, entry.expr):
         assert expr_from_json(expr.to_json()) == expr
 
 
+def test_what_begins_inside_a_block_is_quantized_as_a_whole(hub_dir, open_checkpoint):
+    checkpoint = open_checkpoint(hub_dir)
+    pair = Concat(0, (Load(PLAIN), Load(PLAIN)))
+    wide = materialize(WeightEntry("float32", (1152, 200), pair), {}, checkpoint)
+    values = WeightEntry("float8_e4m3fn", (1152, 200), QuantizedValues(pair))
+    scales = WeightEntry("float32", (9, 2), QuantizedScales(pair))
+    expected = quantize_rows(wide.clone())
+    assert torch.equal(materialize(values, {}, checkpoint).float(), expected[0].float())
+    assert torch.equal(materialize(scales, {}, checkpoint), expected[1])
+
+
 @pytest.mark.parametrize(("shape", "stacked"), [((5,), 1), ((7, 4), 2), ((4, 4), 0)])
 def test_what_is_no_stack_of_matrices_is_refused(shape, stacked):
     with pytest.raises(ArtifactError, match="cannot quantise"):
-        infer_shape(QuantizedValues("w", stacked), {}, lambda name: shape)
+        infer_shape(QuantizedValues(Load("w"), stacked), {}, lambda name: shape)
 
 
 def test_blocks_of_another_size_are_refused(hub_dir, open_checkpoint):

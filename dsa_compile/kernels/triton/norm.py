@@ -92,12 +92,13 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """``dsa::layer_norm`` over the last dimension, for widths up to 32,768."""
     _check("layer_norm", x, weight)
+    _check("layer_norm", x, bias)
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     rows, width = as_rows(x), x.shape[-1]
     layer_norm_kernel[(rows.shape[0],)](
         rows,
-        weight,
-        bias,
+        weight.contiguous(),
+        bias.contiguous(),
         out,
         width,
         eps,
@@ -150,6 +151,6 @@ def _check(op: str, x: Tensor, weight: Tensor) -> None:
     if weight.shape != x.shape[-1:] or x.shape[-1] > MAX_WIDTH:
         raise bad_input(
             op,
-            f"weight [{x.shape[-1]}] and widths up to {MAX_WIDTH}, not {list(weight.shape)} for "
+            f"weights [{x.shape[-1]}] and widths up to {MAX_WIDTH}, not {list(weight.shape)} for "
             f"{list(x.shape)}",
         )

@@ -39,10 +39,10 @@ from dsa_compile.ops.linear_fp8 import linear_fp8 as reference
 from dsa_compile.ops.quantize import quantize_blocks
 
 torch.manual_seed(0)
-for tokens, rows, k in ((1, 40, 128), (17, 200, 256), (70, 136, 384)):
+for tokens, rows, k in ((1, 40, 128), (17, 200, 256), (70, 136, 384), (3, 40, 200)):
     x, x_scale = quantize_blocks(torch.randn(tokens, k) * 100, False)
     weight = torch.randn(rows, k).to(torch.float8_e4m3fn)
-    args = x, x_scale, weight, torch.rand(-(-rows // 128), k // 128)
+    args = x, x_scale, weight, torch.rand(-(-rows // 128), -(-k // 128))
     expected = reference(*args).float()
     error = (linear_fp8(*args).float() - expected).norm() / expected.norm()
     assert error < 3e-3, (tokens, rows, k, error)

@@ -1,4 +1,4 @@
-"""DeepGEMM: FP8 scores of the lightning indexer.
+"""DeepGEMM: FP8 scores of the lightning indexer, and FP8 projections.
 
 It takes 32 or 64 heads, and on Hopper pages of 64 keys and one or two rows a request. Its paged
 kernel is planned by a kernel of its own from the context lengths.
@@ -65,3 +65,21 @@ def plan_paged_index_logits(context_lens: Tensor, block_size: int = 64) -> Tenso
     processors = torch.cuda.get_device_properties(context_lens.device).multi_processor_count
     plan: Tensor = _library().get_paged_mqa_logits_metadata(context_lens, block_size, processors)
     return plan
+
+
+def linear_fp8(x: Tensor, x_scale: Tensor, weight: Tensor, weight_scale: Tensor) -> Tensor:
+    """``dsa::linear_fp8``; rows of ``x_scale`` are transposed by a kernel of its own.
+
+    Args:
+        x: e4m3 ``[T, K]``.
+        x_scale: fp32 ``[T, K/128]``; columns aligned to 16 bytes spare the transposition.
+        weight: e4m3 ``[N, K]``.
+        weight_scale: fp32 ``[ceil(N/128), K/128]``.
+
+    Returns:
+        bf16 ``[T, N]``.
+    """
+    out = torch.empty(x.shape[0], weight.shape[0], dtype=torch.bfloat16, device=x.device)
+    if x.shape[0]:
+        _library().fp8_gemm_nt((x, x_scale), (weight, weight_scale), out)
+    return out

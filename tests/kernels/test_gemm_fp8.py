@@ -1,0 +1,251 @@
+"""FP8 projections: the reference, what the Hopper kernels compile to, and their results."""
+
+import re
+import subprocess
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+
+import pytest
+import torch
+
+from dsa_compile.kernels.cuda import gemm_fp8_large, gemm_fp8_small, gemm_fp8_tiles
+from dsa_compile.kernels.cuda.compiler import build
+from dsa_compile.kernels.cuda.gemm_fp8_tiles import Tile
+from dsa_compile.ops.linear_fp8 import linear_fp8, quantize_linear_fp8
+from dsa_compile.ops.quantize import quantize_blocks
+
+# The dense projections of DeepSeek-V3.2, [N, K], and slices of them.
+SHAPES = [
+    (2240, 7168), (24576, 1536), (8192, 1536), (7168, 16384), (4096, 7168), (7168, 2048),
+    (36864, 7168), (7168, 18432), (3072, 1536), (7168, 2304), (512, 7168), (72, 256),
+]  # fmt: skip
+gpu = pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
+    reason="needs a Hopper GPU",
+)
+
+
+def operands(tokens: int, rows: int, k: int, device: str = "cpu"):
+    x = torch.randn(tokens, k, device=device)
+    x *= torch.rand(tokens, k // 128, device=device).mul(6).exp().repeat_interleave(128, 1)
+    q, scale = quantize_blocks(x, False)
+    weight = torch.randn(rows, k, device=device).mul(100).clamp(-448, 448)
+    weight_scale = torch.rand(-(-rows // 128), k // 128, device=device) + 0.1
+    return q, scale, weight.to(torch.float8_e4m3fn), weight_scale
+
+
+def exact(x, x_scale, weight, weight_scale):
+    wide_x = x.double() * x_scale.double().repeat_interleave(128, 1)
+    by_row = weight_scale.double().repeat_interleave(128, 0)[: weight.shape[0]]
+    return wide_x @ (weight.double() * by_row.repeat_interleave(128, 1)).T
+
+
+def error(out, expected) -> float:
+    return ((out.double() - expected).norm() / expected.norm()).item()
+
+
+@pytest.mark.parametrize(("tokens", "rows", "k"), [(1, 8, 128), (5, 200, 384), (3, 576, 256)])
+def test_reference(tokens, rows, k):
+    args = operands(tokens, rows, k)
+    assert error(linear_fp8(*args), exact(*args)) < 2.5e-3  # one rounding to bf16
+
+
+def test_reference_quantizes_by_block():
+    x = torch.randn(4, 256).bfloat16()
+    _, _, weight, weight_scale = operands(1, 136, 256)
+    wide = exact(x, torch.ones(4, 2), weight, weight_scale)
+    assert error(quantize_linear_fp8(x, weight, weight_scale, True), wide) < 4e-2
+    x[:, 128:] = 0  # a block of zeros has a scale
+    assert quantize_linear_fp8(x, weight, weight_scale, False).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda a: (a[0][:, :200], *a[1:]), r"x \[T, K\] and weight"),
+        (lambda a: (a[0].float(), *a[1:]), "e4m3 operands"),
+        (lambda a: (a[0], a[1][:, :1], *a[2:]), "x_scale"),
+        (lambda a: (*a[:3], a[3][:1]), r"weight_scale \[2, 2\]"),
+        (lambda a: (*a[:3], a[3].half()), "fp32 scales"),
+    ],
+)
+def test_bad_input(change, message):
+    with pytest.raises(ValueError, match=rf"dsa::linear_fp8 takes .*{message}"):
+        linear_fp8(*change(operands(3, 200, 256)))
+
+
+@pytest.mark.parametrize("tokens", [1, 9, 17, 64])
+@pytest.mark.parametrize(("rows", "k"), SHAPES)
+def test_tiles_fit(tokens, rows, k):
+    tile = gemm_fp8_tiles.choose(tokens, rows, k // 128)
+    assert tile.tokens >= min(tokens, 64)
+    assert tile.fits(k // 128)
+    assert tile.stages % tile.k_groups == 0
+    quantizing = gemm_fp8_tiles.choose_quantizing(tokens, rows, k // 128)
+    assert (quantizing is None) == (tokens > 8)
+    if quantizing is not None:
+        assert quantizing.slots >= tokens
+        assert quantizing.fits(k // 128)
+
+
+@pytest.mark.parametrize(
+    ("rows", "k", "message"), [(36, 256, "multiple of 8 rows"), (40, 192, "K as a multiple of 128")]
+)
+def test_hopper_takes_whole_blocks(rows, k, message):
+    from dsa_compile.kernels.cuda.gemm_fp8 import linear_fp8 as provider
+
+    blocks = -(-k // 128)
+    x, weight = (torch.zeros(n, k).to(torch.float8_e4m3fn) for n in (1, rows))
+    with pytest.raises(ValueError, match=message):
+        provider(x, torch.ones(1, blocks), weight, torch.ones(1, blocks))
+
+
+def compiled(kernel) -> tuple[str, dict[str, int]]:
+    """SASS and use of registers, stack and local memory."""
+    triton = pytest.importorskip("triton")
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    with NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(build(kernel.source, arch="sm_90a", defines=kernel.defines))
+        file.flush()
+        sass, usage = (
+            subprocess.run([tool, flag, file.name], capture_output=True, text=True).stdout
+            for flag in ("-sass", "--dump-resource-usage")
+        )
+    used = {key: int(value) for key, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", usage)}
+    assert used["STACK"] == used["LOCAL"] == 0, "registers are spilled"
+    return sass, used
+
+
+def chosen_tiles() -> list[tuple[Tile, int]]:
+    """Every tile the shapes lead to, with blocks of K; those that differ in memory only, once."""
+    found = {}
+    for rows, k in SHAPES:
+        for tokens in (1, 16, 32, 64):
+            tile = gemm_fp8_tiles.choose(tokens, rows, k // 128)
+            found.setdefault(tile, k // 128)
+        tile = gemm_fp8_tiles.choose_quantizing(1, rows, k // 128)
+        assert tile is not None
+        found.setdefault(tile, k // 128)
+    return list(found.items())
+
+
+def test_few_tokens_compiles_to_streaming():
+    for tile, blocks in chosen_tiles():
+        kernel = gemm_fp8_small.kernel(tile, blocks)
+        sass, used = compiled(kernel)
+        assert f"QGMMA.64x{tile.tokens}x32.F32.E4M3.E4M3" in sass
+        assert "UTMALDG.3D" in sass
+        assert ("MEMBAR.ALL.GPU" in sass) == (tile.split > 1)  # once, before sums are exchanged
+        assert used["REG"] * tile.threads <= 65536
+        assert kernel.shared <= gemm_fp8_tiles.SHARED_LIMIT
+
+
+@pytest.mark.parametrize("tile", gemm_fp8_large.TILES)
+def test_many_tokens_compiles_to_multicast(tile):
+    kernel = gemm_fp8_large.kernel(tile)
+    sass, _ = compiled(kernel)
+    assert "QGMMA.64x128x32.F32.E4M3.E4M3" in sass
+    assert "UTMALDG.2D.MULTICAST" in sass
+    assert "USETMAXREG" in sass
+    assert "MEMBAR.ALL.GPU" not in sass  # a release to the cluster would fence at every stage
+    assert kernel.shared <= gemm_fp8_tiles.SHARED_LIMIT
+
+
+def test_large_tiles_fill_the_processors():
+    assert gemm_fp8_large.choose(4096, 7168, 128, 132).tokens == 256
+    assert gemm_fp8_large.choose(4096, 2240, 56, 132).tokens == 192  # three full rounds
+    assert gemm_fp8_large.choose(200, 4096, 56, 132).tokens == 128  # one round either way
+
+
+def poisoned(call, shape):
+    """The result of a call whose output takes memory full of NaN."""
+    torch.full(shape, torch.nan, dtype=torch.bfloat16, device="cuda")  # freed for the call to take
+    out = call()
+    assert list(out.shape) == list(shape)
+    assert not out.isnan().any()
+    return out
+
+
+@gpu
+@pytest.mark.parametrize(("rows", "k"), [(2240, 1536), (200, 128), (136, 384), (448, 16384)])
+@pytest.mark.parametrize("tokens", [1, 2, 8, 13, 32, 64, 65, 129, 300])
+def test_product(tokens, rows, k):
+    from dsa_compile.kernels.cuda.gemm_fp8 import linear_fp8 as provider
+
+    args = operands(tokens, rows, k, "cuda")
+    out = poisoned(lambda: provider(*args), (tokens, rows))
+    assert error(out, exact(*args)) < 3e-3
+
+
+@gpu
+@pytest.mark.parametrize("tile", gemm_fp8_large.TILES)
+@pytest.mark.parametrize("k", [128, 640, 1152])
+@pytest.mark.parametrize("tokens", [1, 128, 257, 1000])
+def test_product_of_many_tokens(tokens, k, tile):
+    args = operands(tokens, 2240, k, "cuda")
+    out = poisoned(lambda: gemm_fp8_large.linear_large(*args, tile), (tokens, 2240))
+    assert error(out, exact(*args)) < 3e-3
+
+
+@gpu
+def test_scales_of_x_may_lie_by_columns():
+    x, x_scale, weight, weight_scale = operands(301, 448, 640, "cuda")
+    by_column = gemm_fp8_large.scales_by_column(x_scale)
+    assert by_column.stride() == (1, 304)
+    assert torch.equal(by_column, x_scale)
+    assert gemm_fp8_large.scales_by_column(by_column) is by_column
+    outs = [
+        gemm_fp8_large.linear_large(x, scale, weight, weight_scale)
+        for scale in (x_scale, by_column)
+    ]
+    assert torch.equal(*outs)
+
+
+@gpu
+@pytest.mark.parametrize(
+    "tile",
+    [
+        Tile(8, 16, 4, 4, 2),
+        Tile(16, 56, 2, 4, 2, 2),
+        Tile(32, 64, 4, 2, 2, 4),
+        Tile(8, 128, 1, 4, 2),
+    ],
+)
+def test_product_of_few_tokens_by_tile(tile):
+    args = operands(tile.tokens - 1, 200, 1408, "cuda")
+    out = poisoned(lambda: gemm_fp8_small.linear_small(*args, tile), (tile.tokens - 1, 200))
+    assert error(out, exact(*args)) < 3e-3
+
+
+@gpu
+@pytest.mark.parametrize("ue8m0", [False, True])
+@pytest.mark.parametrize("tokens", [1, 2, 3, 5, 8, 9])
+def test_quantizing_product_is_that_of_quantized(tokens, ue8m0):
+    from dsa_compile.kernels.cuda.gemm_fp8 import linear_fp8 as plain
+    from dsa_compile.kernels.cuda.gemm_fp8 import quantize_linear_fp8 as quantizing
+
+    x = torch.randn(tokens, 2304, device="cuda").mul(50).bfloat16()
+    x[0, :128] = 0
+    _, _, weight, scale = operands(1, 448, 2304, "cuda")
+    out = poisoned(lambda: quantizing(x, weight, scale, ue8m0), (tokens, 448))
+    assert torch.equal(out, plain(*quantize_blocks(x, ue8m0), weight, scale))
+
+
+@gpu
+def test_launches_may_overlap():
+    """Launches that start before the one before has ended, each reading what that one wrote."""
+    from dsa_compile.kernels.cuda.gemm_fp8 import quantize_linear_fp8 as step
+
+    _, _, weight, scale = operands(1, 1024, 1024, "cuda")
+    scale /= 3e3
+    x = torch.randn(2, 1024, device="cuda").bfloat16()
+    results = []
+    for synchronize in (True, False, False):
+        y = x
+        for _ in range(50):
+            y = step(y, weight, scale, False)
+            if synchronize:
+                torch.cuda.synchronize()
+        results.append(y)
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])

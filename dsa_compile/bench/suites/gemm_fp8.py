@@ -83,11 +83,14 @@ def _linear(tokens: int, rows: int, k: int) -> Case:
     x, x_scale = quantize_blocks(torch.randn(tokens, k, device="cuda"), False)
     weights = _weights(rows, k)
     by_column = x_scale.t().contiguous().t()
-    candidates = {
-        "cuda": _turns(linear_fp8, (x, x_scale), weights),
-        "torch": _turns(_scaled_mm, (x, by_column), weights),
-    }
+    candidates = {"cuda": _turns(linear_fp8, (x, x_scale), weights)}
     unavailable = {}
+    try:
+        _scaled_mm(x, by_column, *weights[0])
+    except RuntimeError as error:  # sizes that cuBLAS has no kernel for
+        unavailable["torch"] = str(error).split("\n")[0][:100]
+    else:
+        candidates["torch"] = _turns(_scaled_mm, (x, by_column), weights)
     if problem := PROVIDERS["deep_gemm"].missing():
         unavailable["deep_gemm"] = problem
     else:

@@ -1,5 +1,7 @@
-// Scores of each request's last rows against its paged keys. Macros: see index_logits.cuh.
+// Scores of each request's last rows against its paged keys. Macros: see index_tasks.cuh.
+#include "index_copy.cuh"
 #include "index_paged.cuh"
+#include "index_rows.cuh"
 
 // How many keys each row of the launch sees, and whose row it is; 0 keys for rows of no request. By a
 // warp of each block.

@@ -1,5 +1,7 @@
-// Scores of flat queries against contiguous keys. Macros: see index_logits.cuh.
+// Scores of flat queries against contiguous keys. Macros: see index_tasks.cuh.
+#include "index_copy.cuh"
 #include "index_ragged.cuh"
+#include "index_rows.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 index_logits_ragged(const __grid_constant__ CUtensorMap query_map,

@@ -1,7 +1,7 @@
 // Queries over paged keys: the last rows of each request's context, each seeing the keys up to its
 // own. A page holds `block_size` keys of 128 bytes, then their fp32 scales.
 #pragma once
-#include "index_logits.cuh"
+#include "index_shares.cuh"
 
 struct PagedWork {
   const int* tables;      // [requests, table_width], pages of each request

@@ -1,6 +1,6 @@
 // Queries over contiguous keys: row t scores keys [starts[t], ends[t]) of one array.
 #pragma once
-#include "index_logits.cuh"
+#include "index_shares.cuh"
 
 struct RaggedWork {
   const int* starts;

@@ -41,7 +41,8 @@ def case_table(rows: Sequence[Row], title: str) -> Table:
         shape = "" if row.shape == previous else row.shape
         previous = row.shape
         if row.us is None:
-            table.add_row(shape, row.provider, f"[red]{row.problem}[/red]", "", "")
+            told = f"[red]{row.problem}[/red]" if row.problem else "right"
+            table.add_row(shape, row.provider, told, "", "")
             continue
         peer = best_peer(same)
         gain = f"{peer / row.us:.2f}" if peer and is_ours(row.provider) else ""

@@ -37,6 +37,7 @@ def run_plans(
     plans: Iterable[Plan],
     ceilings: Ceilings,
     wanted: Callable[[str], bool] = lambda provider: True,
+    timed: bool = True,
 ) -> Iterator[list[Row]]:
     """Rows of each plan, as they come.
 
@@ -44,6 +45,7 @@ def run_plans(
         plans: what to measure.
         ceilings: of this machine.
         wanted: which providers to take.
+        timed: False to check only.
     """
     for plan in plans:
         try:
@@ -52,7 +54,9 @@ def run_plans(
         except Exception as error:
             yield [Row(plan.op, plan.shape, "-", None, 0.0, _brief(error))]
             continue
-        yield [_measure(plan, case, name, ceilings) for name in case.candidates if wanted(name)] + [
+        yield [
+            _measure(plan, case, name, ceilings, timed) for name in case.candidates if wanted(name)
+        ] + [
             Row(plan.op, plan.shape, name, None, 0.0, why) for name, why in case.unavailable.items()
         ]
         del case
@@ -60,7 +64,7 @@ def run_plans(
         torch.cuda.empty_cache()
 
 
-def _measure(plan: Plan, case: Case, provider: str, ceilings: Ceilings) -> Row:
+def _measure(plan: Plan, case: Case, provider: str, ceilings: Ceilings, timed: bool) -> Row:
     limit = ceilings.limit_us(case.bytes, case.flops, case.math)
     row = Row(plan.op, plan.shape, provider, None, limit)
     calls = case.candidates[provider]
@@ -68,7 +72,7 @@ def _measure(plan: Plan, case: Case, provider: str, ceilings: Ceilings) -> Row:
         with shared():
             row.problem = case.check(calls[0]())
             torch.cuda.synchronize()
-        if row.problem is None:
+        if row.problem is None and timed:
             with exclusive():
                 row.us = graph_median(calls)
     except Exception as error:

@@ -70,6 +70,12 @@ def test_a_case_that_cannot_be_made_is_a_row(quick):
     assert [(row.us, row.problem[:28]) for row in rows] == [(None, "RuntimeError: no such kernel")]
 
 
+def test_checking_times_nothing(quick):
+    plans = [quick(triton=lambda: 1, torch=lambda: 2)]
+    (rows,) = run.run_plans(plans, CEILINGS, timed=False)
+    assert [(row.us, row.problem) for row in rows[:2]] == [(None, None), (None, "off by one")]
+
+
 def test_providers_can_be_chosen(quick):
     plans = [quick(triton=lambda: 1, torch=lambda: 1)]
     (rows,) = run.run_plans(plans, CEILINGS, lambda name: name == "triton")

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dsa_compile.kernels.cuda import index_logits
-from dsa_compile.kernels.cuda.launch import Int64
+from dsa_compile.kernels.cuda.launch import CudaKernel, Int64
 from dsa_compile.ops.library import bad_input
 
 CAPACITY = 16384
@@ -57,12 +57,10 @@ def index_candidates(
     counts = torch.zeros(end - begin, dtype=torch.int32, device=q.device)
     if not requests:
         return scores, places, counts
-    kernel = index_logits.scoring_kernel(
-        "index_candidates.cu", "index_candidates", q.shape[1], QUERIES, _LISTS_BYTES
-    )
+    kernel = candidates_kernel(q.shape[1])
     kernel(
         (index_logits.processors(), 1, 1),
-        index_logits.warpgroups_for(q.shape[1], QUERIES).threads,
+        _GROUPS.threads,
         index_logits.query_map(q, QUERIES),
         index_logits.page_map(cache),
         weights,
@@ -87,4 +85,20 @@ def index_candidates(
     return scores, places, counts
 
 
-_LISTS_BYTES = QUERIES * (5 + 256) * 4
+def candidates_kernel(heads: int) -> CudaKernel:
+    """The kernel for a number of index heads."""
+    lists = -(-QUERIES * (5 + 256) * 4 // 16) * 16
+    scores = _SCORE_STAGES * (QUERIES * (index_logits.TILE + 16) * 4 + 16)
+    return index_logits.scoring_kernel(
+        "index_candidates.cu",
+        "index_candidates",
+        heads,
+        QUERIES,
+        groups=_GROUPS,
+        task_readers=3,
+        extra_shared=lists + scores,
+    )
+
+
+_GROUPS = index_logits.Warpgroups(math=2, math_registers=216, copy_registers=72)
+_SCORE_STAGES = 8

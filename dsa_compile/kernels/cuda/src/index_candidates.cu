@@ -1,5 +1,5 @@
 // Scores of each request's last rows against its paged keys, of which only candidates for a row's
-// best k are kept. Macros: see index_logits.cuh.
+// best k are kept. Macros: those of index_tasks.cuh, and LISTS_BYTES of shared memory after the family's.
 #include "index_candidates.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
@@ -11,32 +11,35 @@ index_candidates(const __grid_constant__ CUtensorMap query_map,
                  int* list_rows, int capacity, int k, int* counts) {
   extern __shared__ __align__(1024) u8 memory[];
   const Stages stages{smem_u32(memory)};
+  const ScoreStages score_stages{smem_u32(memory)};
   if (threadIdx.x == 0) {
     prefetch_tensor_map(&query_map);
     prefetch_tensor_map(&key_map);
     stages.initialise();
+    score_stages.initialise();
   }
+  __syncthreads();
   dependency_wait();
   dependency_release();
-  __syncthreads();
-  const PagedWork work{tables, row_starts, contexts,  requests, table_width,
-                       blocks, page_shift, row_begin, row_end};
+  Task* tasks = reinterpret_cast<Task*>(memory + TASKS_AT);
   const int warpgroup = warp_id() / 4;
   if (warpgroup == WARPGROUPS) {
     register_dealloc<COPY_REGISTERS>();
-    PagedLoader loader{work, &key_map, cache, page_stride};
-    copy(stages, StripedCursor(work), &query_map, weights, rows, loader);
+    const PagedWork work{tables, row_starts, contexts,  requests, table_width,
+                         blocks, page_shift, row_begin, row_end};
+    const int warp = warp_id() % 4;
+    if (warp == 0) {
+      PagedLoader loader{work, &key_map, cache, page_stride};
+      copy<1>(stages, tasks, StripedCursor(work), &query_map, weights, rows, loader);
+    } else {
+      const ListMemory lists{list_scores, list_rows, static_cast<u32>(capacity), static_cast<u32>(k),
+                             counts};
+      filter_scores(stages, tasks, score_stages, reinterpret_cast<List*>(memory + LISTS_AT), lists,
+                    work, warp - 1);
+    }
   } else {
     register_alloc<MATH_REGISTERS>();
-    ListWriter writer{reinterpret_cast<List*>(memory + SHARED_BYTES),
-                      list_scores,
-                      list_rows,
-                      static_cast<u32>(capacity),
-                      static_cast<u32>(k),
-                      counts,
-                      tables,
-                      table_width,
-                      page_shift};
-    score(stages, StripedCursor(work), warpgroup, writer);
+    ScoreStager stager{score_stages};
+    score(stages, tasks, warpgroup, stager);
   }
 }

@@ -1,286 +1,158 @@
 // Candidates for a row's best k scores, kept while the scores are computed, so that those that
-// cannot be among them are never written.
+// cannot be among them never reach memory.
 //
-// A row keeps a threshold that at least k of its scores so far exceed; only scores above it are
-// appended to its list. The threshold comes from a histogram of the listed scores in shared memory:
-// the lower edge of the highest bin with k scores in or above it. The first bins are laid out once
-// the list has grown by LAYOUT_EVERY; they go by what the list holds, and are laid out again after as
-// many more. A list that is nearly full is cut down to its exact best k, which only scores in nearly
-// ascending order, or mostly equal ones, ever cause.
+// The multiplying warpgroups put the scores of a tile into a ring in shared memory. Of the copying
+// warpgroup one warp copies, and the other three filter: each has queries of its own, for each a
+// threshold that at least k of the scores so far exceed, and appends what exceeds it to a list.
+// The threshold comes from a histogram of the listed scores in shared memory: the lower edge of the
+// highest bin with k scores in or above it. The bins are laid out over the range of the first scores,
+// and again, by what the list holds, should it grow by LAYOUT_EVERY nevertheless. A list that is
+// nearly full is cut down to its exact best k, which only scores in nearly ascending order, or mostly
+// equal ones, ever cause.
 #pragma once
+#include "index_copy.cuh"
+#include "index_list.cuh"
 #include "index_paged.cuh"
+#include "index_score.cuh"
 
-constexpr int BINS = 256;
-constexpr u32 LAYOUT_EVERY = 4096;
-constexpr u32 PAUSE_EVERY = 16;                        // pairs of tiles between two looks
-constexpr u32 MARGIN = (2 * PAUSE_EVERY + 2) * TILE;  // appended between two looks, at most
-#define NOT_A_NUMBER __int_as_float(0x7fc00000)
-#define INFINITY __int_as_float(0x7f800000)  // math.h is not among NVRTC's headers
+constexpr u32 FIRST_LAYOUT = 4 * TILE;  // listed scores whose range the first bins cover
+constexpr u32 LAYOUT_EVERY = 12288;
+constexpr int LOOK_EVERY = 16;                   // tiles between two looks at a list
+constexpr u32 MARGIN = (LOOK_EVERY + 1) * TILE;  // appended between two looks, at most
+constexpr int FILTERS = 3;                       // warps
 
-// The list of one query, in shared memory. `bins[b]` counts scores listed since `bin` was laid out.
-struct List {
-  u32 count;
-  u32 laid_out;     // count when the bins were
-  float threshold;  // NaN before there is one: no score is up to it
-  float low, scale; // scale 0: no bins
-  u32 bins[BINS];
+constexpr int SCORE_STAGES = 8;
+constexpr int SCORE_ROW = TILE + 16;  // floats of a query: rows two apart do not share banks
+constexpr int SCORES_BYTES = QUERIES * SCORE_ROW * 4;
+constexpr int LISTS_AT = SHARED_BYTES;
+constexpr int SCORES_AT = (LISTS_AT + QUERIES * static_cast<int>(sizeof(List)) + 15) / 16 * 16;
+constexpr int SCORE_BARRIERS_AT = SCORES_AT + SCORE_STAGES * SCORES_BYTES;
+static_assert(SCORE_BARRIERS_AT + 16 * SCORE_STAGES <= SHARED_BYTES + LISTS_BYTES, "");
 
-  // Never decreases with the score; NaN goes to 0.
-  DEVICE int bin(float score) const {
-    return min(max(__float2int_rz((score - low) * scale), 0), BINS - 1);
+// A ring of tiles of scores.
+struct ScoreStages {
+  u32 base;
+  DEVICE u32 scores(u32 stage) const { return base + SCORES_AT + stage * SCORES_BYTES; }
+  DEVICE u32 full(u32 stage) const { return base + SCORE_BARRIERS_AT + 16 * stage; }
+  DEVICE u32 empty(u32 stage) const { return full(stage) + 8; }
+  DEVICE void initialise() const {
+    for (int s = 0; s < SCORE_STAGES; ++s) {
+      mbarrier_init(full(s), 4 * WARPGROUPS);
+      mbarrier_init(empty(s), FILTERS);
+    }
+    fence_mbarrier_init();
   }
 };
 
-// One list's scores, and where their keys are. All methods but the first by a whole warp.
-struct Listed {
-  List& list;
-  float* scores;
-  int* rows;
-  u32 k;
+// The sink of the scores.
+struct ScoreStager {
+  ScoreStages stages;
+  Ring<SCORE_STAGES> ring;
+  int first_query;
 
-  DEVICE void clear() {
-    for (int b = lane_id(); b < BINS; b += 32) list.bins[b] = 0;
-    if (lane_id() == 0) {
-      list.count = list.laid_out = 0;
-      list.threshold = NOT_A_NUMBER;
-      list.scale = 0.0f;
-    }
-    __syncwarp();
-  }
+  DEVICE void begin(const Task&, int first) { first_query = first; }
 
-  template <class Use>
-  DEVICE void each(Use use) const {
-    const u32 count = list.count;
-    for (u32 at = 4 * lane_id(); at < count; at += 512) {
-      float4 four[4];
+  template <int g>
+  DEVICE void take(int, const float (&scores)[OUTPUTS]) {
+    if (g == 0) mbarrier_wait(stages.empty(ring.stage), ring.parity ^ 1);
 #pragma unroll
-      for (int i = 0; i < 4; ++i)
-        if (at + 128 * i < count) four[i] = __ldcg(reinterpret_cast<const float4*>(scores + at + 128 * i));
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const u32 first = at + 128 * i;
-        if (first < count) use(four[i].x);
-        if (first + 1 < count) use(four[i].y);
-        if (first + 2 < count) use(four[i].z);
-        if (first + 3 < count) use(four[i].w);
-      }
+    for (int i = 0; i < OUTPUTS; ++i) {
+      const int query = first_query + g * GROUP_QUERIES + lane_query(i);
+      const u32 to = stages.scores(ring.stage) + 4 * (query * SCORE_ROW + lane_key());
+      asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(scores[i]) : "memory");
     }
-  }
-
-  // Raise the threshold to the edge of a bin; the number of scores from that edge on, or 0.
-  DEVICE u32 raise(int& edge_bin) {
-    u32 mine[BINS / 32], above = 0;
-#pragma unroll
-    for (int i = 0; i < BINS / 32; ++i) above += mine[i] = list.bins[BINS / 32 * lane_id() + i];
-    for (int step = 1; step < 32; step *= 2) {  // sum over this lane and those after it
-      const u32 more = __shfl_down_sync(0xffffffffu, above, step);
-      if (lane_id() + step < 32) above += more;
-    }
-    const u32 enough = __ballot_sync(0xffffffffu, above >= k);
-    if (!enough) return 0;
-    const int last = 31 - __clz(enough);
-    u32 seen = __shfl_down_sync(0xffffffffu, above, 1);
-    if (lane_id() == 31) seen = 0;
-    int bin = BINS / 32 * lane_id() + BINS / 32;
-#pragma unroll
-    for (int i = BINS / 32 - 1; i >= 0; --i)
-      if (seen < k) {
-        seen += mine[i];
-        --bin;
-      }
-    bin = __shfl_sync(0xffffffffu, bin, last);
-    seen = __shfl_sync(0xffffffffu, seen, last);
-    edge_bin = bin;
-    // the edge as a score that falls below the bin: then so do all scores up to it
-    float edge = list.low + static_cast<float>(bin) / list.scale;
-    for (int tries = 0; tries < 4 && list.bin(edge) >= bin; ++tries) edge = nextafterf(edge, -INFINITY);
-    if (bin == 0 || list.bin(edge) >= bin) return 0;
-    if (lane_id() == 0 && !(edge <= list.threshold)) list.threshold = edge;
-    __syncwarp();
-    return seen;
-  }
-
-  // Bins over the range of the listed scores; finer ones within a bin that holds too many.
-  DEVICE void lay_out() {
-    float low = INFINITY, high = -INFINITY;
-    const float threshold = list.threshold;
-    each([&](float score) {
-      if (fabsf(score) < INFINITY && !(score <= threshold)) {
-        low = fminf(low, score);
-        high = fmaxf(high, score);
-      }
-    });
-    for (int step = 16; step; step /= 2) {
-      low = fminf(low, __shfl_xor_sync(0xffffffffu, low, step));
-      high = fmaxf(high, __shfl_xor_sync(0xffffffffu, high, step));
-    }
-    for (int round = 0; round < 3; ++round) {
-      const float scale = BINS / (high - low);
-      const bool usable = low < high && 0.0f < scale && scale < INFINITY;
-      for (int b = lane_id(); b < BINS; b += 32) list.bins[b] = 0;
-      if (lane_id() == 0) {
-        list.low = low;
-        list.scale = usable ? scale : 0.0f;
-        list.laid_out = list.count;
-      }
+    if (g == GROUPS - 1) {
       __syncwarp();
-      if (!usable) return;
-      each([&](float score) { atomicAdd(&list.bins[list.bin(score)], 1); });
-      __syncwarp();
-      int bin;
-      const u32 seen = raise(bin);
-      if (!seen || seen - k <= k / 4) return;
-      const float edge = low;
-      low = list.threshold;
-      high = edge + static_cast<float>(bin + 1) / scale;
+      if (lane_id() == 0) mbarrier_arrive(stages.full(ring.stage));
+      ring.advance();
     }
-  }
-
-  // Cut the list down to its exact best k, in place; of equal scores at the cut, those listed first.
-  DEVICE void cut() {
-    const u32 count = list.count;
-    if (count <= k) return;
-    u32 prefix = 0, wanted = k;  // looking for the wanted-th largest key among those with the prefix
-    for (int shift = 24; shift >= 0; shift -= 8) {
-      for (int b = lane_id(); b < BINS; b += 32) list.bins[b] = 0;
-      __syncwarp();
-      each([&](float score) {
-        const u32 key = ordered(score);
-        if (shift == 24 || key >> (shift + 8) == prefix) atomicAdd(&list.bins[key >> shift & 255], 1);
-      });
-      __syncwarp();
-      u32 above = 0;
-      int digit = BINS - 1;
-      for (; above + list.bins[digit] < wanted; --digit) above += list.bins[digit];
-      wanted -= above;
-      prefix = prefix << 8 | digit;
-      __syncwarp();
-    }
-    u32 kept = 0;
-    for (u32 base = 0; base < count; base += 32) {
-      const u32 at = base + lane_id();
-      const float score = at < count ? __ldcg(scores + at) : 0.0f;
-      const int row = at < count ? __ldcg(rows + at) : 0;
-      const u32 key = ordered(score);
-      const u32 equal = __ballot_sync(0xffffffffu, at < count && key == prefix);
-      const u32 below = (1u << lane_id()) - 1;
-      const bool keep = at < count && (key > prefix || (key == prefix && __popc(equal & below) < wanted));
-      const u32 kept_lanes = __ballot_sync(0xffffffffu, keep);
-      if (keep) {
-        scores[kept + __popc(kept_lanes & below)] = score;
-        rows[kept + __popc(kept_lanes & below)] = row;
-      }
-      kept += __popc(kept_lanes);
-      wanted -= min(wanted, static_cast<u32>(__popc(equal)));
-      __syncwarp();
-    }
-    if (lane_id() == 0) {
-      list.count = list.laid_out = k;
-      list.threshold = unordered(prefix);
-      list.scale = 0.0f;
-    }
-    __syncwarp();
-  }
-
-  // Bits that compare as the scores do, NaN above every number.
-  static DEVICE u32 ordered(float score) {
-    const u32 bits = __float_as_uint(score);
-    if (score != score) return 0xffffffffu;
-    return bits >> 31 ? ~bits : bits | 0x80000000u;
-  }
-  static DEVICE float unordered(u32 key) {
-    if (key == 0xffffffffu) return INFINITY;  // k of them are NaN: nothing else can be among the best
-    return __uint_as_float(key >> 31 ? key & 0x7fffffffu : ~key);
   }
 };
 
-// The sink of the scores: appends what exceeds its row's threshold, with the physical row of the key.
-struct ListWriter {
-  List* lists;  // of the block's queries, in shared memory
+// Where the lists lie in memory: `capacity` scores and physical rows for each row of the launch.
+struct ListMemory {
   float* scores;
   int* rows;
   u32 capacity;
   u32 k;
   int* counts;
-  const int* tables;
-  int table_width, page_shift;
 
-  const int* table;
-  u32 paused;
-  int first_query;
-  int span[GROUPS][OUTPUTS];
-  float threshold[GROUPS][OUTPUTS];
-
-  DEVICE int query(int group, int i) const {
-    return first_query + group * GROUP_QUERIES + lane_query(i);
-  }
-  DEVICE void meet() const { named_barrier_sync(1 + threadIdx.x / 128, 128); }
-
-  // A warp's own queries: those of the warpgroup in turn.
-  template <class Cursor, class Use>
-  DEVICE void own(const Cursor& cursor, Use use) const {
-    for (int q = warp_id() % 4; q < WARPGROUP_QUERIES; q += 4) {
-      const int row = cursor.row() + first_query + q;
-      const long long at = static_cast<long long>(row - cursor.first_row()) * capacity;
-      use(Listed{lists[first_query + q], scores + at, rows + at, k}, row);
-    }
-  }
-  DEVICE void refresh() {
-#pragma unroll
-    for (int g = 0; g < GROUPS; ++g)
-#pragma unroll
-      for (int i = 0; i < OUTPUTS; ++i) threshold[g][i] = lists[query(g, i)].threshold;
-  }
-
-  template <class Cursor>
-  DEVICE void begin(const Cursor& cursor, int first) {
-    first_query = first;
-    table = tables + static_cast<long long>(cursor.request()) * table_width;
-    paused = 0;
-    own(cursor, [](Listed listed, int) { listed.clear(); });
-    meet();
-#pragma unroll
-    for (int g = 0; g < GROUPS; ++g)
-#pragma unroll
-      for (int i = 0; i < OUTPUTS; ++i)
-        span[g][i] = lane_speaks() ? cursor.bounds(cursor.row() + query(g, i)).y : 0;
-    refresh();
-  }
-
-  template <int g, class Cursor>
-  DEVICE void take(const Cursor& cursor, int key, const float (&found)[OUTPUTS]) const {
-#pragma unroll
-    for (int i = 0; i < OUTPUTS; ++i)
-      if (key < span[g][i] && !(found[i] <= threshold[g][i])) {
-        List& list = lists[query(g, i)];
-        const long long row = cursor.row() - cursor.first_row() + query(g, i);
-        const long long at = row * capacity + atomicAdd(&list.count, 1);
-        scores[at] = found[i];
-        rows[at] = (table[key >> page_shift] << page_shift) + (key & ((1 << page_shift) - 1));
-        if (list.scale != 0.0f) atomicAdd(&list.bins[list.bin(found[i])], 1);
-      }
-  }
-
-  template <class Cursor>
-  DEVICE void pause(const Cursor& cursor) {
-    if (++paused % PAUSE_EVERY) return;
-    meet();
-    own(cursor, [&](Listed listed, int) {
-      int bin;
-      if (listed.list.scale != 0.0f) listed.raise(bin);
-      if (listed.list.count + MARGIN > capacity) listed.cut();
-      if (listed.list.count - listed.list.laid_out >= LAYOUT_EVERY) listed.lay_out();
-    });
-    meet();
-    refresh();
-  }
-
-  template <class Cursor>
-  DEVICE void end(const Cursor& cursor) {
-    meet();
-    own(cursor, [&](Listed listed, int row) {
-      if (lane_id() == 0 && cursor.bounds(row).y) counts[row - cursor.first_row()] = listed.list.count;
-      __syncwarp();
-    });
+  DEVICE Listed of(List* lists, const Task& task, int query) const {
+    const long long at = static_cast<long long>(task.row + query) * capacity;
+    return {lists[query], scores + at, rows + at, k};
   }
 };
+
+// Raise the threshold, and keep the list short enough for what comes before the next look.
+DEVICE void look(const Listed& listed, u32 capacity) {
+  int bin;
+  if (listed.list.scale != 0.0f) listed.raise(bin);
+  if (listed.list.count + MARGIN > capacity) listed.cut();
+  const u32 grown = listed.list.count - listed.list.laid_out;
+  if (grown >= (listed.list.laid_out ? LAYOUT_EVERY : FIRST_LAYOUT)) listed.lay_out();
+}
+
+// What a filtering warp does with its queries: `filter`, `filter + FILTERS`, ...
+DEVICE void filter_scores(const Stages& stages, const Task* tasks, const ScoreStages& ring_stages,
+                          List* lists, const ListMemory& memory, const PagedWork& work, int filter) {
+  constexpr unsigned ALL = 0xffffffffu;
+  const int lane = lane_id();
+  const u32 below = (1u << lane) - 1;
+  QueryRing queries;
+  Ring<SCORE_STAGES> ring;
+  for (;; queries.advance()) {
+    mbarrier_wait(stages.queries_full(queries.stage), queries.parity);
+    const Task& task = tasks[queries.stage];
+    const int tiles = task.tiles;
+    if (!tiles) return;
+    for (int q = filter; q < QUERIES; q += FILTERS) memory.of(lists, task, q).clear();
+    const int* table = work.tables + static_cast<long long>(task.request) * work.table_width;
+    const auto page_of = [&](int key) {
+      const int page = key >> work.page_shift;
+      return page < work.table_width ? table[page] : 0;
+    };
+    int next[2] = {page_of(task.key + lane), page_of(task.key + lane + 32)};
+    for (int tile = 0; tile < tiles; ++tile, ring.advance()) {
+      const int key = task.key + tile * TILE + lane;
+      int rows[2];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int inside = (key + 32 * i) & ((1 << work.page_shift) - 1);
+        rows[i] = (next[i] << work.page_shift) + inside;
+        next[i] = page_of(key + 32 * i + TILE);
+      }
+      mbarrier_wait(ring_stages.full(ring.stage), ring.parity);
+      for (int q = filter; q < QUERIES; q += FILTERS) {
+        const Listed listed = memory.of(lists, task, q);
+        List& list = listed.list;
+        const float threshold = list.threshold;
+        const int span = task.bounds[q].y;
+        u32 count = list.count;
+        const u32 from = ring_stages.scores(ring.stage) + 4 * (q * SCORE_ROW + lane);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const float score = load_shared(from + 128 * i);
+          const bool passes = key + 32 * i < span && !(score <= threshold);
+          const u32 passing = __ballot_sync(ALL, passes);
+          if (passes) {
+            listed.scores[count + __popc(passing & below)] = score;
+            listed.rows[count + __popc(passing & below)] = rows[i];
+            if (list.scale != 0.0f) atomicAdd(&list.bins[list.bin(score)], 1);
+          }
+          count += __popc(passing);
+        }
+        __syncwarp();
+        if (lane == 0) list.count = count;
+        __syncwarp();
+      }
+      if (lane == 0) mbarrier_arrive(ring_stages.empty(ring.stage));
+      if (tile == FIRST_LAYOUT / TILE - 1 || tile % LOOK_EVERY == LOOK_EVERY - 1) {
+        for (int q = filter; q < QUERIES; q += FILTERS) look(memory.of(lists, task, q), memory.capacity);
+      }
+    }
+    for (int q = filter; q < QUERIES; q += FILTERS)
+      if (lane == 0 && task.bounds[q].y > 0) memory.counts[task.row + q] = lists[q].count;
+    __syncwarp();
+    if (lane == 0) mbarrier_arrive(stages.queries_empty(queries.stage));
+  }
+}

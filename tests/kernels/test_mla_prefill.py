@@ -71,6 +71,9 @@ def test_products_per_head(shape):
 # ---- under Triton's interpreter --------------------------------------------------------------
 
 
+@pytest.mark.skipif(
+    TRITON < (3, 9), reason="before 3.9 the interpreter takes no loop bound from a reduction"
+)
 def test_interpreted_kernels_agree_with_the_references():
     done = subprocess.run(
         [sys.executable, "-m", "tests.kernels.mla_interpreted"],
@@ -124,10 +127,17 @@ def test_triton_kernels_compile(capability, heads, monkeypatch):
     with compiling_for(capability) as found:
         mla.attend(*meta_problem(4, heads, 2048), splits=2)
     attend, join = found
-    assert ("HGMMA" if capability == 90 else "UTCHMMA") in attend.sass
+    if capability == 90:
+        assert "HGMMA" in attend.sass
+    else:
+        assert "UTCHMMA" in attend.sass
+        assert "UTMALDG.2D.GATHER4" in attend.sass
+        assert not re.search(r"\bHMMA", attend.sass)
     assert join.local_bytes == 0
-    # Triton 3.9 keeps addresses in registers that 3.6 recomputes, and spills some
-    assert attend.local_bytes <= (0 if TRITON < (3, 9) else 256)
+    # Some addresses of the largest tile are spilled; the tile that needs no spills is slower.
+    # Triton 3.9 keeps more of them in registers than 3.6, so that it spills for 32 heads as well.
+    spills = {16: 0, 32: 256 * (TRITON >= (3, 9)), 128: 384}[heads] if capability == 90 else 0
+    assert attend.local_bytes <= spills
     assert max(attend.shared_bytes, join.shared_bytes) <= SHARED_LIMIT
 
 

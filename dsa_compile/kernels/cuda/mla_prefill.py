@@ -87,6 +87,13 @@ def paged_latent_attention(
     return attend(q_latent, q_pe, cache, slots, scale)[0]
 
 
+def paged_latent_attention_lse(
+    q_latent: Tensor, q_pe: Tensor, cache: Tensor, slots: Tensor, scale: float
+) -> tuple[Tensor, Tensor]:
+    """``dsa::paged_latent_attention_lse``; see :func:`attend`."""
+    return attend(q_latent, q_pe, cache, slots, scale)
+
+
 @functools.cache
 def _processors(device: int) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count

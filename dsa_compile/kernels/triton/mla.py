@@ -12,138 +12,13 @@ from dataclasses import dataclass
 
 import torch
 import triton
-import triton.language as tl
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
+from dsa_compile.kernels.triton.mla_kernel import attend_kernel, join_kernel
 from dsa_compile.ops.library import bad_input
 
 _LOG2E = 1.4426950408889634
-
-
-@triton.jit
-def _attend(
-    q_latent: tl.tensor,
-    q_pe: tl.tensor,
-    cache: tl.tensor,
-    slots: tl.tensor,
-    out: tl.tensor,
-    lse: tl.tensor,
-    q_token: int,
-    q_head: int,
-    pe_token: int,
-    pe_head: int,
-    row_stride: int,
-    slots_token: int,
-    heads: int,
-    count: int,
-    scale_log2: float,
-    LATENT: tl.constexpr,
-    ROPE: tl.constexpr,
-    BLOCK_HEADS: tl.constexpr,
-    BLOCK_SLOTS: tl.constexpr,
-    SCAN: tl.constexpr,
-    SPLITS: tl.constexpr,
-    TRANSPOSED: tl.constexpr,
-) -> None:
-    """Rows ``(token, split)`` of ``out`` and ``lse``; see :func:`attend` for the arguments."""
-    token = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
-    split = tl.program_id(2)
-    present = head < heads
-    latent = tl.arange(0, LATENT)
-    rope = tl.arange(0, ROPE)
-    q = tl.load(
-        q_latent + token * q_token + head[:, None] * q_head + latent[None, :],
-        present[:, None],
-        other=0.0,
-    )
-    pe = tl.load(
-        q_pe + token * pe_token + head[:, None] * pe_head + rope[None, :],
-        present[:, None],
-        other=0.0,
-    )
-    slots += token * slots_token
-    places = tl.arange(0, SCAN)
-    scanned = tl.load(slots + places, places < count, other=-1)
-    used = tl.max(tl.where(scanned >= 0, places + 1, 0), 0)  # trailing -1 cost nothing
-    share = tl.cdiv(tl.cdiv(used, BLOCK_SLOTS), SPLITS) * BLOCK_SLOTS
-    first = split * share
-    last = tl.minimum(first + share, used)
-
-    top = tl.full((BLOCK_HEADS,), float("-inf"), tl.float32)
-    total = tl.zeros((BLOCK_HEADS,), tl.float32)
-    if TRANSPOSED:
-        acc = tl.zeros((LATENT, BLOCK_HEADS), tl.float32)
-    else:
-        acc = tl.zeros((BLOCK_HEADS, LATENT), tl.float32)
-    for start in range(first, last, BLOCK_SLOTS):
-        place = start + tl.arange(0, BLOCK_SLOTS)
-        slot = tl.load(slots + place, place < last, other=-1)
-        seen = slot >= 0
-        row = cache + slot.to(tl.int64)[:, None] * row_stride
-        # an absent row is read as zeros: a NaN in its place would survive a weight of zero
-        kv = tl.load(row + latent[None, :], seen[:, None], other=0.0)
-        k_pe = tl.load(row + LATENT + rope[None, :], seen[:, None], other=0.0)
-        if TRANSPOSED:
-            scores = tl.dot(kv, tl.trans(q))
-            scores = tl.dot(k_pe, tl.trans(pe), scores) * scale_log2
-            scores = tl.where(seen[:, None], scores, float("-inf"))
-            new = tl.maximum(top, tl.max(scores, 0))
-            shift = tl.where(new == float("-inf"), 0.0, new)
-            weights = tl.exp2(scores - shift[None, :])
-            decay = tl.exp2(top - shift)
-            total = total * decay + tl.sum(weights, 0)
-            acc = tl.dot(tl.trans(kv), weights.to(kv.dtype), acc * decay[None, :])
-        else:
-            scores = tl.dot(q, tl.trans(kv))
-            scores = tl.dot(pe, tl.trans(k_pe), scores) * scale_log2
-            scores = tl.where(seen[None, :], scores, float("-inf"))
-            new = tl.maximum(top, tl.max(scores, 1))
-            shift = tl.where(new == float("-inf"), 0.0, new)
-            weights = tl.exp2(scores - shift[:, None])
-            decay = tl.exp2(top - shift)
-            total = total * decay + tl.sum(weights, 1)
-            acc = tl.dot(weights.to(kv.dtype), kv, acc * decay[:, None])
-        top = new
-
-    share_of = tl.where(total > 0.0, 1.0 / total, 0.0)
-    base = (token * SPLITS + split) * heads
-    cell = (base + head) * LATENT
-    if TRANSPOSED:
-        result = (acc * share_of[None, :]).to(out.dtype.element_ty)
-        tl.store(out + cell[None, :] + latent[:, None], result, present[None, :])
-    else:
-        result = (acc * share_of[:, None]).to(out.dtype.element_ty)
-        tl.store(out + cell[:, None] + latent[None, :], result, present[:, None])
-    # natural logarithm; log2(0) is -inf, and so is the result of a row without keys
-    tl.store(lse + base + head, (top + tl.log2(total)) * 0.6931471805599453, present)
-
-
-@triton.jit
-def _join(
-    parts: tl.tensor,
-    part_lse: tl.tensor,
-    out: tl.tensor,
-    lse: tl.tensor,
-    heads: int,
-    LATENT: tl.constexpr,
-    SPLITS: tl.constexpr,
-) -> None:
-    """Weighted mean of the parts of one token and head, by their log-sum-exp."""
-    token = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
-    split = tl.arange(0, SPLITS)
-    latent = tl.arange(0, LATENT)
-    cell = (token * SPLITS + split) * heads + head
-    each = tl.load(part_lse + cell)
-    top = tl.max(each, 0)
-    shift = tl.where(top == float("-inf"), 0.0, top)
-    weights = tl.exp(each - shift)
-    total = tl.sum(weights, 0)
-    part = tl.load(parts + cell[:, None] * LATENT + latent[None, :])
-    joined = tl.sum(part * weights[:, None], 0) / tl.where(total > 0.0, total, 1.0)
-    tl.store(out + (token * heads + head) * LATENT + latent, joined.to(out.dtype.element_ty))
-    tl.store(lse + token * heads + head, top + tl.log(total))
 
 
 @dataclass(frozen=True)
@@ -156,6 +31,7 @@ class Tile:
         transposed: heads are columns of the matrix units.
         warps: of a program.
         stages: loads in flight.
+        gather: keys come through the copy engine, four rows at a time (Blackwell).
     """
 
     heads: int
@@ -163,6 +39,7 @@ class Tile:
     transposed: bool
     warps: int
     stages: int
+    gather: bool = False
 
 
 def choose_tile(heads: int, capability: int) -> Tile:
@@ -170,13 +47,13 @@ def choose_tile(heads: int, capability: int) -> Tile:
 
     Args:
         heads: of the query.
-        capability: compute capability, 90 or 100. On Blackwell the compiler keeps a second copy of
-            the keys in shared memory, so that steps must be shorter.
+        capability: compute capability, 90 or 100.
     """
-    slots = 64 if capability < 100 else 32
+    if capability >= 100:
+        return Tile(64, 32, False, 8, 2, True)  # tcgen05 takes 64 rows at the least
     if heads <= 32:
-        return Tile(16 if heads <= 16 else 32, slots, True, 8, 2)
-    return Tile(64, 32, False, 8, 2)
+        return Tile(16 if heads <= 16 else 32, 64, True, 8, 2)
+    return Tile(64, 64, False, 8, 2)
 
 
 def choose_splits(programs: int, count: int, processors: int) -> int:
@@ -247,6 +124,11 @@ def attend(
             "a contiguous cache, latent and rotary widths that are powers of two from 16 on",
         )
     tile = choose_tile(heads, _capability(q_latent.device.index))
+    latent_rows = rope_rows = None
+    if tile.gather:
+        rows = cache.view(-1, latent + rope)
+        latent_rows = TensorDescriptor.from_tensor(rows, [1, latent])
+        rope_rows = TensorDescriptor.from_tensor(rows, [1, rope])
     count = slots.shape[1]
     blocks = triton.cdiv(heads, tile.heads)
     if splits is None:
@@ -261,10 +143,12 @@ def attend(
             (tokens, splits, heads, latent), dtype=torch.float32, device=q_latent.device
         )
         part_lse = parts.new_empty((tokens, splits, heads))
-    _attend[(tokens, blocks, splits)](
+    attend_kernel[(tokens, blocks, splits)](
         q_latent,
         q_pe,
         cache,
+        latent_rows,
+        rope_rows,
         slots,
         parts,
         part_lse,
@@ -276,6 +160,7 @@ def attend(
         slots.stride(0),
         heads,
         count,
+        cache.shape[0] * cache.shape[1],
         scale * _LOG2E,
         LATENT=latent,
         ROPE=rope,
@@ -284,11 +169,12 @@ def attend(
         SCAN=max(16, triton.next_power_of_2(count)),
         SPLITS=splits,
         TRANSPOSED=tile.transposed,
+        GATHER=tile.gather,
         num_warps=tile.warps,
         num_stages=tile.stages,
     )
     if splits > 1:
-        _join[(tokens, heads)](parts, part_lse, out, lse, heads, LATENT=latent, SPLITS=splits)
+        join_kernel[(tokens, heads)](parts, part_lse, out, lse, heads, LATENT=latent, SPLITS=splits)
     return out, lse
 
 
@@ -297,3 +183,10 @@ def paged_latent_attention(
 ) -> Tensor:
     """``dsa::paged_latent_attention``; see :func:`attend`."""
     return attend(q_latent, q_pe, cache, slots, scale)[0]
+
+
+def paged_latent_attention_lse(
+    q_latent: Tensor, q_pe: Tensor, cache: Tensor, slots: Tensor, scale: float
+) -> tuple[Tensor, Tensor]:
+    """``dsa::paged_latent_attention_lse``; see :func:`attend`."""
+    return attend(q_latent, q_pe, cache, slots, scale)

@@ -75,8 +75,8 @@ DEVICE void accumulate_values(const Problem& p, u32 base, u32 side) {
         }
         transpose_quad(pairs);
         if (head + 8 * r < p.heads)
-          *reinterpret_cast<uint4*>(to + 8 * r * LATENT + part / 4 * 256 + part % 4 * 32) =
-            make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+          __stcs(reinterpret_cast<uint4*>(to + 8 * r * LATENT + part / 4 * 256 + part % 4 * 32),
+                 make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]));
       }
     }
   }

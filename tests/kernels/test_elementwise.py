@@ -130,7 +130,9 @@ SOURCES = {
         "K_WEIGHT": "float",
     },
 }
-LOADS_CONSTANTS_AHEAD = ("latent_row.cu", "index_key.cu", "attention_inputs.cu")
+LOADS_CONSTANTS_AHEAD = (
+    "norm_quantize.cu", "latent_row.cu", "index_key.cu", "attention_inputs.cu",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])

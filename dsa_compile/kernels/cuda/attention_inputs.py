@@ -36,7 +36,7 @@ def _kernel(
 ) -> CudaKernel:
     defines: Defines = {
         "RANK": rank,
-        "THREADS": threads_for(rank, False),
+        "THREADS": threads_for(rank, 1),
         "LATENT_RANK": latent_rank,
         "FORMAT": row_format,
         "INTERLEAVED": int(layouts[0]),
@@ -77,7 +77,7 @@ def attention_inputs_fp8(
         raise bad_input(
             _NAME, f"merged bfloat16 [T, {width}], not {merged.dtype} {list(merged.shape)}"
         )
-    if not threads_for(rank, False) or latent_rank % RANK_STEP:
+    if not threads_for(rank, 1) or latent_rank % RANK_STEP:
         raise bad_input(_NAME, f"ranks of multiples of 256, not {rank} and {latent_rank}")
     for name, weight, size in (
         ("q_weight", q_weight, rank),
@@ -100,7 +100,7 @@ def attention_inputs_fp8(
 
     q = torch.empty((tokens, rank), dtype=E4M3, device=merged.device)
     scale = torch.empty((tokens, rank // BLOCK), dtype=torch.float32, device=merged.device)
-    threads = threads_for(rank, False)
+    threads = threads_for(rank, 1)
     warps = threads // 32
     key_blocks, latent_blocks = -(-tokens // (ROWS * warps)), -(-tokens // warps)
     types = (q_weight.dtype, kv_weight.dtype, k_weight.dtype, cos.dtype)

@@ -28,14 +28,16 @@ def _kernel(width: int, threads: int, weight: torch.dtype, add: bool, keep: bool
 
 
 @functools.cache
-def threads_for(width: int, many_rows: bool) -> int:
+def threads_for(width: int, chunks: int) -> int:
     """Threads of a row, whole warps that divide its chunks; 0 if there are none.
 
-    A row alone is done soonest with a chunk a thread; of many, wide ones do better with four.
+    Args:
+        width: values of a row.
+        chunks: of a thread, at least; narrow rows take fewer, so as to have six warps.
     """
-    chunks = width // CHUNK
-    most = max(chunks // 4, 192) if many_rows else 1024
-    fitting = [n for n in range(32, min(most, chunks, 1024) + 1, 32) if width % (CHUNK * n) == 0]
+    in_row = width // CHUNK
+    most = min(max(in_row // chunks, 192), in_row, 1024)
+    fitting = [n for n in range(32, most + 1, 32) if width % (CHUNK * n) == 0]
     return max(fitting, default=0)
 
 
@@ -80,7 +82,7 @@ def _outputs(op: str, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     if x.dtype is not torch.bfloat16:
         raise bad_input(op, f"x as bfloat16, not {x.dtype}")
     require_constant(op, "weight", weight, width)
-    if width % BLOCK or not threads_for(width, False):
+    if width % BLOCK or not threads_for(width, 1):
         raise bad_input(op, f"rows of a multiple of 256, not {width}")
     q = torch.empty(x.shape, dtype=E4M3, device=x.device)
     return q, torch.empty((*x.shape[:-1], width // BLOCK), dtype=torch.float32, device=x.device)
@@ -98,7 +100,10 @@ def _launch(
     ue8m0: bool,
 ) -> None:
     rows, width = x.shape
-    threads = threads_for(width, rows > 264)
+    # a row alone is done soonest with a chunk a thread; many do better with more loads in flight,
+    # up to what the registers hold
+    few = rows <= 264
+    threads = threads_for(width, 1 if few else 4 if normed is None else 2)
     kernel = _kernel(width, threads, weight.dtype, residual is not None, normed is not None)
     kernel(
         (rows, 1, 1),

@@ -123,7 +123,7 @@ DEVICE float row_scale(uint4 (&part)[4]) {
   }
   largest = largest_of_pairs(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
   largest = largest_of_pairs(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
-  return block_scale(largest_half(largest), true);
+  return block_scale(largest_half(largest), 1);
 }
 
 DEVICE void store_row(u8* row, uint4 (&part)[4], float scale, int t) {

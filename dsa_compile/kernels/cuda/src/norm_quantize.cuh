@@ -17,7 +17,7 @@ DEVICE float block_sum(float x) {
 }
 
 // All threads of the block. Waits for the kernels before; a weight is constant and need not wait,
-// so where a thread has but 8 values it is loaded ahead. `residual` is read and `total` written if
+// so where a thread has up to 16 values it is loaded ahead. `residual` is read and `total` written if
 // Add, `normed` is written if Keep.
 template <int Width, int Threads, bool Add, bool Keep, typename Weight>
 DEVICE void norm_quantize_row(const __nv_bfloat16* x, const __nv_bfloat16* residual,
@@ -27,8 +27,12 @@ DEVICE void norm_quantize_row(const __nv_bfloat16* x, const __nv_bfloat16* resid
   constexpr int kChunks = Width / (8 * Threads);
   static_assert(kChunks * 8 * Threads == Width, "a thread takes whole chunks of 8 values");
   const long long dense = row * Width;
-  float gain[8];
-  if (kChunks == 1) load_eight(weight + threadIdx.x * 8, gain);
+  constexpr bool kAhead = kChunks <= 2;
+  float gain[kChunks][8];
+#pragma unroll
+  for (int c = 0; c < kChunks; ++c) {
+    if (kAhead) load_eight(weight + (c * Threads + threadIdx.x) * 8, gain[c]);
+  }
   dependency_wait();
 
   float wide[kChunks][8];
@@ -73,12 +77,12 @@ DEVICE void norm_quantize_row(const __nv_bfloat16* x, const __nv_bfloat16* resid
 #pragma unroll
   for (int c = 0; c < kChunks; ++c) {
     const int column = (c * Threads + threadIdx.x) * 8;
-    if (kChunks > 1) load_eight(weight + column, gain);
+    if (!kAhead) load_eight(weight + column, gain[c]);
     u32 pair[4], largest = 0;
 #pragma unroll
     for (int m = 0; m < 4; ++m) {
-      pair[m] = pack_bf16(wide[c][2 * m] * inverse * gain[2 * m],
-                          wide[c][2 * m + 1] * inverse * gain[2 * m + 1]);
+      pair[m] = pack_bf16(wide[c][2 * m] * inverse * gain[c][2 * m],
+                          wide[c][2 * m + 1] * inverse * gain[c][2 * m + 1]);
       largest = largest_of_pairs(largest, magnitudes(pair[m]));
     }
     const float block = block_scale(half_warp_largest(largest), ue8m0);

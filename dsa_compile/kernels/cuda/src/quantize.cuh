@@ -41,10 +41,12 @@ DEVICE float half_warp_largest(u32 largest) {
   return largest_half(largest);
 }
 
-DEVICE float block_scale(float amax, bool ue8m0) {
-  const float scale = fmaxf(amax, kSmallestAmax) * (1.f / kLargestE4m3);
+// `ue8m0` is 0 or 1. Without a branch: the compiler would make two copies of the loop around it.
+DEVICE float block_scale(float amax, int ue8m0) {
+  const u32 bits = __float_as_uint(fmaxf(amax, kSmallestAmax) * (1.f / kLargestE4m3));
+  const u32 round_up = 0u - static_cast<u32>(ue8m0);
   // adding all ones below the exponent carries into it unless the mantissa is zero
-  return ue8m0 ? __uint_as_float((__float_as_uint(scale) + 0x007fffffu) & 0x7f800000u) : scale;
+  return __uint_as_float((bits + (round_up & 0x007fffffu)) & ~(round_up & 0x807fffffu));
 }
 
 // 1 / scale to the last bit for the scales there are; a block with an infinity becomes NaN.

@@ -129,6 +129,8 @@ KERNELS: tuple[Implementation, ...] = (
         size_in("k_weight", 0, 128),
         size_multiple("kv_weight", 0, 256),
         size_in("cos", -1, 64),
+        max_tokens=512,
+        note="one launch; beyond, its registers leave too few loads in flight",
     ),
     _triton(
         "attention_inputs_fp8",

@@ -18,7 +18,7 @@ MAX_K = 2048
 MAX_ROWS = 1 << 27
 MAX_WIDTH = 1 << 20
 """Longer rows would still be right, but slow: their sample is too small."""
-_SELECT_BYTES = 33696  # of SelectShared in topk_select.cuh
+_SELECT_BYTES = 33712  # of Shared in topk_filter.cu without the regions
 
 
 @dataclass(frozen=True)
@@ -63,23 +63,20 @@ class Filter:
     capacity: int = 8192
     samples: int = 1
 
-    @property
-    def width(self) -> int:
-        """Scores of the longest row, and what may precede it in its first 16 bytes."""
-        return MAX_WIDTH + 3
 
-
-_CHOICES: tuple[tuple[int, Rows | Filter], ...] = (  # up to so many rows, of the variant's width
-    (132, Rows(512, 4, 1)),
-    (132, Rows(512, 5, 1)),
-    (132, Rows(512, 8, 1)),
-    (264, Rows(256, 8, 2)),
-    (264, Rows(256, 10, 2)),
-    (MAX_ROWS, Rows(256, 8, 4)),
-    (MAX_ROWS, Rows(256, 10, 3)),
-    (16, Filter(512, 8, 4, 1)),
-    (66, Filter(512, 2, 4, 1)),
-    (MAX_ROWS, Filter(512, 1, 2, 2, samples=2)),
+_CHOICES: tuple[tuple[int, int, Rows | Filter], ...] = (  # up to so many rows, of such a width
+    (132, 8192, Rows(512, 4, 1)),
+    (132, 10240, Rows(512, 5, 1)),
+    (132, 16384, Rows(512, 8, 1)),
+    (264, 8192, Rows(256, 8, 2)),
+    (264, 10240, Rows(256, 10, 2)),
+    (MAX_ROWS, 8192, Rows(256, 8, 4)),
+    (MAX_ROWS, 10240, Rows(256, 10, 3)),
+    (16, 65536, Filter(512, 4, 4, 1)),
+    (8, MAX_WIDTH + 3, Filter(512, 8, 4, 1)),
+    (16, MAX_WIDTH + 3, Filter(512, 4, 4, 1)),
+    (66, MAX_WIDTH + 3, Filter(512, 2, 4, 1)),
+    (MAX_ROWS, MAX_WIDTH + 3, Filter(512, 1, 2, 2, samples=2)),
 )
 """The first that fits is taken: latency where the GPU is not full, else throughput."""
 
@@ -159,12 +156,12 @@ def plan(rows: int, width: int) -> Rows | Filter:
         rows: of the scores.
         width: of the longest row, and three more if rows may start anywhere.
     """
-    return next(variant for most, variant in _CHOICES if rows <= most and width <= variant.width)
+    return next(variant for most, widest, variant in _CHOICES if rows <= most and width <= widest)
 
 
 def variants() -> tuple[Rows | Filter, ...]:
     """All kernels that :func:`plan` may choose."""
-    return tuple(dict.fromkeys(variant for _, variant in _CHOICES))
+    return tuple(dict.fromkeys(variant for _, _, variant in _CHOICES))
 
 
 def compile_options(variant: Rows | Filter, *, paged: bool) -> tuple[str, dict[str, int], int]:
@@ -181,7 +178,7 @@ def compile_options(variant: Rows | Filter, *, paged: bool) -> tuple[str, dict[s
     if isinstance(variant, Rows):
         defines |= {"GROUPS": variant.groups, "SAMPLE_STEP": variant.sample_step}
         return "topk_rows.cu", defines, 0
-    shared = _SELECT_BYTES + 8 * (variant.cluster + variant.capacity)
+    shared = _SELECT_BYTES + 16 * variant.cluster + 8 * variant.capacity
     defines |= {
         "CLUSTER": variant.cluster,
         "BATCH": variant.batch,

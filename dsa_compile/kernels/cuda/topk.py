@@ -18,7 +18,7 @@ MAX_K = 2048
 MAX_ROWS = 1 << 27
 MAX_WIDTH = 1 << 20
 """Longer rows would still be right, but slow: their sample is too small."""
-_SELECT_BYTES = 33712  # of Shared in topk_filter.cu without the regions
+_SELECT_BYTES = 33696  # of Shared in topk_filter.cu without what the blocks send
 
 
 @dataclass(frozen=True)
@@ -65,13 +65,13 @@ class Filter:
 
 
 _CHOICES: tuple[tuple[int, int, Rows | Filter], ...] = (  # up to so many rows, of such a width
-    (132, 8192, Rows(512, 4, 1)),
+    (132, 8192, Rows(512, 4, 2)),
     (132, 10240, Rows(512, 5, 1)),
     (132, 16384, Rows(512, 8, 1)),
     (264, 8192, Rows(256, 8, 2)),
-    (264, 10240, Rows(256, 10, 2)),
     (MAX_ROWS, 8192, Rows(256, 8, 4)),
-    (MAX_ROWS, 10240, Rows(256, 10, 3)),
+    (MAX_ROWS, 10240, Rows(256, 10, 2)),
+    (MAX_ROWS, 16384, Rows(256, 16, 2, sample_step=4)),
     (16, 65536, Filter(512, 4, 4, 1)),
     (8, MAX_WIDTH + 3, Filter(512, 8, 4, 1)),
     (16, MAX_WIDTH + 3, Filter(512, 4, 4, 1)),
@@ -178,7 +178,7 @@ def compile_options(variant: Rows | Filter, *, paged: bool) -> tuple[str, dict[s
     if isinstance(variant, Rows):
         defines |= {"GROUPS": variant.groups, "SAMPLE_STEP": variant.sample_step}
         return "topk_rows.cu", defines, 0
-    shared = _SELECT_BYTES + 16 * variant.cluster + 8 * variant.capacity
+    shared = _SELECT_BYTES + 8 * (variant.cluster + variant.capacity)
     defines |= {
         "CLUSTER": variant.cluster,
         "BATCH": variant.batch,

@@ -19,16 +19,10 @@ constexpr u32 SLOTS = REGION / (32 * REGION_WARPS);  // candidates of a thread o
 constexpr u32 STREAMS = CLUSTER * WARPS;
 static_assert(REGION_WARPS > 0 && SLOTS * 32 * REGION_WARPS == REGION);
 
-struct alignas(16) Region {
-  u32 count, lowest;  // the key that candidates reach; more than REGION do not fit
-  u32 unused[2];
-  uint2 candidates[REGION];  // bits of the score, column
-};
-
 struct Shared {
   SelectShared select;
-  u64 arrived;  // mbarrier: the other blocks' regions are in the first
-  Region regions[CLUSTER];
+  u32 counts[CLUSTER], lowest[CLUSTER];  // of the cluster's blocks
+  uint2 candidates[CAPACITY];            // bits of the score, column
 };
 
 static_assert(sizeof(Shared) <= SHARED_BYTES);
@@ -102,21 +96,21 @@ DEVICE u32 in_first_block(const void* pointer) {
   return CLUSTER > 1 ? map_shared(smem_u32(pointer), 0) : smem_u32(pointer);
 }
 
-// Stores the block's scores that reach the threshold, `to` in the cluster; returns their number.
-DEVICE u32 collect(SelectShared& shared, const Stream& stream, float4 (&four)[BATCH],
-                   float threshold, u32 to) {
-  u32 stored = 0;
+// Sends the block's scores that reach the threshold to the first block; returns their number.
+DEVICE u32 send(Shared& shared, const Stream& stream, float4 (&four)[BATCH], float threshold,
+                u32 region) {
+  u32 sent = 0;
   for (u32 batch = 0; batch < stream.batches; ++batch) {
     float4 next[BATCH];
     if (batch + 1 < stream.batches) stream.load(batch + 1, next);
     const u32 chosen = stream.choose(batch, four, threshold);
     const u32 mine = __popc(chosen), through = warp_prefix(mine);
-    const Sums sums = block_sum(shared.warp_sums[batch % 2],
+    const Sums sums = block_sum(shared.select.warp_sums[batch % 2],
                                 __shfl_sync(ALL_LANES, through, 31));
-    const u32 place = stored + sums.before + through - mine;
-    stored += sums.total;
+    const u32 place = sent + sums.before + through - mine;
+    sent += sums.total;
     if (place + mine <= REGION) {  // else the count says that something is missing
-      u32 address = to + place * sizeof(uint2);
+      u32 address = region + place * sizeof(uint2);
 #pragma unroll
       for (u32 j = 0; j < BATCH; ++j) {
         const u32 column = stream.groups.column(32 * stream.chunk(batch, j) + lane_id());
@@ -130,20 +124,19 @@ DEVICE u32 collect(SelectShared& shared, const Stream& stream, float4 (&four)[BA
 #pragma unroll
     for (u32 j = 0; j < BATCH; ++j) four[j] = next[j];
   }
-  return stored;
+  return sent;
 }
 
 // Writes the k best candidates, unless scores that were not sent may be among them.
 DEVICE bool select_candidates(Shared& shared, const Row& row, Range range, int* out, u32 k) {
-  const u32 other_count = lane_id() < CLUSTER ? shared.regions[lane_id()].count : 0;
-  const u32 other_lowest = lane_id() < CLUSTER ? shared.regions[lane_id()].lowest : 0;
+  const u32 other_count = lane_id() < CLUSTER ? shared.counts[lane_id()] : 0;
+  const u32 other_lowest = lane_id() < CLUSTER ? shared.lowest[lane_id()] : 0;
   if (warp_sum(other_count) < k || __any_sync(ALL_LANES, other_count > REGION)) return false;
 
-  const u32 warp = threadIdx.x / 32;
-  const Region& region = shared.regions[warp / REGION_WARPS];
-  const u32 count = region.count, warp_first = warp % REGION_WARPS * 32;
+  const u32 warp = threadIdx.x / 32, region = warp / REGION_WARPS;
+  const u32 count = shared.counts[region], warp_first = warp % REGION_WARPS * 32;
   const u32 first = warp_first + lane_id();
-  const uint2* const mine = region.candidates + first;
+  const uint2* const mine = shared.candidates + region * REGION + first;
   CandidateKeys keys;
   keys.used = count > warp_first
                   ? (count - warp_first + 32 * REGION_WARPS - 1) / (32 * REGION_WARPS)
@@ -218,12 +211,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     topk_filter(PROBLEM_PARAMETERS, int* out, int k) {
   extern __shared__ uint4 memory[];
   Shared& shared = *reinterpret_cast<Shared*>(memory);
-#if BULK && CLUSTER > 1
-  if (threadIdx.x == 0 && blockIdx.x % CLUSTER == 0) {
-    mbarrier_init(smem_u32(&shared.arrived), CLUSTER - 1);
-    fence_mbarrier_init();
-  }
-#endif
   if (CLUSTER > 1) cluster_arrive();  // the first block runs: awaited before writing to it
   dependency_release();
   const Sampler sampler(shared.select);
@@ -250,33 +237,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   }
   const Range range = sampler.range(sample, k, row.length, 6.0f);
   const u32 lowest = max(range.top - range.span, KEY_OF_MINUS_INFINITY);
-  Region& mine = shared.regions[rank];
-#if BULK && CLUSTER > 1
-  const u32 count = collect(shared.select, stream, four, score_of(lowest), smem_u32(mine.candidates));
-  if (threadIdx.x == 0) mine.count = count, mine.lowest = lowest;
-  fence_async_shared();
-  cluster_wait();
-  __syncthreads();
-  if (rank) {
-    if (threadIdx.x == 0) {
-      const u32 bytes = 16 + (count <= REGION ? (count + 1) / 2 * 16 : 0);
-      copy_to_block(smem_u32(&mine), bytes, smem_u32(&shared.arrived), 0);
-    }
-    cluster_arrive();
-    cluster_wait();  // what is copied must stay
-    return;
-  }
-  for (u32 tries = 0; !mbarrier_try_wait(smem_u32(&shared.arrived), 0);) {
-    if (++tries == 8192) __trap();
-  }
-  cluster_arrive();
-#else
   if (CLUSTER > 1) cluster_wait();
-  const u32 count =
-      collect(shared.select, stream, four, score_of(lowest), in_first_block(mine.candidates));
+  const u32 region = in_first_block(shared.candidates + rank * REGION);
+  const u32 sent = send(shared, stream, four, score_of(lowest), region);
   if (threadIdx.x == 0) {
-    store(in_first_block(&mine.count), count);
-    store(in_first_block(&mine.lowest), lowest);
+    store(in_first_block(shared.counts + rank), sent);
+    store(in_first_block(shared.lowest + rank), lowest);
   }
   if (CLUSTER > 1) {
     cluster_arrive();
@@ -285,7 +251,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   } else {
     __syncthreads();
   }
-#endif
   if (!select_candidates(shared, row, range, out, k)) {
     reset(shared.select);
     select_from_memory(shared.select, row, range, out, k);

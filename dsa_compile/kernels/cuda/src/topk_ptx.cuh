@@ -68,18 +68,6 @@ DEVICE void store(u32 address, u32 value) {
   asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
 }
 
-// Starts a copy of shared memory to the same place in another block of the cluster, and arrives at
-// the barrier of the same place there, which then expects the bytes (a multiple of 16).
-DEVICE void copy_to_block(u32 from, u32 bytes, u32 barrier, u32 block) {
-  const u32 to = map_shared(from, block), remote = map_shared(barrier, block);
-  asm volatile(
-      "mbarrier.arrive.expect_tx.release.cluster.shared::cluster.b64 _, [%0], %1;\n"
-      "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%2], [%3], %1, [%0];" ::
-          "r"(remote),
-      "r"(bytes), "r"(to), "r"(from)
-      : "memory");
-}
-
 DEVICE float square_root(float x) {
   float root;
   asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(root) : "f"(x));

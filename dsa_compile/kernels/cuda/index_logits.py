@@ -20,6 +20,7 @@ HEADS = (16, 32, 64)
 SHARED_QUERIES = 8
 """Queries of a block whose warpgroups divide them, and not the keys."""
 _SHARED_LIMIT = 227 * 1024
+_PAGED = "paged_index_topk_fp8"  # the op whose operands the paged kernels take
 
 
 @dataclass(frozen=True)
@@ -47,34 +48,21 @@ def warpgroups_for(heads: int, queries: int) -> Warpgroups:
 
 
 @functools.cache
-def scoring_kernel(
-    source: str,
-    name: str,
-    heads: int,
-    queries: int,
-    *,
-    groups: Warpgroups | None = None,
-    task_readers: int = 0,
-    extra_shared: int = 0,
-) -> CudaKernel:
-    """A kernel of this family.
+def scoring_kernel(keys: str, heads: int, queries: int) -> CudaKernel:
+    """A kernel of this family; a block has the threads of :func:`warpgroups_for`.
 
     Args:
-        source: file in ``cuda/src``.
-        name: of the function.
+        keys: where they lie, ``"ragged"`` or ``"paged"``.
         heads: index heads.
         queries: a block keeps at a time: 1, 2, 4 or 8. Eight are divided between the warpgroups;
             with fewer, the warpgroups divide the keys.
-        groups: of a block, or None for those of :func:`warpgroups_for`.
-        task_readers: warps of the copying warpgroup that read tasks.
-        extra_shared: bytes of shared memory after those of the family.
     """
-    groups = groups or warpgroups_for(heads, queries)
-    fixed = 2 * queries * heads * (DIM + 4) + 16 * 2 + 256 + extra_shared
+    groups = warpgroups_for(heads, queries)
+    fixed = 2 * queries * heads * (DIM + 4) + 16 * 2 + 256
     stages = min((_SHARED_LIMIT - fixed) // (TILE * (DIM + 4) + 16), 20)
     return CudaKernel(
-        source,
-        name,
+        f"index_logits_{keys}.cu",
+        f"index_logits_{keys}",
         {
             "HEADS": heads,
             "QUERIES": queries,
@@ -83,8 +71,6 @@ def scoring_kernel(
             "KEY_STAGES": stages,
             "MATH_REGISTERS": groups.math_registers,
             "COPY_REGISTERS": groups.copy_registers,
-            "TASK_READERS": task_readers,
-            "LISTS_BYTES": extra_shared,
         },
         shared=fixed + stages * (TILE * (DIM + 4) + 16),
         overlap=True,
@@ -115,21 +101,27 @@ def ragged_index_logits(
         fp32 ``[T, N]`` or ``out``; columns outside ``[starts[t], ends[t])`` are not written.
     """
     rows, keys = q.shape[0], k.shape[0]
-    _check("ragged_index_logits", q, weights)
-    _takes(k.dtype == torch.float8_e4m3fn and k.shape[1:] == (DIM,), "k as e4m3 [N, 128]")
-    _takes(k_scale.dtype == torch.float32 and k_scale.shape == (keys,), "k_scale as float32 [N]")
-    for name, bound in (("starts", starts), ("ends", ends)):
-        _takes(bound.dtype == torch.int32 and bound.shape == (rows,), f"{name} as int32 [T]")
+    op = "ragged_index_logits"
+    _check_queries(op, q, weights)
+    _takes(op, k.dtype is torch.float8_e4m3fn and k.shape[1:] == (DIM,), "k as e4m3 [N, 128]")
     _takes(
+        op, k_scale.dtype is torch.float32 and k_scale.shape == (keys,), "k_scale as float32 [N]"
+    )
+    for name, bound in (("starts", starts), ("ends", ends)):
+        _takes(op, bound.dtype is torch.int32 and bound.shape == (rows,), f"{name} as int32 [T]")
+    _takes(
+        op,
         all(x.is_contiguous() for x in (k, k_scale, starts, ends)) and not k.data_ptr() % 16,
         "contiguous k, k_scale, starts and ends",
     )
+    if out is not None:
+        _check_out(op, out, rows, keys)
     if out is None:
         out = torch.empty((rows, keys), dtype=torch.float32, device=q.device)
     if not rows or not keys:
         return out
     heads = q.shape[1]
-    kernel = scoring_kernel("index_logits_ragged.cu", "index_logits_ragged", heads, SHARED_QUERIES)
+    kernel = scoring_kernel("ragged", heads, SHARED_QUERIES)
     kernel(
         (processors(), 1, 1),
         warpgroups_for(heads, SHARED_QUERIES).threads,
@@ -180,9 +172,11 @@ def paged_index_logits(
     blocks, block_size, _ = cache.shape
     requests, table_width = block_tables.shape
     begin, end = rows or (0, q.shape[0])
-    count = end - begin
-    if out is None:
-        columns = table_width * block_size
+    _takes(_PAGED, 0 <= begin <= end <= q.shape[0], f"rows within {q.shape[0]}, not {rows}")
+    count, columns = end - begin, table_width * block_size
+    if out is not None:
+        _check_out(_PAGED, out, count, columns)
+    else:
         out = torch.empty((count, columns), dtype=torch.float32, device=q.device)
     ends = torch.empty(count, dtype=torch.int32, device=q.device)
     owners = torch.empty_like(ends)
@@ -190,7 +184,7 @@ def paged_index_logits(
         return out, ends.zero_(), owners.zero_()
     heads = q.shape[1]
     queries = queries_per_block(count, requests)
-    kernel = scoring_kernel("index_logits_paged.cu", "index_logits_paged", heads, queries)
+    kernel = scoring_kernel("paged", heads, queries)
     kernel(
         (processors(), 1, 1),
         warpgroups_for(heads, queries).threads,
@@ -252,17 +246,23 @@ def check_paged(
     context_lens: Tensor,
 ) -> None:
     """Refuse operands that the paged kernels would misread."""
-    _check("paged_index_logits", q, weights)
+    _check_queries(_PAGED, q, weights)
     _, block_size, width = cache.shape
     _takes(
+        _PAGED,
         cache.dtype == torch.uint8 and width == DIM + 4 and cache[0].is_contiguous(),
         "cache as uint8 [blocks, block_size, 132]",
     )
     _takes(
+        _PAGED,
         block_size >= 4 and not block_size & (block_size - 1),
         "block sizes that are powers of two from 4 on",
     )
-    _takes(not cache.stride(0) % 16 and not cache.data_ptr() % 16, "pages at multiples of 16 bytes")
+    _takes(
+        _PAGED,
+        not cache.stride(0) % 16 and not cache.data_ptr() % 16,
+        "pages at multiples of 16 bytes",
+    )
     requests, table_width = block_tables.shape
     for name, tensor, shape in (
         ("block_tables", block_tables, (requests, table_width)),
@@ -270,12 +270,13 @@ def check_paged(
         ("context_lens", context_lens, (requests,)),
     ):
         _takes(
+            _PAGED,
             tensor.dtype == torch.int32 and tensor.shape == shape and tensor.is_contiguous(),
             f"{name} as contiguous int32 {list(shape)}",
         )
 
 
-def _check(op: str, q: Tensor, weights: Tensor) -> None:
+def _check_queries(op: str, q: Tensor, weights: Tensor) -> None:
     if q.dim() != 3 or q.dtype != torch.float8_e4m3fn or q.shape[2] != DIM:
         raise bad_input(op, f"q as e4m3 [T, H, 128], not {q.dtype} {list(q.shape)}")
     if q.shape[1] not in HEADS:
@@ -286,9 +287,20 @@ def _check(op: str, q: Tensor, weights: Tensor) -> None:
         raise bad_input(op, "contiguous q and weights")
 
 
-def _takes(condition: bool, what: str) -> None:
+def _check_out(op: str, out: Tensor, rows: int, columns: int) -> None:
+    _takes(
+        op,
+        out.dtype is torch.float32
+        and out.shape[0] == rows
+        and out.shape[1] >= columns
+        and out.stride(1) == 1,
+        f"out as float32 [{rows}, {columns} or more], not {out.dtype} {list(out.shape)}",
+    )
+
+
+def _takes(op: str, condition: bool, what: str) -> None:
     if not condition:
-        raise bad_input("index_logits", what)
+        raise bad_input(op, what)
 
 
 @functools.cache

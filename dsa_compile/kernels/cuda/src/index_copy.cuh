@@ -2,15 +2,16 @@
 #pragma once
 #include "index_tasks.cuh"
 
-// What the first COPIERS warps of the copying warpgroup do with the block's share, each with every
-// COPIERS-th tile: one alone cannot start copies as fast as memory serves them. `Cursor` walks over
-// the query blocks of the share while `valid()`: `row()`, `bounds(row)`, `key()` of the first tile,
-// `tiles()`, `request()`, `first_row()` of the launch. `Loader` fills a stage of keys:
-// `load(cursor, key, stages, stage)`, called by all lanes, expects and starts the copies.
-template <int COPIERS, class Cursor, class Loader>
+// What the copying warpgroup does with the block's share, each warp with every fourth tile: one alone
+// cannot start copies as fast as memory serves them. `Cursor` walks over the query blocks of the
+// share while `valid()`: `row()`, `bounds(row)`, `key()` of the first tile, `tiles()`, and
+// `first_row()` of the launch. `Loader` fills a stage of keys: `load(cursor, key, stages, stage)`,
+// called by all lanes, expects and starts the copies.
+template <class Cursor, class Loader>
 DEVICE void copy(const Stages& stages, Task* tasks, Cursor cursor, const CUtensorMap* query_map,
                  const float* weights, int rows, Loader& loader) {
-  const int warp = warp_id() % 4;
+  constexpr int COPIERS = 4;
+  const int warp = warp_id() % COPIERS;
   QueryRing queries;
   KeyRing keys;
   int tile = warp;
@@ -26,7 +27,6 @@ DEVICE void copy(const Stages& stages, Task* tasks, Cursor cursor, const CUtenso
         task.row = row - cursor.first_row();
         task.key = cursor.key();
         task.tiles = count;
-        task.request = cursor.request();
       }
       __syncwarp();
       if (lane_id() == 0) {

@@ -45,7 +45,7 @@ index_logits_paged(const __grid_constant__ CUtensorMap query_map,
                          blocks, page_shift, row_begin, row_end};
     const Share share = divide(work, reinterpret_cast<int*>(memory + SCRATCH_AT));
     PagedLoader loader{work, &key_map, cache, page_stride};
-    copy<4>(stages, tasks, PagedCursor(work, share), &query_map, weights, rows, loader);
+    copy(stages, tasks, PagedCursor(work, share), &query_map, weights, rows, loader);
     if (warp_id() % 4 == 3) describe_rows(work, ends, owners);  // while the last keys are on their way
   } else {
     register_alloc<MATH_REGISTERS>();

@@ -27,7 +27,7 @@ index_logits_ragged(const __grid_constant__ CUtensorMap query_map,
     const RaggedWork work{starts, ends, rows, keys};
     const Share share = divide(work, reinterpret_cast<int*>(memory + SCRATCH_AT));
     RaggedLoader loader{&key_map, &scale_map};
-    copy<4>(stages, tasks, RaggedCursor(work, share), &query_map, weights, rows, loader);
+    copy(stages, tasks, RaggedCursor(work, share), &query_map, weights, rows, loader);
   } else {
     register_alloc<MATH_REGISTERS>();
     RowWriter writer{logits, stride};

@@ -111,49 +111,6 @@ class PagedCursor : public PagedBlock {
   int left_, first_ = 0, tiles_ = 0;
 };
 
-// Walks over whole blocks of rows, every gridDim-th, those with the most keys first.
-class StripedCursor : public PagedBlock {
- public:
-  DEVICE explicit StripedCursor(const PagedWork& work) : PagedBlock(work) {
-    int blocks = 0;
-    for (int r = lane_id(); r < work.requests; r += 32) blocks += work.blocks_of(work.rows_of(r));
-    item_ = static_cast<int>(__reduce_add_sync(0xffffffffu, blocks)) - 1 - static_cast<int>(blockIdx.x);
-    locate();
-  }
-  DEVICE bool valid() const { return item_ >= 0; }
-  DEVICE int key() const { return 0; }
-  DEVICE int tiles() const { return work_.tiles_in(rows_, block_); }
-  DEVICE void advance() {
-    item_ -= gridDim.x;
-    locate();
-  }
-
- private:
-  DEVICE void locate() {
-    if (!valid()) return;
-    int before = 0;
-    for (int first = 0; first < work_.requests; first += 32) {
-      const int request = first + lane_id();
-      const PagedWork::Rows rows =
-          request < work_.requests ? work_.rows_of(request) : PagedWork::Rows{0, 0, 0};
-      const int blocks = work_.blocks_of(rows);
-      const int upto = before + inclusive_sum(blocks);
-      const int lane = __ffs(__ballot_sync(0xffffffffu, upto > item_)) - 1;
-      if (lane >= 0) {
-        request_ = first + lane;
-        rows_.first = __shfl_sync(0xffffffffu, rows.first, lane);
-        rows_.count = __shfl_sync(0xffffffffu, rows.count, lane);
-        rows_.seen = __shfl_sync(0xffffffffu, rows.seen, lane);
-        block_ = item_ - __shfl_sync(0xffffffffu, upto - blocks, lane);
-        return;
-      }
-      before = __shfl_sync(0xffffffffu, upto, 31);
-    }
-  }
-
-  int item_;
-};
-
 // Keys through a tensor map over pages, scales by bulk copies; the lanes of the warp hold 32 entries
 // of the block table. A page that is not in the cache is not read, and its scores are meaningless.
 struct PagedLoader {

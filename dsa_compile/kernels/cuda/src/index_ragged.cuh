@@ -49,7 +49,6 @@ class RaggedCursor {
       : work_(work), item_(share.item), left_(share.tiles) {
     if (left_) open(share.offset);
   }
-  DEVICE int request() const { return 0; }
   DEVICE int first_row() const { return 0; }
   DEVICE int row() const { return item_ * QUERIES; }
   DEVICE bool valid() const { return tiles_ > 0; }

@@ -10,8 +10,7 @@
 // block of the grid takes an equal, contiguous share, whatever the lengths. Only the copying
 // warpgroup knows of that; the others are told what they multiply in tasks, in shared memory.
 //
-// Macros: HEADS, QUERIES, WARPGROUPS, SPLIT_KEYS, KEY_STAGES, MATH_REGISTERS, COPY_REGISTERS, and
-// TASK_READERS, warps of the copying warpgroup that read tasks too.
+// Macros: HEADS, QUERIES, WARPGROUPS, SPLIT_KEYS, KEY_STAGES, MATH_REGISTERS, COPY_REGISTERS.
 #pragma once
 #include "common.cuh"
 
@@ -54,7 +53,6 @@ struct Task {
   int row;    // of the first query, from the first row of the launch
   int key;    // first key of the first tile
   int tiles;  // 0: there are no more tasks
-  int request;
   int2 bounds[QUERIES];  // keys that each query sees: from x to before y
 };
 static_assert(TASKS_AT + QUERY_STAGES * sizeof(Task) <= SHARED_BYTES, "");
@@ -95,7 +93,7 @@ struct Stages {
   DEVICE void initialise() const {
     for (int s = 0; s < QUERY_STAGES; ++s) {
       mbarrier_init(queries_full(s), 1);
-      mbarrier_init(queries_empty(s), 4 * WARPGROUPS + TASK_READERS);
+      mbarrier_init(queries_empty(s), 4 * WARPGROUPS);
     }
     for (int s = 0; s < KEY_STAGES; ++s) {
       mbarrier_init(keys_full(s), 1);

@@ -12,25 +12,17 @@ from dsa_compile.kernels.cuda.launch import CudaKernel, Int64, tensor_map
 from dsa_compile.ops.library import bad_input
 
 LATENT, ROPE, HEADS = 512, 64, 64
-SHARED_BYTES = 230416  # as in src/mla_prefill.cuh
+SHARED_BYTES = 230_488  # checked by src/mla_prefill.cuh
 THREADS = 512
 _LOG2E = 1.4426950408889634
 
 KERNEL = CudaKernel(
-    "mla_prefill.cu",
-    "mla_prefill",
-    {"GATE": 8, "FENCE": 1, "LATE": 0, "AHEAD": 0},
-    shared=SHARED_BYTES,
+    "mla_prefill.cu", "mla_prefill", {"SHARED_BYTES": SHARED_BYTES}, shared=SHARED_BYTES
 )
 
 
 def attend(
-    q_latent: Tensor,
-    q_pe: Tensor,
-    cache: Tensor,
-    slots: Tensor,
-    scale: float,
-    kernel: CudaKernel = KERNEL,
+    q_latent: Tensor, q_pe: Tensor, cache: Tensor, slots: Tensor, scale: float
 ) -> tuple[Tensor, Tensor]:
     """Attention to rows of a paged cache, each of which is key (whole) and value (its first part).
 
@@ -43,7 +35,6 @@ def attend(
             it stands, and so does what lies beyond the cache; what follows a token's last key
             costs nothing.
         scale: on the dot products, positive.
-        kernel: a build with other constants, to measure it.
 
     Returns:
         The result bf16 ``[T, H, 512]`` and the natural log-sum-exp of the scaled scores, fp32
@@ -58,7 +49,7 @@ def attend(
     lse = torch.empty((tokens, heads), dtype=torch.float32, device=q_latent.device)
     if not tokens:
         return out, lse
-    kernel(
+    KERNEL(
         (min(tokens * -(-heads // HEADS), _processors(q_latent.device.index)), 1, 1),
         THREADS,
         tensor_map(q_latent, (1, HEADS, 64)),

@@ -9,8 +9,8 @@ DEVICE void init_barriers(u32 base) {
   };
   init(UNIT_FULL, UNITS, 128);  // every thread that copies
   init(UNIT_EMPTY, UNITS, 4);   // a lane of every warp that read it
-  init(ROPE_FULL, 2, 130);  // and the two that say which keys exist
-  init(WEIGHTS_FULL, 2, 8);  // every warp twice: weights written, next scores on their way
+  init(ROPE_FULL, 2, 130);      // and the two that say which keys exist
+  init(WEIGHTS_FULL, 2, 8);     // every warp twice: weights written, next scores on their way
   init(WEIGHTS_EMPTY, 2, 8);
   init(STEPS_FULL, 2, 1);
   init(STEPS_EMPTY, 2, 384);

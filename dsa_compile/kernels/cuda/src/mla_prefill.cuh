@@ -4,10 +4,10 @@
 //   gather   (warpgroup 3)  brings the keys' rows into shared memory;
 //   scores   (warpgroup 0)  S = Q K^T, weights P = 2^(S - top), which it leaves in shared memory;
 //   values   (1 and 2)      O += P V, each for every other 128 columns.
-// Keys lie as tiles of 64 keys by 64 columns (128-byte rows, 128-byte swizzle). Two tiles are a unit
-// of a ring of UNITS, which holds less than three steps: it is what bounds the speed, so units are
-// used and freed in the order in which they come. The tile of the rotary columns makes room for P,
-// which has its size, as soon as S is there.
+// Keys lie as tiles of 64 keys by 64 columns (128-byte rows, 128-byte swizzle). Two tiles are a
+// unit of a ring of UNITS, which holds less than three steps: it is what bounds the speed, so units
+// are used and freed in the order in which they come. The tile of the rotary columns makes room for
+// P, which has its size, as soon as S is there.
 //
 // P V of a step waits for most of Q K^T of the next: it then has the tensor cores while the
 // exponentials of that next step are computed. Started as soon as P is there, it would share them
@@ -22,19 +22,18 @@ constexpr u32 TILE = KEYS * 128;
 constexpr u32 UNIT = 2 * TILE;
 constexpr u32 STEP_UNITS = 4;
 constexpr u32 UNITS = 11;
-// The first tiles of the query are kept in registers: a product whose left operand comes from
-// shared memory reads as many bytes for it as for the keys, more than shared memory delivers.
+// The first tiles of the query are kept in registers, which leaves their room to the ring.
 constexpr u32 REGISTER_TILES = 5;
 
 // ---- shared memory: offsets from a 1,024-byte boundary ---------------------------------------
 
-constexpr u32 ROPE_AT = UNITS * UNIT;                          // 2 x rotary keys, then P
-constexpr u32 QUERY_AT = ROPE_AT + 2 * TILE;                   // the other tiles, then rotary
+constexpr u32 ROPE_AT = UNITS * UNIT;                             // 2 x rotary keys, then P
+constexpr u32 QUERY_AT = ROPE_AT + 2 * TILE;                      // the other tiles, then rotary
 constexpr u32 DECAY_AT = QUERY_AT + (9 - REGISTER_TILES) * TILE;  // 2 x [64 heads] fp32
-constexpr u32 INVERSE_AT = DECAY_AT + 2 * HEADS * 4;           // [64 heads] fp32: 1 / sum
-constexpr u32 RESCALE_AT = INVERSE_AT + HEADS * 4;             // 2 x [4 warps]: any decay but 1
-constexpr u32 PRESENT_AT = RESCALE_AT + 2 * 16;                // 2 x 64 bits: which keys exist
-constexpr u32 STEPS_AT = PRESENT_AT + 16;                      // 2 x steps of a token
+constexpr u32 INVERSE_AT = DECAY_AT + 2 * HEADS * 4;              // [64 heads] fp32: 1 / sum
+constexpr u32 RESCALE_AT = INVERSE_AT + HEADS * 4;                // 2 x [4 warps]: any decay but 1
+constexpr u32 PRESENT_AT = RESCALE_AT + 2 * 16;                   // 2 x 64 bits: which keys exist
+constexpr u32 STEPS_AT = PRESENT_AT + 16;                         // 2 x steps of a token
 constexpr u32 BARRIERS_AT = STEPS_AT + 16;
 constexpr u32 UNIT_FULL = BARRIERS_AT;
 constexpr u32 UNIT_EMPTY = UNIT_FULL + 8 * UNITS;
@@ -46,8 +45,7 @@ constexpr u32 STEPS_EMPTY = STEPS_FULL + 16;
 constexpr u32 TOTAL_FULL = STEPS_EMPTY + 16;
 constexpr u32 TOTAL_EMPTY = TOTAL_FULL + 8;
 constexpr u32 QUERY_FULL = TOTAL_EMPTY + 8;
-constexpr u32 SHARED_BYTES = QUERY_FULL + 8;
-static_assert(SHARED_BYTES <= 232448, "more shared memory than a block may have");
+static_assert(QUERY_FULL + 8 == SHARED_BYTES, "the host asks for another amount");
 
 struct Problem {
   const CUtensorMap* latent_map;  // queries [tokens, heads, 512], box [1, 64, 64]
@@ -68,7 +66,8 @@ struct Problem {
 struct Item {
   u32 index, groups;
 
-  DEVICE explicit Item(const Problem& p) : index(blockIdx.x), groups((p.heads + HEADS - 1) / HEADS) {}
+  DEVICE explicit Item(const Problem& p)
+      : index(blockIdx.x), groups((p.heads + HEADS - 1) / HEADS) {}
 
   DEVICE bool valid(const Problem& p) const { return index < p.tokens * groups; }
   DEVICE void advance() { index += gridDim.x; }
@@ -122,10 +121,10 @@ DEVICE void store_shared(u32 address, float value) {
   store_shared(address, __float_as_uint(value));
 }
 
-// Low words of matrix descriptors are plain numbers to which offsets in bytes / 16 are added; shared
-// memory ends well below 2^18, where their address field does. The high word says: groups of eight
-// rows 1,024 bytes apart, 128-byte swizzle. Built anew for every product, descriptors would take the
-// uniform registers' unit longer than the product takes the tensor cores.
+// Low words of matrix descriptors are plain numbers to which offsets in bytes / 16 are added:
+// shared memory ends well below 2^18, where their address field does. The high word says: groups of
+// eight rows 1,024 bytes apart, 128-byte swizzle. Descriptors built anew for every product would
+// keep the unit of the uniform registers busy for longer than the product takes.
 constexpr u32 UNIT_STEP = UNIT / 16;
 constexpr u32 TILE_STEP = TILE / 16;
 

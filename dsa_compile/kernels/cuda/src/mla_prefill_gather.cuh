@@ -24,14 +24,6 @@ DEVICE int count_steps(const Problem& p, u32 first) {
   return 0;
 }
 
-#ifndef PREFETCH
-#define PREFETCH 0
-#endif
-
-DEVICE void prefetch_line(const char* at) {
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
-}
-
 DEVICE void gather(const Problem& p, u32 base) {
   u32 thread = threadIdx.x & 127, warp = thread / 32;
   u32 column = thread & 7, first_key = thread >> 3;
@@ -59,15 +51,6 @@ DEVICE void gather(const Problem& p, u32 base) {
       u32 present = 0;  // of the keys that this warp has to report, the first or second 32
       if (warp < 2)
         present = __ballot_sync(0xffffffffu, slot_at(p, first, place + (thread & 63)) >= 0);
-      if (PREFETCH) {
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-          int slot = slot_at(p, first, place + PREFETCH * KEYS + first_key + 16 * i);
-          const char* row = reinterpret_cast<const char*>(p.cache) + max(slot, 0) * 1152ll;
-          if (slot >= 0) prefetch_line(row + column * 128);
-          if (slot >= 0 && column == 0) prefetch_line(row + 1024);
-        }
-      }
 #pragma unroll
       for (u32 part = 0; part < STEP_UNITS; part++) {
         await(base + UNIT_EMPTY + 8 * unit.index, unit.parity ^ 1);

@@ -1,6 +1,6 @@
 // Warpgroup matrix products of the MLA prefill kernel: bf16 operands, fp32 accumulators (PTX ISA,
-// "wgmma.mma_async"). Accumulator i of a thread, in groups of four: row 16 * warp + lane / 4 (+ 8 for
-// the upper two), column 8 * (i / 4) + 2 * (lane % 4) + i % 2.
+// "wgmma.mma_async"). Accumulator i of a thread, in groups of four: row 16 * warp + lane / 4 (and 8
+// more for the upper two), column 8 * (i / 4) + 2 * (lane % 4) + i % 2.
 #pragma once
 #include "common.cuh"
 

@@ -5,6 +5,7 @@
 // Rows are rescaled only when a maximum has grown by more than a factor of 2^8: weights up to 256
 // lose nothing in bf16, and the last division by their sum makes up for any common factor.
 constexpr float SLACK = 8.0f;
+constexpr float LN_2 = 0.6931471805599453f;
 #define MINUS_INFINITY __int_as_float(0xff800000)
 
 DEVICE float power_of_two(float x) {
@@ -64,13 +65,7 @@ DEVICE void arrange_query(u32 (&query)[REGISTER_TILES * 16]) {
   }
 }
 
-DEVICE void prefetch_box(const CUtensorMap* map, int x, int y, int z) {
-  asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global [%0, {%1, %2, %3}];" ::"l"(map), "r"(x),
-               "r"(y), "r"(z)
-               : "memory");
-}
-
-// The rest of the query, into shared memory, and all of the one after it into L2.
+// The rest of the query, into shared memory.
 DEVICE void copy_query(const Problem& p, const Item& item, u32 base) {
   mbarrier_expect_tx(base + QUERY_FULL, (9 - REGISTER_TILES) * TILE);
   for (u32 tile = REGISTER_TILES; tile < 8; tile++)
@@ -78,12 +73,17 @@ DEVICE void copy_query(const Problem& p, const Item& item, u32 base) {
                 64 * tile, item.head(), item.token());
   tma_load_3d(base + QUERY_AT + (8 - REGISTER_TILES) * TILE, p.rope_map, base + QUERY_FULL, 0,
               item.head(), item.token());
-  Item next = item;
-  next.advance();
-  if (AHEAD && next.valid(p)) {
-    for (u32 tile = 0; tile < 8; tile++)
-      prefetch_box(p.latent_map, 64 * tile, next.head(), next.token());
-    prefetch_box(p.rope_map, 0, next.head(), next.token());
+}
+
+// `present` has a bit a key.
+DEVICE void hide_absent(float (&s)[32], const u32 (&present)[2]) {
+  if ((present[0] & present[1]) != 0xffffffffu) {
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+      u32 bits = present[i / 4] >> (8 * (i % 4) + 2 * (lane_id() & 3));
+      if (!(bits & 1)) s[4 * i] = s[4 * i + 2] = MINUS_INFINITY;
+      if (!(bits & 2)) s[4 * i + 1] = s[4 * i + 3] = MINUS_INFINITY;
+    }
   }
 }
 
@@ -117,7 +117,7 @@ DEVICE void compute_scores(const Problem& p, u32 base) {
     float top[2] = {MINUS_INFINITY, MINUS_INFINITY}, sum[2] = {0.0f, 0.0f};
     for (int step = 0; step < steps; step++) {
       float s[32];
-      u32 gate = base + WEIGHTS_FULL + 8 * (rope.index ^ 1);  // of the step before
+      u32 previous = base + WEIGHTS_FULL + 8 * (rope.index ^ 1);
 #pragma unroll
       for (u32 tile = 0; tile < 9; tile++) {
         u32 key = keys_low + unit.index * UNIT_STEP;
@@ -131,10 +131,10 @@ DEVICE void compute_scores(const Problem& p, u32 base) {
           unit.advance(1);
         }
         if (tile % 2 == 0) {
-          if (FENCE) fence_async_shared();  // cp.async wrote the keys, wgmma reads them
+          fence_async_shared();  // cp.async wrote the keys, wgmma reads them
           wgmma_fence();
         }
-        if (tile == GATE && step > 0 && lane == 0) mbarrier_arrive(gate);
+        if (tile == 8 && step > 0 && lane == 0) mbarrier_arrive(previous);
 #pragma unroll
         for (u32 k = 0; k < 4; k++) {
           if (tile < REGISTER_TILES)
@@ -145,27 +145,19 @@ DEVICE void compute_scores(const Problem& p, u32 base) {
         }
         if (tile % 2 == 1 || tile == 8) wgmma_commit();
       }
-      if (GATE == 9 && step > 0 && lane == 0) mbarrier_arrive(gate);
       wgmma_wait<0>();
-      if (GATE == 10 && step > 0 && lane == 0) mbarrier_arrive(gate);
-      if (!LATE && step == steps - 1) fetch_query(item);
+      if (step == steps - 1) fetch_query(item);  // it comes while the exponentials are computed
       u32 present[2] = {load_shared(base + PRESENT_AT + 8 * rope.index),
                         load_shared(base + PRESENT_AT + 8 * rope.index + 4)};
-      if ((present[0] & present[1]) != 0xffffffffu) {
-#pragma unroll
-        for (int i = 0; i < 8; i++) {
-          u32 bits = present[i / 4] >> (8 * (i % 4) + 2 * (lane & 3));
-          if (!(bits & 1)) s[4 * i] = s[4 * i + 2] = MINUS_INFINITY;
-          if (!(bits & 2)) s[4 * i + 1] = s[4 * i + 3] = MINUS_INFINITY;
-        }
-      }
+      hide_absent(s, present);
       float decay[2], shift[2];
       bool grown = false;
 #pragma unroll
       for (int r = 0; r < 2; r++) {
         float high = MINUS_INFINITY;
 #pragma unroll
-        for (int i = 0; i < 8; i++) high = fmaxf(high, fmaxf(s[4 * i + 2 * r], s[4 * i + 2 * r + 1]));
+        for (int i = 0; i < 8; i++)
+          high = fmaxf(high, fmaxf(s[4 * i + 2 * r], s[4 * i + 2 * r + 1]));
         high = fmaxf(high, __shfl_xor_sync(0xffffffffu, high, 1));
         high = fmaxf(high, __shfl_xor_sync(0xffffffffu, high, 2)) * p.scale_log2;
         decay[r] = 1.0f;
@@ -189,7 +181,8 @@ DEVICE void compute_scores(const Problem& p, u32 base) {
       for (u32 i = 0; i < 8; i += 2)
         store_matrices(tile + (((i + matrix_column) ^ (lane & 7)) << 4),
                        pack_bf16(s[4 * i], s[4 * i + 1]), pack_bf16(s[4 * i + 2], s[4 * i + 3]),
-                       pack_bf16(s[4 * i + 4], s[4 * i + 5]), pack_bf16(s[4 * i + 6], s[4 * i + 7]));
+                       pack_bf16(s[4 * i + 4], s[4 * i + 5]),
+                       pack_bf16(s[4 * i + 6], s[4 * i + 7]));
       fence_async_shared();
       grown = __any_sync(0xffffffffu, grown);
       if (grown && (lane & 3) == 0) {
@@ -203,7 +196,7 @@ DEVICE void compute_scores(const Problem& p, u32 base) {
     }
 
     if (steps > 0 && lane == 0) mbarrier_arrive(base + WEIGHTS_FULL + 8 * (rope.index ^ 1));
-    if (LATE || steps == 0) fetch_query(item);
+    if (steps == 0) fetch_query(item);
     await(base + TOTAL_EMPTY, total_parity);
     total_parity ^= 1;
 #pragma unroll
@@ -212,8 +205,9 @@ DEVICE void compute_scores(const Problem& p, u32 base) {
       sum[r] += __shfl_xor_sync(0xffffffffu, sum[r], 2);
       if ((lane & 3) == 0) {
         store_shared(base + INVERSE_AT + (row + 8 * r) * 4, sum[r] > 0.0f ? 1.0f / sum[r] : 0.0f);
-        if (head + row + 8 * r < p.heads) p.lse[static_cast<long long>(token) * p.heads + head + row + 8 * r] =
-            0.6931471805599453f * (top[r] + log2f(sum[r]));
+        if (head + row + 8 * r < p.heads)
+          p.lse[static_cast<long long>(token) * p.heads + head + row + 8 * r] =
+              LN_2 * (top[r] + log2f(sum[r]));
       }
     }
     __syncwarp();

@@ -35,7 +35,7 @@ DEVICE void accumulate_values(const Problem& p, u32 base, u32 side) {
       for (u32 half = 0; half < 2; half++) {
         Cursor<UNITS> at = unit.ahead(2 * half);
         await(base + UNIT_FULL + 8 * at.index, at.parity);
-        if (FENCE) fence_async_shared();  // cp.async wrote the keys, wgmma reads them
+        fence_async_shared();  // cp.async wrote the keys, wgmma reads them
         wgmma_fence();
 #pragma unroll
         for (u32 k = 0; k < 4; k++)

@@ -13,9 +13,10 @@ if TYPE_CHECKING:
 
 TARGETS = ("cpu", "sm_90a", "sm_100a")
 WEIGHT_MODES = ("reference", "pack", "none")
-# The compute dtype of each recipe. A few parameters stay fp32 whatever the recipe: see
+# The compute dtype of each recipe, before any quantisation. A few parameters stay fp32 whatever
+# the recipe: see
 # ``dsa_compile.weights.canonical``.
-RECIPES = {"fp32": "float32", "bf16": "bfloat16"}
+RECIPES = {"fp32": "float32", "bf16": "bfloat16", "fp8": "bfloat16"}
 # Peers' kernels page by 64 rows; smaller pages divide it and share finer prefixes.
 BLOCK_SIZES = (16, 32, 64)
 

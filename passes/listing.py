@@ -4,6 +4,7 @@ import sys
 import textwrap
 from collections.abc import Iterator
 
+from dsa_compile.config import RECIPES
 from dsa_compile.ir.passes import Pass
 from dsa_compile.passes.manager import RUNTIME_REQUIRES
 from dsa_compile.passes.pipeline import PIPELINE
@@ -27,7 +28,8 @@ def listing() -> Iterator[str]:
         text = sys.modules[type(step).__module__].__doc__ or ""
         users = [other.name for other in passes if step.name in other.requires]
         users += ["the runtime"] if step.name in RUNTIME_REQUIRES else []
-        yield f"{step.name} ({step.numerics.value})"
+        recipes = "" if step.recipes == tuple(RECIPES) else f"; recipe {', '.join(step.recipes)}"
+        yield f"{step.name} ({step.numerics.value}{recipes})"
         yield from _indented(text.strip().partition("\n")[0].replace("``", ""))
         if users:
             yield from _indented(f"needed by {', '.join(users)}")

@@ -41,7 +41,8 @@ def check_selection(config: CompileConfig, pipeline: Sequence[Pass | Level] = PI
         raise UserError(f"cannot stop after {config.stop_after!r}: it is disabled")
     needed = {} if config.stop_after else dict.fromkeys(RUNTIME_REQUIRES, "the runtime")
     for step in pipeline:
-        if isinstance(step, Pass) and step.name not in config.disable:
+        if _runs(step, config):
+            assert isinstance(step, Pass)
             needed.update(dict.fromkeys(step.requires, step.name))
             if step.name == config.stop_after:
                 break
@@ -51,6 +52,12 @@ def check_selection(config: CompileConfig, pipeline: Sequence[Pass | Level] = PI
                 f"cannot disable {name!r}: {needed[name]} needs it"
                 + ("" if needed[name] == "the runtime" else "; disable that one too")
             )
+
+
+def _runs(step: Pass | Level, config: CompileConfig) -> bool:
+    return (
+        isinstance(step, Pass) and step.name not in config.disable and config.recipe in step.recipes
+    )
 
 
 def run_pipeline(
@@ -73,7 +80,7 @@ def run_pipeline(
         if isinstance(step, Level):
             verify(program, step)
             program.level = step
-        elif step.name not in program.config.disable:
+        elif _runs(step, program.config):
             progress(step(program))
             if step.name == program.config.stop_after:
                 return

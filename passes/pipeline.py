@@ -11,6 +11,8 @@ from dsa_compile.passes.fuse_add_norm_across_layers import FuseAddNormAcrossLaye
 from dsa_compile.passes.insert_paged_caches import InsertPagedCaches
 from dsa_compile.passes.merge_projections import MergeProjections
 from dsa_compile.passes.pack_swiglu import PackSwiglu
+from dsa_compile.passes.quantize_experts import QuantizeExperts
+from dsa_compile.passes.quantize_projections import QuantizeProjections
 from dsa_compile.passes.recognize_embedding import RecognizeEmbedding
 from dsa_compile.passes.recognize_experts import RecognizeExperts
 from dsa_compile.passes.recognize_layer_norm import RecognizeLayerNorm
@@ -57,6 +59,9 @@ PIPELINE: tuple[Pass | Level, ...] = (
     PackSwiglu(),
     FuseAddNorm(),
     FuseAddNormAcrossLayers(),
+    # quantise: recipe fp8
+    QuantizeProjections(),
+    QuantizeExperts(),
     # specialise
     SelectLogitRows(),
     SplitShortLong(),

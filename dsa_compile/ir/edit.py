@@ -58,6 +58,13 @@ class Editor:
         node.meta["val"] = self.world.evaluate(target, args, kwargs)
         return node
 
+    def unpack(self, several: fx.Node, *names: str, before: fx.Node) -> list[fx.Node]:
+        """The results of a call with several, in order."""
+        return [
+            self.call(operator.getitem, several, index, before=before, name=name)
+            for index, name in enumerate(names)
+        ]
+
     def replace(self, old: fx.Node, new: fx.Node) -> None:
         """Let every user of ``old`` use ``new``, of the same type; counts a rewrite."""
         self.swap(old, new)

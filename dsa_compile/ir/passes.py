@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import ClassVar
 
+from dsa_compile.config import RECIPES
 from dsa_compile.errors import CompileError
 from dsa_compile.ir.edit import Editor
 from dsa_compile.ir.match import NearMiss
@@ -52,11 +53,13 @@ class Pass:
     """A rewrite of a program.
 
     Subclasses set ``numerics``, name the passes whose results they build on in ``requires``, and
-    implement :meth:`run`; most derive from :class:`RegionPass`.
+    implement :meth:`run`; most derive from :class:`RegionPass`. ``recipes`` names the recipes that
+    a pass belongs to; under any other it does not run.
     """
 
     numerics: ClassVar[Numerics] = Numerics.BITWISE
     requires: ClassVar[tuple[str, ...]] = ()
+    recipes: ClassVar[tuple[str, ...]] = tuple(RECIPES)
 
     @property
     def name(self) -> str:

@@ -1,0 +1,54 @@
+"""The routed experts in FP8, with the checkpoint's own blocks.
+
+Before::                                    After::
+
+    y = dsa.experts(x, w, i, gate_up,       q, s = dsa.quantize_blocks(x, False)
+            down)                           y = dsa.experts_fp8(q, s, w, i, gate_up_fp8,
+                                                    gate_up_scale, down_fp8, down_scale)
+
+Gate and up have blocks of their own, as they are stored; what comes between the two products is
+quantised inside the op.
+
+Declines: experts whose activations are not bf16.
+"""
+
+import torch
+
+from dsa_compile.ir.edit import Editor, describe
+from dsa_compile.ir.match import NearMiss, calls
+from dsa_compile.ir.passes import Numerics, RegionPass
+from dsa_compile.ir.program import Program
+from dsa_compile.ir.region import Region
+from dsa_compile.passes.quantized_weights import quantized_inputs
+
+dsa = torch.ops.dsa
+
+
+class QuantizeExperts(RegionPass):
+    """``dsa.experts`` becomes ``dsa.experts_fp8``."""
+
+    numerics = Numerics.TOLERANCE
+    requires = ("recognize_experts", "flatten_tokens")
+    recipes = ("fp8",)
+
+    def expects(self, program: Program, region: Region) -> int | None:
+        """The experts of every MoE layer."""
+        return 1 if region.kind == "moe" else 0
+
+    def rewrite(self, edit: Editor, program: Program) -> None:
+        """Quantise every call."""
+        for node in calls(edit.graph, dsa.experts.default):
+            x, weights, indices, gate_up, down = node.all_input_nodes
+            if x.meta["val"].dtype is not torch.bfloat16:
+                reason = f"its activations are {describe(x.meta['val'])}"
+                edit.note([NearMiss(node.meta["path"], node.name, reason, 1)])
+                continue
+            matrices = [
+                *quantized_inputs(edit, program, gate_up.meta["key"], stacked=2),
+                *quantized_inputs(edit, program, down.meta["key"]),
+            ]
+            pair = edit.call(dsa.quantize_blocks.default, x, False, before=node)
+            q, s = edit.unpack(pair, "q", "scale", before=node)
+            args = (q, s, weights, indices, *matrices)
+            edit.replace(node, edit.call(dsa.experts_fp8.default, *args, before=node))
+        edit.merge_duplicates()

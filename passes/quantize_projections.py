@@ -1,0 +1,69 @@
+"""Projections of the layers in FP8: activations in blocks of 128, weights in blocks of 128×128.
+
+Before::                                    After::
+
+    y = dsa.linear(x, w)                        q, s = dsa.quantize_blocks(x, False)
+                                                y = dsa.linear_fp8(q, s, w_fp8, w_scale)
+
+Weights that the checkpoint stores in such blocks are taken as they are. The parts of a merged
+projection keep their own blocks where each begins a block of the whole; otherwise the whole is
+quantised.
+
+Declines: projections that the model computes in fp32 (the indexer's head weights), and weights made
+otherwise than by reading a parameter.
+"""
+
+import torch
+from torch import fx
+
+from dsa_compile.ir.calls import EMBED, HEAD
+from dsa_compile.ir.edit import Editor
+from dsa_compile.ir.match import NearMiss, calls
+from dsa_compile.ir.passes import Numerics, RegionPass
+from dsa_compile.ir.program import Program
+from dsa_compile.ir.region import Region
+from dsa_compile.passes.quantized_weights import quantized_inputs
+from dsa_compile.passes.shared import each_layer
+from dsa_compile.weights.plan import Concat, Expr, Load
+
+dsa = torch.ops.dsa
+
+
+class QuantizeProjections(RegionPass):
+    """Every bf16 projection of a layer becomes ``dsa.linear_fp8``."""
+
+    numerics = Numerics.TOLERANCE
+    requires = ("recognize_linear", "flatten_tokens")
+    recipes = ("fp8",)
+
+    def expects(self, program: Program, region: Region) -> int | None:
+        """The merged low ranks, the queries', the index queries', the output's, and two of the MLP;
+        more where they are not merged."""
+        return each_layer(region, 6)
+
+    def rewrite(self, edit: Editor, program: Program) -> None:
+        """Quantise every projection of a layer."""
+        if edit.region.kind in (EMBED, HEAD):
+            return
+        for node in calls(edit.graph, dsa.linear.default):
+            weight = node.all_input_nodes[1]
+            if weight.meta["val"].dtype is not torch.bfloat16:
+                continue
+            entry = program.weights.entries(edit.region.kind)[weight.meta["key"]]
+            if _reads_parameters(entry.expr):
+                self._quantize(edit, program, node, weight.meta["key"])
+            else:
+                reason = f"weight {weight.meta['key']} is not read as it is stored"
+                edit.note([NearMiss(node.meta["path"], node.name, reason, 1)])
+        edit.merge_duplicates()  # projections of the same activations quantise them once
+
+    def _quantize(self, edit: Editor, program: Program, node: fx.Node, key: str) -> None:
+        weight, scale = quantized_inputs(edit, program, key)
+        pair = edit.call(dsa.quantize_blocks.default, node.args[0], False, before=node)
+        q, s = edit.unpack(pair, "q", "scale", before=node)
+        edit.replace(node, edit.call(dsa.linear_fp8.default, q, s, weight, scale, before=node))
+
+
+def _reads_parameters(expr: Expr) -> bool:
+    parts = expr.parts if isinstance(expr, Concat) and expr.dim == 0 else (expr,)
+    return all(isinstance(part, Load) for part in parts)

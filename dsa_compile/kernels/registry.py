@@ -129,8 +129,7 @@ KERNELS: tuple[Implementation, ...] = (
         size_in("k_weight", 0, 128),
         size_multiple("kv_weight", 0, 256),
         size_in("cos", -1, 64),
-        max_tokens=512,
-        note="one launch; beyond, its registers leave too few loads in flight",
+        note="one launch up to 512 tokens",
     ),
     _triton(
         "attention_inputs_fp8",

@@ -112,7 +112,7 @@ BF16 = "__nv_bfloat16"
 TYPES = {"TABLE": BF16, "WEIGHT": "float"}
 SOURCES = {
     "norm_quantize.cu": {"WIDTH": 7168, "THREADS": 448, "ADD": 1, "KEEP": 1, "WEIGHT": BF16},
-    "swiglu_quantize.cu": {"GROUPS": 2},
+    "swiglu_quantize.cu": {},
     "latent_row.cu": {**TYPES, "RANK": 512, "FORMAT": 1, "INTERLEAVED": 1},
     "index_key.cu": {**TYPES, "INTERLEAVED": 0},
     "index_query.cu": {"TABLE": BF16, "INTERLEAVED": 0},

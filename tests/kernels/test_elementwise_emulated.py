@@ -62,9 +62,7 @@ def test_norm(ue8m0: bool) -> None:
     check(norm_quantize.add_rms_norm_quantize, bf16(3, 512), bf16(3, 512), weight, EPS, ue8m0)
 
 
-@pytest.mark.parametrize("each", [1, 2])
-def test_activation(each: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(swiglu_quantize, "_MANY", 1 if each == 2 else 1 << 30)
+def test_activation() -> None:
     check(swiglu_quantize.swiglu_packed_quantize, bf16(5, 1024), False)
 
 
@@ -83,8 +81,10 @@ def test_queries(interleaved: bool) -> None:
     )
 
 
+@pytest.mark.parametrize("few", [0, 512])
 @pytest.mark.parametrize("interleaved", [False, True])
-def test_inputs_and_caches(interleaved: bool) -> None:
+def test_inputs_and_caches(interleaved: bool, few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention_inputs, "_FEW", few)  # one launch, or one for each part
     packed = interleaved
     latent = bf16(3, 16, 320)
     if packed:

@@ -1,4 +1,4 @@
-"""The parts of attention's first projection in one launch."""
+"""The parts of attention's first projection, in one launch for a few tokens."""
 
 import functools
 
@@ -6,10 +6,16 @@ import torch
 from torch import Tensor
 
 from dsa_compile.kernels.cuda.compiler import Defines
-from dsa_compile.kernels.cuda.index_quantize import DIM, ROPE_DIM, ROWS
-from dsa_compile.kernels.cuda.latent_row import FP8, PLAIN, RANK_STEP
+from dsa_compile.kernels.cuda.index_quantize import DIM, ROPE_DIM, ROWS, write_index_key_fp8
+from dsa_compile.kernels.cuda.latent_row import (
+    FP8,
+    PLAIN,
+    RANK_STEP,
+    norm_rope_write_latent_cache,
+    norm_rope_write_latent_cache_fp8,
+)
 from dsa_compile.kernels.cuda.launch import CudaKernel, Int64
-from dsa_compile.kernels.cuda.norm_quantize import threads_for
+from dsa_compile.kernels.cuda.norm_quantize import rms_norm_quantize, threads_for
 from dsa_compile.kernels.cuda.operands import (
     C_TYPES,
     require_constant,
@@ -24,6 +30,9 @@ from dsa_compile.ops.library import bad_input
 from dsa_compile.ops.quantize import BLOCK, E4M3
 
 _NAME = "attention_inputs_fp8"
+_FEW = 512
+"""Tokens up to which one launch serves all parts; for more, the registers that the index keys take
+would leave the norm of the queries too few loads in flight."""
 
 
 @functools.cache
@@ -94,6 +103,15 @@ def attention_inputs_fp8(
     else:
         require_pages(_NAME, latent_cache, torch.bfloat16, latent_rank + ROPE_DIM)
     require_pages(_NAME, index_cache, torch.uint8, DIM + SCALE_BYTES)
+    if merged.shape[0] > _FEW:
+        latent = (merged[:, rank + DIM :], kv_weight, kv_eps, cos, sin, interleaved)
+        if packed:
+            norm_rope_write_latent_cache_fp8(*latent, ue8m0, latent_cache, slot_mapping)
+        else:
+            norm_rope_write_latent_cache(*latent, latent_cache, slot_mapping)
+        key = (merged[:, rank : rank + DIM], k_weight, k_bias, k_eps, cos, sin, index_interleaved)
+        write_index_key_fp8(*key, index_cache, slot_mapping)
+        return rms_norm_quantize(merged[:, :rank], q_weight, q_eps, ue8m0)
     rows = rows_of_16_bytes(_NAME, merged)
     tokens = rows.shape[0]
     cos, sin = tables(_NAME, cos, sin, tokens, ROPE_DIM)

@@ -1,7 +1,5 @@
 """The gated activation into FP8 blocks."""
 
-import functools
-
 import torch
 from torch import Tensor
 
@@ -10,16 +8,9 @@ from dsa_compile.kernels.cuda.operands import rows_of_16_bytes
 from dsa_compile.ops.library import bad_input
 from dsa_compile.ops.quantize import BLOCK, E4M3
 
+_KERNEL = CudaKernel("swiglu_quantize.cu", "swiglu_quantize", overlap=True)
 _THREADS = 256
 _GROUPS = _THREADS // 16
-"""Of 128 results, in a block, for each that a thread takes part in."""
-_MANY = 1 << 16
-"""Groups from which a thread takes part in two, to have more loads in flight."""
-
-
-@functools.cache
-def _kernel(groups: int) -> CudaKernel:
-    return CudaKernel("swiglu_quantize.cu", "swiglu_quantize", {"GROUPS": groups}, overlap=True)
 
 
 def swiglu_packed_quantize(gate_up: Tensor, ue8m0: bool) -> tuple[Tensor, Tensor]:
@@ -37,9 +28,8 @@ def swiglu_packed_quantize(gate_up: Tensor, ue8m0: bool) -> tuple[Tensor, Tensor
     q = torch.empty((*shape, half), dtype=E4M3, device=gate_up.device)
     scale = torch.empty((*shape, half // BLOCK), dtype=torch.float32, device=gate_up.device)
     total = scale.numel()
-    each = 2 if total >= _MANY else 1
-    _kernel(each)(
-        (-(-total // (_GROUPS * each)), 1, 1),
+    _KERNEL(
+        (-(-total // _GROUPS), 1, 1),
         _THREADS,
         rows,
         q,

@@ -1,6 +1,4 @@
 // silu(gate) * up in fp32, rounded to bf16, into FP8 blocks. 16 threads take 128 results.
-//
-// Defines: GROUPS of 128 results that a thread takes part in.
 #include "quantize.cuh"
 
 DEVICE float gated(float gate, float up) {
@@ -15,34 +13,26 @@ extern "C" __global__ void __launch_bounds__(256)
     swiglu_quantize(const __nv_bfloat16* gate_up, u8* q, float* scale, int total, int groups,
                     int ue8m0, long long stride) {
   dependency_release();
-  const int first = blockIdx.x * 16 * GROUPS + threadIdx.x / 16;
+  const int group = blockIdx.x * 16 + threadIdx.x / 16;
   const int part = threadIdx.x % 16 * 8;
+  const int clamped = min(group, total - 1);  // all threads take part in the shuffles
+  const __nv_bfloat16* from =
+      gate_up + clamped / groups * stride + clamped % groups * 128 + part;
   dependency_wait();
-  uint4 gate[GROUPS], up[GROUPS];
+  const uint4 gate = load_16_once(from), up = load_16_once(from + groups * 128);
+  const u32 g[4] = {gate.x, gate.y, gate.z, gate.w}, u[4] = {up.x, up.y, up.z, up.w};
+  u32 pair[4], largest = 0;
 #pragma unroll
-  for (int i = 0; i < GROUPS; ++i) {
-    const int group = min(first + 16 * i, total - 1);  // all threads take part in the shuffles
-    const __nv_bfloat16* from = gate_up + group / groups * stride + group % groups * 128 + part;
-    gate[i] = load_16_once(from), up[i] = load_16_once(from + groups * 128);
+  for (int m = 0; m < 4; ++m) {
+    pair[m] = pack_bf16(gated(low_half(g[m]), low_half(u[m])),
+                        gated(high_half(g[m]), high_half(u[m])));
+    largest = largest_of_pairs(largest, magnitudes(pair[m]));
   }
-#pragma unroll
-  for (int i = 0; i < GROUPS; ++i) {
-    const u32 g[4] = {gate[i].x, gate[i].y, gate[i].z, gate[i].w};
-    const u32 u[4] = {up[i].x, up[i].y, up[i].z, up[i].w};
-    u32 pair[4], largest = 0;
-#pragma unroll
-    for (int m = 0; m < 4; ++m) {
-      pair[m] = pack_bf16(gated(low_half(g[m]), low_half(u[m])),
-                          gated(high_half(g[m]), high_half(u[m])));
-      largest = largest_of_pairs(largest, magnitudes(pair[m]));
-    }
-    const float block = block_scale(half_warp_largest(largest), ue8m0);
-    const float factor = reciprocal(block);
-    const int group = first + 16 * i;
-    if (group < total) {
-      *reinterpret_cast<uint2*>(q + group * 128ll + part) =
-          make_uint2(to_e4m3(pair[0], pair[1], factor), to_e4m3(pair[2], pair[3], factor));
-      if (part == 0) scale[group] = block;
-    }
+  const float block = block_scale(half_warp_largest(largest), ue8m0);
+  const float factor = reciprocal(block);
+  if (group < total) {
+    *reinterpret_cast<uint2*>(q + group * 128ll + part) = make_uint2(
+        to_e4m3(pair[0], pair[1], factor), to_e4m3(pair[2], pair[3], factor));
+    if (part == 0) scale[group] = block;
   }
 }

@@ -100,6 +100,16 @@ def test_hopper_takes_whole_blocks(rows, k, message):
         provider(x, torch.ones(1, blocks), weight, torch.ones(1, blocks))
 
 
+def test_little_work_is_split():
+    assert gemm_fp8_tiles.choose_split(64, 2240, 56) is None  # few tokens have tiles of their own
+    assert gemm_fp8_tiles.choose_split(256, 7168, 128) is None  # 112 tiles
+    tile = gemm_fp8_tiles.choose_split(256, 2240, 56)
+    assert tile is not None
+    assert tile.split == 2
+    assert tile.fits(56)
+    assert tile.fits(144)
+
+
 def compiled(kernel) -> tuple[str, dict[str, int]]:
     """SASS and use of registers, stack and local memory."""
     triton = pytest.importorskip("triton")
@@ -107,26 +117,28 @@ def compiled(kernel) -> tuple[str, dict[str, int]]:
     with NamedTemporaryFile(suffix=".cubin") as file:
         file.write(build(kernel.source, arch="sm_90a", defines=kernel.defines))
         file.flush()
-        sass, usage = (
-            subprocess.run([tool, flag, file.name], capture_output=True, text=True).stdout
-            for flag in ("-sass", "--dump-resource-usage")
-        )
+        command = [tool, "-sass", "--dump-resource-usage", file.name]
+        sass = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    usage = re.findall(rf"{kernel.name}:\n.*?(REG:.*)", sass)[0]
     used = {key: int(value) for key, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", usage)}
     assert used["STACK"] == used["LOCAL"] == 0, "registers are spilled"
     return sass, used
 
 
 def chosen_tiles() -> list[tuple[Tile, int]]:
-    """Every tile the shapes lead to, with blocks of K; those that differ in memory only, once."""
-    found = {}
-    for rows, k in SHAPES:
-        for tokens in (1, 16, 32, 64):
-            tile = gemm_fp8_tiles.choose(tokens, rows, k // 128)
-            found.setdefault(tile, k // 128)
-        tile = gemm_fp8_tiles.choose_quantizing(1, rows, k // 128)
+    """Tiles that the model's own shapes lead to, with blocks of K: the widths in turn."""
+    tiles = [
+        (gemm_fp8_tiles.choose(tokens, rows, k // 128), k // 128)
+        for i, (rows, k) in enumerate(SHAPES[:8])
+        for tokens in ((1, 64) if i % 2 else (16, 32))
+    ]
+    for tokens in (1, 4):
+        tile = gemm_fp8_tiles.choose_quantizing(tokens, 4096, 56)
         assert tile is not None
-        found.setdefault(tile, k // 128)
-    return list(found.items())
+        tiles.append((tile, 56))
+    split = gemm_fp8_tiles.choose_split(200, 2240, 56)
+    assert split is not None
+    return [*tiles, (split, 56)]
 
 
 def test_few_tokens_compiles_to_streaming():

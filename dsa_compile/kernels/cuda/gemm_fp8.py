@@ -5,7 +5,7 @@ from torch import Tensor
 
 from dsa_compile.kernels.cuda.gemm_fp8_large import linear_large
 from dsa_compile.kernels.cuda.gemm_fp8_small import linear_small, quantize_linear_small
-from dsa_compile.kernels.cuda.gemm_fp8_tiles import choose_quantizing
+from dsa_compile.kernels.cuda.gemm_fp8_tiles import choose_quantizing, choose_split
 from dsa_compile.ops.library import bad_input
 from dsa_compile.ops.linear_fp8 import check_linear_fp8, check_quantize_linear_fp8
 from dsa_compile.ops.quantize import BLOCK, require_whole_blocks
@@ -35,8 +35,9 @@ def linear_fp8(x: Tensor, x_scale: Tensor, weight: Tensor, weight_scale: Tensor)
     _check_layout("linear_fp8", x, weight, weight_scale)
     if not x.shape[0]:
         return x.new_empty((0, weight.shape[0]), dtype=torch.bfloat16)
-    if x.shape[0] <= FEW_TOKENS:
-        return linear_small(x, x_scale.contiguous(), weight, weight_scale)
+    tile = choose_split(x.shape[0], weight.shape[0], x.shape[1] // BLOCK)
+    if tile is not None or x.shape[0] <= FEW_TOKENS:
+        return linear_small(x, x_scale.contiguous(), weight, weight_scale, tile)
     return linear_large(x, x_scale, weight, weight_scale)
 
 

@@ -36,7 +36,7 @@ def kernel(tile: Tile, blocks: int) -> CudaKernel:
 def linear_small(
     x: Tensor, x_scale: Tensor, weight: Tensor, weight_scale: Tensor, tile: Tile | None = None
 ) -> Tensor:
-    """``dsa::linear_fp8`` for few tokens.
+    """``dsa::linear_fp8`` for few tokens, or for little work otherwise.
 
     Args:
         x: e4m3 ``[T, K]``; all operands contiguous.

@@ -95,6 +95,15 @@ def choose(tokens: int, rows: int, blocks: int) -> Tile:
     return _shrunk(tile, blocks) or tile
 
 
+def choose_split(tokens: int, rows: int, blocks: int) -> Tile | None:
+    """The tile for more tokens than :data:`WIDTHS` where tiles of 128 x 128 and all of K would
+    leave half of the processors idle; None if they would not."""
+    tiles = -(-tokens // 128) * -(-rows // 128)
+    if tokens <= WIDTHS[-1] or 2 * tiles > PROCESSORS or blocks < 32:
+        return None
+    return Tile(tokens=128, rows=128, stage_blocks=2, stages=2, k_groups=1, split=2)
+
+
 def choose_quantizing(tokens: int, rows: int, blocks: int) -> Tile | None:
     """The tile for x that is yet to be quantised; None if there is none."""
     slots = next((n for n in _SLOTS if n >= tokens), None)

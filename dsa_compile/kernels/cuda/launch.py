@@ -77,7 +77,7 @@ class CudaKernel:
         if function is None:
             function = self._loaded[device] = self._load(driver, device)
         if self._config is None:
-            self._config = self._new_config(driver)
+            self._config = self._new_config(driver, self.cluster)
         config = self._config
         config.gridDimX, config.gridDimY, config.gridDimZ = grid
         threads = (block, 1, 1) if isinstance(block, int) else block
@@ -94,15 +94,28 @@ class CudaKernel:
         if device not in self._loaded:
             self._loaded[device] = self._load(driver, device)
 
-    def _new_config(self, driver: Any) -> Any:
+    def resident_clusters(self, threads: int, cluster: Grid) -> int:
+        """Clusters of that many blocks of ``threads`` that the current device holds at once."""
+        driver = _driver()
+        self.warm()
+        config = self._new_config(driver, cluster)
+        config.gridDimX, config.gridDimY, config.gridDimZ = cluster
+        config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
+        function = self._loaded[torch.cuda.current_device()]
+        count: int = _checked(
+            driver, driver.cuOccupancyMaxActiveClusters(function, config), self.name
+        )
+        return count
+
+    def _new_config(self, driver: Any, cluster: Grid) -> Any:
         config = driver.CUlaunchConfig()
         config.sharedMemBytes = self.shared
         attributes = []
-        if self.cluster != (1, 1, 1):
+        if cluster != (1, 1, 1):
             attribute = driver.CUlaunchAttribute()
             attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
             dim = attribute.value.clusterDim
-            dim.x, dim.y, dim.z = self.cluster
+            dim.x, dim.y, dim.z = cluster
             attributes.append(attribute)
         if self.cooperative:
             attribute = driver.CUlaunchAttribute()

@@ -5,6 +5,7 @@ full, and the parts are merged in the same launch. See ``src/mla_decode.cuh`` fo
 """
 
 import functools
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -37,13 +38,20 @@ class Format(IntEnum):
         """Of a row, in elements of the cache."""
         return 656 if self is Format.FP8 else LATENT + ROPE
 
+    @property
+    def dtypes(self) -> tuple[torch.dtype, ...]:
+        """That a cache may have."""
+        if self is Format.BF16:
+            return (torch.bfloat16,)
+        return (torch.uint8, torch.float8_e4m3fn)[: 1 if self is Format.FP8 else 2]
+
 
 @dataclass(frozen=True)
 class Split:
     """How the keys of a token are shared.
 
     Attributes:
-        cluster: blocks that merge through shared memory: 1, 2, 4 or 8.
+        cluster: blocks that merge through shared memory, one of :data:`CLUSTERS`.
         groups: clusters that merge through device memory, at most 8.
     """
 
@@ -56,25 +64,31 @@ class Split:
         return self.cluster * self.groups
 
 
-_SPLITS = tuple(Split(c, g) for c, g in ((1, 1), (2, 1), (4, 1), (8, 1), (8, 2), (8, 4), (8, 8)))
+CLUSTERS = (1, 2, 4, 8)
+"""Sizes of clusters that are used."""
+_SPLITS = (Split(1), Split(2), Split(4), Split(8), Split(8, 2), Split(8, 4))
 
 
-def choose_split(units: int, tiles: int, processors: int) -> Split:
+def choose_split(units: int, tiles: int, resident: Mapping[int, int]) -> Split:
     """The split with the least estimated time.
 
     Args:
         units: tokens times groups of 64 heads.
         tiles: of 64 keys, of each.
-        processors: of the device; each holds one block.
+        resident: clusters that the device holds at once, by their size: fewer than processors
+            suggest, as a cluster does not reach beyond its group of processors.
     """
 
-    def cost(split: Split) -> float:
-        # in tiles: what a block does around its tiles, and what merging costs
-        waves = -(-units * split.blocks // (processors // split.cluster * split.cluster))
-        merging = (0.0 if split.cluster == 1 else 2.0) + (0.0 if split.groups == 1 else 1.5)
-        return waves * (-(-tiles // split.blocks) + 3.0 + merging)
+    def microseconds(split: Split) -> float:  # measured on an H200
+        waves = -(-units * split.groups // resident[split.cluster])
+        in_cluster = 1.0 + 0.1 * split.cluster if split.cluster > 1 else 0.0
+        # over device memory: a round trip, and what the clusters write and read
+        over_memory = 2.0 + 0.06 * units * split.groups if split.groups > 1 else 0.0
+        return waves * (3.1 * -(-tiles // split.blocks) + 5.0 + in_cluster) + over_memory
 
-    return min((s for s in _SPLITS if s.blocks <= max(tiles, 1)), key=cost)
+    return min(
+        (s for s in _SPLITS if s.blocks <= max(tiles, 1) and resident[s.cluster]), key=microseconds
+    )
 
 
 @functools.cache
@@ -87,6 +101,14 @@ def kernel(form: Format, cluster: int) -> CudaKernel:
         shared=SHARED,
         cluster=(cluster, 1, 1),
     )
+
+
+@functools.cache
+def _split(form: Format, device: int, units: int, tiles: int) -> Split:
+    probe = kernel(form, 1)  # the macro does not change what a block needs
+    resident = {c: probe.resident_clusters(THREADS, (c, 1, 1)) for c in CLUSTERS if c > 1}
+    resident[1] = torch.cuda.get_device_properties(device).multi_processor_count
+    return choose_split(units, tiles, resident)
 
 
 def attend(
@@ -121,11 +143,12 @@ def attend(
     tokens, heads = q_latent.shape[:2]
     keys = slots.shape[1]
     groups = -(-heads // HEADS)
-    if split is None:
-        tiles = -(-keys // KEYS)
-        split = choose_split(tokens * groups, tiles, _processors(q_latent.device.index))
     out = torch.empty((tokens, heads, LATENT), dtype=torch.bfloat16, device=q_latent.device)
     lse = torch.empty((tokens, heads), dtype=torch.float32, device=q_latent.device)
+    if tokens == 0:
+        return out, lse
+    if split is None:
+        split = _split(form, q_latent.device.index, tokens * groups, -(-keys // KEYS))
     partial = sums = arrivals = None
     if split.groups > 1:
         parts = tokens * groups * split.groups * HEADS
@@ -170,8 +193,12 @@ def _check(form: Format, q_latent: Tensor, q_pe: Tensor, cache: Tensor, slots: T
         )
     elif any(x.stride(2) != 1 or x.stride(0) % 8 or x.stride(1) % 8 for x in (q_latent, q_pe)):
         problem = "queries with contiguous rows at multiples of 16 bytes"
+    elif cache.dtype not in form.dtypes:
+        problem = f"a cache in {form.dtypes[0]}, not {cache.dtype}"
     elif cache.dim() != 3 or cache.shape[2] != form.width or not cache.is_contiguous():
         problem = f"a contiguous cache [num_blocks, block_size, {form.width}]"
+    elif any(x.data_ptr() % 16 for x in (q_latent, q_pe, cache)):
+        problem = "queries and a cache that start at multiples of 16 bytes"
     elif slots.dtype is not torch.int32 or slots.shape[0] != tokens or slots.stride(1) != 1:
         problem = f"slots int32 [{tokens}, K] with contiguous rows"
     elif slots.shape[1] > MAX_KEYS:
@@ -180,16 +207,87 @@ def _check(form: Format, q_latent: Tensor, q_pe: Tensor, cache: Tensor, slots: T
         raise UserError(f"sparse MLA decode takes {problem}")
 
 
-@functools.cache
-def _processors(device: int) -> int:
-    count: int = torch.cuda.get_device_properties(device).multi_processor_count
-    return count
+class _Counters:
+    """Zeros at which blocks of a launch arrive; a launch leaves zeros behind.
+
+    Launches on one stream follow one another and share theirs. Those of a captured graph may run
+    beside anything, so each gets counters of its own: from a pool, or, where no launch outside a
+    graph has made one or it is used up, cleared by the graph itself.
+    """
+
+    SIZE = 1 << 16
+
+    def __init__(self, device: torch.device) -> None:
+        self._pool = torch.zeros(self.SIZE, dtype=torch.int32, device=device)
+        self._used = 0
+        self._of_stream: dict[int, Tensor] = {}
+
+    def of_stream(self, count: int) -> Tensor:
+        """Shared by what runs on the current stream."""
+        stream = torch.cuda.current_stream().cuda_stream
+        found = self._of_stream.get(stream)
+        if found is None or found.shape[0] < count:
+            found = self._of_stream[stream] = torch.zeros_like(self._pool[:count])
+        return found
+
+    def own(self, count: int) -> Tensor | None:
+        """Never given out again, or None."""
+        if self._used + count > self.SIZE:
+            return None
+        self._used += count
+        return self._pool[self._used - count : self._used]
 
 
-_COUNTERS: dict[torch.device, Tensor] = {}
+_COUNTERS: dict[torch.device, _Counters] = {}
 
 
 def _counters(count: int, device: torch.device) -> Tensor:
-    if device not in _COUNTERS:
-        _COUNTERS[device] = torch.zeros(1 << 16, dtype=torch.int32, device=device)
-    return _COUNTERS[device][:count]
+    known = _COUNTERS.get(device)
+    if torch.cuda.is_current_stream_capturing():
+        own = known.own(count) if known else None
+        return torch.zeros(count, dtype=torch.int32, device=device) if own is None else own
+    if known is None:
+        known = _COUNTERS[device] = _Counters(device)
+    return known.of_stream(count)
+
+
+def paged_latent_attention(
+    q_latent: Tensor, q_pe: Tensor, cache: Tensor, slots: Tensor, scale: float
+) -> Tensor:
+    """``dsa::paged_latent_attention``; see :func:`attend`."""
+    return attend(Format.BF16, q_latent, q_pe, cache, slots, scale)[0]
+
+
+def paged_latent_attention_lse(
+    q_latent: Tensor, q_pe: Tensor, cache: Tensor, slots: Tensor, scale: float
+) -> tuple[Tensor, Tensor]:
+    """``dsa::paged_latent_attention_lse``; see :func:`attend`."""
+    return attend(Format.BF16, q_latent, q_pe, cache, slots, scale)
+
+
+def paged_latent_attention_fp8(
+    q_latent: Tensor, q_pe: Tensor, cache: Tensor, slots: Tensor, scale: float
+) -> Tensor:
+    """``dsa::paged_latent_attention_fp8``; see :func:`attend`."""
+    return attend(Format.FP8, q_latent, q_pe, cache, slots, scale)[0]
+
+
+def paged_latent_attention_fp8_lse(
+    q_latent: Tensor, q_pe: Tensor, cache: Tensor, slots: Tensor, scale: float
+) -> tuple[Tensor, Tensor]:
+    """``dsa::paged_latent_attention_fp8_lse``; see :func:`attend`."""
+    return attend(Format.FP8, q_latent, q_pe, cache, slots, scale)
+
+
+def paged_latent_attention_fp8_tensor(
+    q_latent: Tensor, q_pe: Tensor, cache: Tensor, slots: Tensor, scale: float, cache_scale: Tensor
+) -> Tensor:
+    """``dsa::paged_latent_attention_fp8_tensor``; see :func:`attend`."""
+    return attend(Format.FP8_TENSOR, q_latent, q_pe, cache, slots, scale, cache_scale)[0]
+
+
+def paged_latent_attention_fp8_tensor_lse(
+    q_latent: Tensor, q_pe: Tensor, cache: Tensor, slots: Tensor, scale: float, cache_scale: Tensor
+) -> tuple[Tensor, Tensor]:
+    """``dsa::paged_latent_attention_fp8_tensor_lse``; see :func:`attend`."""
+    return attend(Format.FP8_TENSOR, q_latent, q_pe, cache, slots, scale, cache_scale)

@@ -8,10 +8,10 @@
 // A tile is two halves that are filled and freed on their own: columns 0..255 of the latent and the
 // rotated part (LEFT), columns 256..511 (RIGHT).
 //
-// FP8 rows are multiplied as fp16, which holds every e4m3 value times a factor exactly or to 11
-// bits. Range is kept by powers of two: a query is divided by `query_unit`, a key by its own unit
-// 2^e >= its largest scale. With t = log2(e) * score + e the row maximum is taken over t, the weight
-// w = 2^(t - max) multiplies the key in its unit, and the sum of exponentials adds w * 2^-e.
+// FP8 rows are multiplied as fp16, which holds e4m3 exactly and its product with a scale to 11 bits.
+// Range is kept by powers of two: the queries of a block are divided by their unit, a key by its
+// own, 2^e >= its largest scale. With t = log2(e) * score + e the row maximum is taken over t, the
+// weight w = 2^(t - max) multiplies the key in its unit, and the sum of exponentials adds w * 2^-e.
 #pragma once
 #define FP8_ROW 0     // 512 e4m3, 4 fp32 scales, 64 bf16: 656 bytes
 #define FP8_TENSOR 1  // 576 e4m3 under one scale
@@ -114,15 +114,4 @@ DEVICE void warp_arrive(u64* barrier) {
   if (lane_id() == 0) mbarrier_arrive(smem_u32(barrier));
 }
 
-DEVICE void wait(u64* barrier, u32 parity) {
-#ifdef SPIN_LIMIT
-  for (int i = 0; !mbarrier_try_wait(smem_u32(barrier), parity); ++i)
-    if (i > SPIN_LIMIT) {
-      printf("block %d,%d,%d thread %d waits for barrier %d parity %d\n", blockIdx.x, blockIdx.y,
-             blockIdx.z, threadIdx.x, smem_u32(barrier) & 0xff, parity);
-      __trap();
-    }
-#else
-  mbarrier_wait(smem_u32(barrier), parity);
-#endif
-}
+DEVICE void wait(u64* barrier, u32 parity) { mbarrier_wait(smem_u32(barrier), parity); }

@@ -139,7 +139,8 @@ DEVICE RowScales row_scales(uint4 raw) {
   largest = fminf(fmaxf(largest, 0x1p-100f), 0x1p100f);
   int exponent = ((__float_as_int(largest) + 0x7fffff) >> 23) - 127;
   float inverse = power_of_two(-exponent);
-  return {{pack_operand(s[0] * inverse, s[1] * inverse), pack_operand(s[2] * inverse, s[3] * inverse)},
+  return {{pack_operand(s[0] * inverse, s[1] * inverse),
+           pack_operand(s[2] * inverse, s[3] * inverse)},
           exponent};
 }
 

@@ -1,7 +1,7 @@
 // The two products of MLA decode as wgmma: scores of 64 heads by 64 keys, and their use on 256
 // columns of the values. Fragments are laid out as the PTX ISA says for wgmma m64nNk16.
 //
-// A matrix descriptor is made inside the instruction's own block from the low word of its base and a
+// A matrix descriptor is made beside its instruction, from the low word of the first one and a
 // constant offset: hoisted out of the loop, 36 pairs of them would not fit in the registers.
 #pragma once
 #include "common.cuh"
@@ -19,6 +19,7 @@ DEVICE u32 descriptor_low(u32 address, u32 panel_bytes = 0) {
 #else
 #define OPERAND "f16"
 #endif
+
 #define MMA_SCORES(TYPE)                                                                           \
   asm volatile(                                                                                    \
       "{\n.reg .pred p;\n.reg .b32 low;\n.reg .b64 a, b;\n"                                        \

@@ -8,7 +8,7 @@
 // A tile is two halves that are filled and freed on their own: columns 0..255 of the latent and the
 // rotated part (LEFT), columns 256..511 (RIGHT).
 //
-// FP8 rows are multiplied as fp16, which holds e4m3 exactly and its product with a scale to 11 bits.
+// FP8 rows are multiplied as fp16: e4m3 is exact in it, and 11 bits are left of a scaled value.
 // Range is kept by powers of two: the queries of a block are divided by their unit, a key by its
 // own, 2^e >= its largest scale. With t = log2(e) * score + e the row maximum is taken over t, the
 // weight w = 2^(t - max) multiplies the key in its unit, and the sum of exponentials adds w * 2^-e.

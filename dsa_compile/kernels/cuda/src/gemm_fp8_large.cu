@@ -5,8 +5,8 @@
 // One thread copies, GROUPS warpgroups multiply SUBTILES times 64 tokens each.
 //
 // Products of every 128 of K are scaled and added to the sums by the ordinary cores while other
-// warpgroups' products keep the tensor cores busy. A stage is written to shared memory once and read
-// by every wgmma, so tall tiles are better. The scales of x come with the stage in one contiguous
+// warpgroups' products keep the tensor cores busy. A stage is written to shared memory once and
+// read by every wgmma, so tall tiles are better. The scales of x come with it in one contiguous
 // copy (`x_scale_map` is of their transpose): gathered from rows of [T, K/128] they take the same
 // data path as the operands, a fifth more time at 4,096 tokens.
 #include "gemm_fp8.cuh"

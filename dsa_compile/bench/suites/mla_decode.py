@@ -113,7 +113,7 @@ def _check(expected: Tensor, expected_lse: Tensor) -> Callable[[tuple[Tensor, Te
         out, lse = result
         error = ((out.float() - expected).norm() / expected.norm()).item()
         lse_error = (lse - expected_lse).abs().max().item()
-        # ours are at 1.7e-3, the rounding of the result to bf16; FlashMLA, whose scales and weights
+        # ours are at 1.7e-3, the rounding of the result to bf16; FlashMLA, whose keys and weights
         # are bf16 too, at 7e-3
         if not error < 1e-2:
             return f"relative error {error:.1e}"

@@ -12,6 +12,8 @@ from dsa_compile.passes.insert_paged_caches import InsertPagedCaches
 from dsa_compile.passes.merge_projections import MergeProjections
 from dsa_compile.passes.pack_swiglu import PackSwiglu
 from dsa_compile.passes.quantize_experts import QuantizeExperts
+from dsa_compile.passes.quantize_indexer import QuantizeIndexer
+from dsa_compile.passes.quantize_latent_cache import QuantizeLatentCache
 from dsa_compile.passes.quantize_projections import QuantizeProjections
 from dsa_compile.passes.recognize_embedding import RecognizeEmbedding
 from dsa_compile.passes.recognize_experts import RecognizeExperts
@@ -62,6 +64,8 @@ PIPELINE: tuple[Pass | Level, ...] = (
     # quantise: recipe fp8
     QuantizeProjections(),
     QuantizeExperts(),
+    QuantizeLatentCache(),
+    QuantizeIndexer(),
     # specialise
     SelectLogitRows(),
     SplitShortLong(),

@@ -26,6 +26,7 @@ dsa = torch.ops.dsa
 
 LONG, SHORT = "long", "short"
 _DENSE_SLOTS = "dense_slots"
+_SELECTIONS = (dsa.paged_index_topk.default, dsa.paged_index_topk_fp8.default)
 
 
 class SplitShortLong(Pass):
@@ -59,7 +60,7 @@ class SplitShortLong(Pass):
         program.regions = split
 
     def _layer(self, edit: Editor, program: Program) -> None:
-        for node in calls(edit.graph, dsa.paged_index_topk.default):
+        for node in calls(edit.graph, *_SELECTIONS):
             width = program.spec.index_topk
             rows = edit.input(Role.VALUE, _DENSE_SLOTS, ("T", width), torch.int32)
             edit.replace(node, rows)

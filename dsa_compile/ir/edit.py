@@ -115,6 +115,10 @@ class Editor:
         node.meta["origin"] = node.meta["origin"] or self.pass_name
         return node
 
+    def retype(self, input_: fx.Node, shape: tuple[int | str, ...], dtype: torch.dtype) -> None:
+        """Give an input another type; the caller replaces whatever reads it."""
+        input_.meta["val"] = self.world.tensor(shape, dtype)
+
     def note(self, misses: list[NearMiss]) -> None:
         """Keep near-misses for the pass's record."""
         self.misses += [replace(miss, region=self.region.name) for miss in misses]

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-import dsa_compile.ops  # noqa: F401  registers the ops named below
 from dsa_compile.errors import CompileError
 from dsa_compile.ir.dims import shape_names, symbol_names
 from dsa_compile.ir.edit import describe
 from dsa_compile.ir.kernel_ops import allowed_targets
 from dsa_compile.ir.program import Level, Program
 from dsa_compile.ir.region import Region, Role
+from dsa_compile.ops import REFERENCE
 
 aten, dsa = torch.ops.aten, torch.ops.dsa
 
@@ -22,17 +22,24 @@ _DENSE_ONLY = frozenset(
 )
 # What moves data without computing, with symbolic sizes; gone by the KERNEL level too.
 _SYMBOLIC = frozenset({aten.sym_size.int})
-_KERNEL_ONLY = frozenset(
+# What the reference model is made of; every other op needs flat tokens, caches or a recipe.
+_LOGICAL = frozenset(
     {
-        dsa.add_rms_norm.default,
-        dsa.swiglu_packed.default,
-        dsa.write_latent_cache.default,
-        dsa.write_index_cache.default,
-        dsa.paged_index_topk.default,
-        dsa.dense_slots.default,
-        dsa.paged_latent_attention.default,
+        dsa.absorb_query.default,
+        dsa.embedding.default,
+        dsa.expand_output.default,
+        dsa.experts.default,
+        dsa.layer_norm.default,
+        dsa.linear.default,
+        dsa.rms_norm.default,
+        dsa.rope_half.default,
+        dsa.rope_interleaved.default,
+        dsa.rope_tables.default,
+        dsa.router.default,
+        dsa.swiglu.default,
     }
 )
+_KERNEL_ONLY = frozenset(REFERENCE) - _LOGICAL - _DENSE_ONLY
 
 
 @dataclass(frozen=True)

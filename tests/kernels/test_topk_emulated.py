@@ -16,11 +16,15 @@ from tests.kernels.test_topk import expected, in_order
 pytestmark = pytest.mark.skipif(not emulator.available(), reason="needs g++")
 
 K = 128
-VARIANTS = [Rows(256, 2, 1), Filter(256, 1, 2, 1, capacity=512, samples=2)]
+VARIANTS = [
+    Rows(256, 2, 1),
+    Filter(256, 1, 2, 1, capacity=512, samples=2),
+    Filter(256, 2, 1, 1, capacity=512, samples=2),
+]
 INFINITY, NAN = float("inf"), float("nan")
 
 
-@pytest.fixture(params=VARIANTS, ids=["rows", "filter"])
+@pytest.fixture(params=VARIANTS, ids=["rows", "filter", "cluster"])
 def variant(request, monkeypatch, tmp_path):
     header = tmp_path / "common.h"
     extra = Path(__file__).parent / "topk_emulator.h"
@@ -30,7 +34,7 @@ def variant(request, monkeypatch, tmp_path):
         if text.startswith("// Single instructions"):
             return "#pragma once\n"
         return text.replace(
-            "extern __shared__ uint4 memory[];", "static uint4 memory[SHARED_BYTES / 16 + 1];"
+            "extern __shared__ uint4 memory[];", "uint4* const memory = my_block().memory;"
         )
 
     monkeypatch.setattr(emulator, "HEADER", header)
@@ -55,11 +59,16 @@ def test_distributions(variant):
         torch.randn(width),
         torch.zeros(width),
         torch.randint(0, 9, (width,)).float(),
+        (torch.randn(width) * 64).round(),
         torch.randn(width).relu(),
         torch.where(torch.rand(width) < 0.02, NAN, torch.randn(width)),
         torch.where(torch.rand(width) < 0.97, -INFINITY, torch.randn(width)),
         torch.where(column % 2 == 0, torch.rand(width) - 9, torch.rand(width)),
         torch.where(column % 2 == 1, torch.rand(width) - 9, torch.rand(width)),
+        # the second block of a cluster has all of the best, and its sample only them
+        torch.where((column // 128 % 2 == 1) & (column % 2 == 0), 25.0, 0.0)
+        .add(25 * torch.rand(width))
+        .exp(),
     ]
     scores = torch.stack(rows)
     check(scores, None, torch.full((len(rows),), width, dtype=torch.int32))

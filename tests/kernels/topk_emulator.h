@@ -1,6 +1,7 @@
 // What the top-k kernels need besides emulator.h, after which it is included.
 #include <algorithm>
 #include <atomic>
+#include <optional>
 #undef DEVICE
 #define DEVICE inline
 
@@ -21,6 +22,60 @@ static u32 __dp4a(u32 a, u32 b, u32 sum) {
   return sum;
 }
 static float square_root(float x) { return std::sqrt(x); }
+
+// ---- clusters --------------------------------------------------------------------------------------
+
+#ifndef CLUSTER
+#define CLUSTER 1
+#endif
+#ifndef SHARED_BYTES
+#define SHARED_BYTES 16
+#endif
+
+// The blocks of a cluster run at once, each with threads, barriers and shared memory of its own.
+struct Block {
+  std::vector<std::unique_ptr<Warp>> warps;
+  std::unique_ptr<std::barrier<>> gate;
+  uint4 memory[SHARED_BYTES / 16 + 1];
+};
+static Block blocks[CLUSTER];
+static std::unique_ptr<std::barrier<>> cluster_gate;
+static thread_local std::optional<std::barrier<>::arrival_token> arrival;
+
+static Block& my_block() { return blocks[blockIdx.x % CLUSTER]; }
+static Warp& my_blocks_warp() { return *my_block().warps[threadIdx.x / 32]; }
+static void synchronize_block() { my_block().gate->arrive_and_wait(); }
+#define my_warp my_blocks_warp
+#define __syncthreads synchronize_block
+
+static void cluster_arrive() { arrival.emplace(cluster_gate->arrive()); }
+static void cluster_wait() { cluster_gate->wait(std::move(*arrival)); }
+static u32 map_shared(u32 address, u32 block) {
+  return address + (block - blockIdx.x % CLUSTER) * u32(sizeof(Block));
+}
+
+template <typename... P>
+static void launch_clusters(void (*kernel)(P...), int grid, int threads, void** arguments) {
+  for (int first = 0; first < grid; first += CLUSTER) {
+    cluster_gate = std::make_unique<std::barrier<>>(CLUSTER * threads);
+    std::vector<std::thread> running;
+    for (int b = 0; b < CLUSTER; ++b) {
+      blocks[b].gate = std::make_unique<std::barrier<>>(threads);
+      blocks[b].warps.clear();
+      for (int w = 0; w < threads / 32; ++w) {
+        blocks[b].warps.push_back(std::make_unique<Warp>());
+      }
+    }
+    for (int i = 0; i < CLUSTER * threads; ++i) {
+      running.emplace_back([=] {
+        threadIdx.x = i % threads, blockIdx.x = first + i / threads;
+        call(kernel, arguments, std::index_sequence_for<P...>());
+      });
+    }
+    for (std::thread& thread : running) thread.join();
+  }
+}
+#define launch launch_clusters
 
 // ---- warps ---------------------------------------------------------------------------------------
 
@@ -83,8 +138,3 @@ static void store_chosen(u32& address, float score, u32 column, u32 chosen, u32 
   store(address + 4, column);
   address += 8;
 }
-
-// A cluster of one.
-static void cluster_arrive() {}
-static void cluster_wait() {}
-static u32 map_shared(u32 address, u32) { return address; }

@@ -14,9 +14,9 @@ from dsa_compile.ops.quantize import E4M3, quantize_blocks
 
 EXPERTS, HIDDEN, INNER, TOP_K = 256, 7168, 2048, 8
 TOKENS = (1, 2, 8, 16, 64, 128, 512, 1024, 2048, 4096, 8192)
-TOLERANCE = 8e-3
-"""Relative, of all values together: bf16's rounding twice, and activations that quantise to the
-neighbouring e4m3."""
+TOLERANCE = 2.5e-2
+"""Relative, of all values together. Where gate and up are rounded to bf16 before the activation,
+some values quantise to the neighbouring e4m3, which makes 1.6e-2; without that it is 4e-3."""
 
 Matrices = tuple[Tensor, Tensor, Tensor, Tensor]
 Tokens = tuple[Tensor, Tensor, Tensor, Tensor]

@@ -1,6 +1,7 @@
 """``dsa::experts_fp8`` on Hopper: both projections of all experts in one persistent launch."""
 
 import functools
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -16,62 +17,71 @@ _BOX = 128  # rows and bytes of a weight's tile
 _COMBINE_COLUMNS = 1024
 _INDEX_TYPES = {torch.int64: "long long", torch.int32: "int"}
 
-# Most rows of a group, stages of the ring, blocks of a cluster. Few rows an expert leave shared
-# memory to a deeper ring.
-_NARROW = (32, 6, 1)
-_WIDE = (144, 4, 1)
-_NARROW_ROWS = 12  # an expert on average, up to which the narrow one is built
+
+@dataclass(frozen=True)
+class Shape:
+    """How the main kernel is built.
+
+    Args:
+        tokens: most rows of a group, which is what one weight tile is multiplied with.
+        stages: of the ring in shared memory, each 128 of K.
+    """
+
+    tokens: int
+    stages: int
+
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory; the kernel asserts that it counts the same."""
+        stage = 2 * _BOX * _BOX + self.tokens * (_BOX + 4)
+        out = min(self.tokens, 72) * 144
+        return self.stages * (stage + 16) + 2 * out + 3 * self.tokens * 4
+
+    def defines(self, hidden: int, inner: int, top_k: int) -> Defines:
+        """Macros of ``experts_fp8.cu`` for a geometry."""
+        return {
+            "HIDDEN": hidden,
+            "INNER": inner,
+            "TOP_K": top_k,
+            "TOKENS": self.tokens,
+            "STAGES": self.stages,
+            "SHARED": self.shared_bytes(),
+        }
 
 
-def main_defines(hidden: int, inner: int, top_k: int, wide: bool) -> Defines:
-    """Macros of ``experts_fp8.cu`` for a geometry, for many or few tokens."""
-    tokens, stages, cluster = _WIDE if wide else _NARROW
-    return {
-        "HIDDEN": hidden,
-        "INNER": inner,
-        "TOP_K": top_k,
-        "TOKENS": tokens,
-        "STAGES": stages,
-        "CLUSTER": cluster,
-        "SHARED": shared_bytes(tokens, stages),
-    }
+NARROW = Shape(tokens=32, stages=6)
+"""For few rows an expert: what counts is to stream weights."""
+WIDE = Shape(tokens=144, stages=4)
+"""For many, the widest that registers hold. Clusters of two that share a weight tile by multicast
+were slower: 1,355 µs instead of 680 at 16 rows an expert, 2,739 instead of 2,172 at 256 (64 of the
+experts, H200)."""
+_NARROW_ROWS = 12
+"""Of an expert on average, up to which NARROW is taken."""
 
 
-def shared_bytes(tokens: int, stages: int) -> int:
-    """Dynamic shared memory; the kernel asserts that it counts the same."""
-    stage = 2 * _BOX * _BOX + tokens * (_BOX + 4)
-    out = min(tokens, 72) * 144
-    return stages * stage + 2 * out + 3 * tokens * 4 + stages * 16
+@dataclass(frozen=True)
+class _Kernels:
+    plan: CudaKernel
+    main: CudaKernel
+    combine: CudaKernel
 
 
 @functools.cache
 def _kernels(
-    experts: int, hidden: int, inner: int, top_k: int, index: torch.dtype, wide: bool
-) -> tuple[CudaKernel, CudaKernel, CudaKernel]:
-    """Plan, products, combination."""
-    tokens, _, cluster = _WIDE if wide else _NARROW
-    defines = main_defines(hidden, inner, top_k, wide)
-    index_type = _INDEX_TYPES[index]
-    plan = CudaKernel(
-        "experts_fp8_plan.cu",
-        "experts_plan",
-        {"INDEX": index_type, "EXPERTS": experts, "TOKENS": tokens, "CLUSTER": cluster},
+    experts: int, hidden: int, inner: int, top_k: int, index: torch.dtype, shape: Shape
+) -> _Kernels:
+    common: Defines = {"INDEX": _INDEX_TYPES[index], "EXPERTS": experts}
+    row: Defines = {"HIDDEN": hidden, "TOP_K": top_k}
+    return _Kernels(
+        CudaKernel("experts_fp8_plan.cu", "experts_plan", {**common, "TOKENS": shape.tokens}),
+        CudaKernel(
+            "experts_fp8.cu",
+            "experts",
+            shape.defines(hidden, inner, top_k),
+            shared=shape.shared_bytes(),
+            overlap=True,
+        ),
+        CudaKernel("experts_fp8_combine.cu", "experts_combine", {**common, **row}, overlap=True),
     )
-    main = CudaKernel(
-        "experts_fp8.cu",
-        "experts",
-        defines,
-        shared=int(defines["SHARED"]),
-        cluster=(cluster, 1, 1),
-        overlap=True,
-    )
-    combine = CudaKernel(
-        "experts_fp8_combine.cu",
-        "experts_combine",
-        {"INDEX": index_type, "EXPERTS": experts, "TOP_K": top_k, "HIDDEN": hidden},
-        overlap=True,
-    )
-    return plan, main, combine
 
 
 @functools.cache
@@ -114,26 +124,21 @@ def experts_fp8(
     out = torch.empty(tokens, hidden, dtype=torch.bfloat16, device=x.device)
     if pairs == 0:
         return out.zero_()
-    wide = pairs > _NARROW_ROWS * experts
-    plan, main, combine = _kernels(experts, hidden, inner, top_k, indices.dtype, wide)
-    rows, _, cluster = _WIDE if wide else _NARROW
-    groups_most = (min(pairs, experts) + pairs // (rows * cluster)) * cluster
+    shape = WIDE if pairs > _NARROW_ROWS * experts else NARROW
+    kernels = _kernels(experts, hidden, inner, top_k, indices.dtype, shape)
+    groups_most = min(pairs, experts) + pairs // shape.tokens
 
-    def empty(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
-        return torch.empty(shape, dtype=dtype, device=x.device)
+    def empty(*sizes: int, dtype: torch.dtype = torch.int32) -> Tensor:
+        return torch.empty(sizes, dtype=dtype, device=x.device)
 
-    pair_of, groups, count, finished = (
-        empty(pairs),
-        empty(groups_most, 4),
-        empty(1),
-        empty(groups_most),
-    )
+    pair_of, groups = empty(pairs), empty(groups_most, 4)
+    count, finished = empty(1), empty(groups_most)
     inner_values = empty(pairs, inner, dtype=torch.uint8)
     inner_scale = empty(pairs, inner // _BOX, dtype=torch.float32)
     outputs = empty(pairs, hidden, dtype=torch.bfloat16)
-    plan((1, 1, 1), 1024, indices, pairs, pair_of, groups, count, finished)
-    main(
-        (_multiprocessors(x.device.index) // cluster * cluster, 1, 1),
+    kernels.plan((1, 1, 1), 1024, indices, pairs, pair_of, groups, count, finished)
+    kernels.main(
+        (_multiprocessors(x.device.index), 1, 1),
         _THREADS,
         tensor_map(gate_up.view(-1, hidden), (_BOX, _BOX), l2_promotion=256),
         tensor_map(down.view(-1, inner), (_BOX, _BOX), l2_promotion=256),
@@ -150,5 +155,5 @@ def experts_fp8(
         outputs,
     )
     columns = -(-hidden // _COMBINE_COLUMNS)
-    combine((tokens, columns, 1), 128, outputs, weights, indices, out)
+    kernels.combine((tokens, columns, 1), 128, outputs, weights, indices, out)
     return out

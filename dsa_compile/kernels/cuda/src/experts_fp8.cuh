@@ -1,19 +1,123 @@
-// What the kernels of the FP8 experts share: the plan made from the router's choice.
+// The persistent kernel of the FP8 experts: its shared memory, its items, and how blocks signal.
 #pragma once
-#include "common.cuh"
+#include "experts_fp8_groups.cuh"
+#include "wgmma_e4m3.cuh"
 
-// A (token, slot) pair is one row of work: pair = token * TOP_K + slot. Rows are the pairs in order
-// of their expert; a group is a run of at most TOKENS rows of one expert. Groups come in sets of
-// CLUSTER, all of one expert and of nearly equal size: the blocks of a cluster take one each and
-// share what they read of the weights.
-struct Group {
-  int expert;
-  int row;    // its first
-  int rows;   // how many; 0 only beside others of its set
-  int width;  // of the set: rows rounded up to a width that the matrix product has
+#ifdef SPIN_LIMIT  // a debugging build reports what would hang
+DEVICE void bounded_wait(u32 barrier, u32 parity) {
+  for (int i = 0; i < SPIN_LIMIT; ++i) {
+    if (mbarrier_try_wait(barrier, parity)) return;
+  }
+  printf("block %d thread %d barrier %u parity %u\n", blockIdx.x, threadIdx.x, barrier, parity);
+  __trap();
+}
+#define mbarrier_wait bounded_wait
+#endif
+
+constexpr int kGateUpItems = INNER / 128;  // a group
+constexpr int kDownItems = HIDDEN / 256;
+static_assert(INNER % 128 == 0 && HIDDEN % 256 == 0, "tiles");
+
+constexpr int kMathThreads = 256;
+constexpr int kThreads = kMathThreads + 128;  // the last warpgroup loads
+constexpr int kGatherThreads = 96;
+
+// A stage of the ring holds 128 of K: two boxes of 128 rows of the weight, TOKENS rows of tokens
+// and their scales.
+constexpr int kBoxBytes = 128 * 128;
+constexpr int kWeightBytes = 2 * kBoxBytes;
+constexpr int kTokenBytes = TOKENS * 128;
+constexpr int kScaleBytes = TOKENS * 4;
+constexpr int kBytePitch = 64 + 16;   // a token's 64 e4m3 of a warpgroup, on their way out
+constexpr int kBf16Pitch = 128 + 16;  // a token's 64 bf16
+constexpr int kOutTokens = TOKENS < 72 ? TOKENS : 72;  // leave in portions of so many
+constexpr int kOutBytes = kOutTokens * kBf16Pitch;
+constexpr int kTokenBase = STAGES * kWeightBytes;
+constexpr int kScaleBase = kTokenBase + STAGES * kTokenBytes;
+constexpr int kOutBase = kScaleBase + STAGES * kScaleBytes;
+constexpr int kAmaxBase = kOutBase + 2 * kOutBytes;
+constexpr int kBarrierBase = kAmaxBase + 3 * TOKENS * 4;
+static_assert(kBarrierBase + STAGES * 16 == SHARED, "the host reserves what is used");
+
+extern __shared__ __align__(1024) u8 memory[];
+
+DEVICE u32 stage_weights(int stage) { return smem_u32(memory) + stage * kWeightBytes; }
+DEVICE u32 stage_tokens(int stage) { return smem_u32(memory) + kTokenBase + stage * kTokenBytes; }
+DEVICE u32 stage_scales(int stage) { return smem_u32(memory) + kScaleBase + stage * kScaleBytes; }
+DEVICE u32 full_barrier(int stage) { return smem_u32(memory + kBarrierBase) + 16 * stage; }
+DEVICE u32 empty_barrier(int stage) { return full_barrier(stage) + 8; }
+
+enum NamedBarrier { kAmax = 1, kOut = 2 };  // kOut + warpgroup
+
+// Position in the ring.
+struct Ring {
+  int stage = 0;
+  u32 phase = 0;
+  DEVICE void next() {
+    if (++stage == STAGES) {
+      stage = 0;
+      phase ^= 1;
+    }
+  }
 };
 
-DEVICE int width_for(int rows) {
-  const int step = TOKENS <= 32 ? 8 : rows > 32 && rows <= 64 ? 32 : 16;
-  return (rows + step - 1) / step * step;
+struct Item {
+  Group group;
+  int index;  // of the group; negative: there is no such item
+  int tile;   // rows of the weight: 128 of gate and of up, or 256 of down
+  bool down;
+  DEVICE bool valid() const { return index >= 0; }
+  DEVICE int blocks() const { return (down ? INNER : HIDDEN) / 128; }  // of 128 of K
+};
+
+struct Groups {
+  const Group* of;
+  int count;
+};
+
+DEVICE Item find_item(int number, const Groups& groups) {
+  Item item;
+  item.down = number >= groups.count * kGateUpItems;
+  if (item.down) {
+    number -= groups.count * kGateUpItems;
+    item.index = number / kDownItems;
+    item.tile = number % kDownItems;
+  } else {
+    item.index = number / kGateUpItems;
+    item.tile = number % kGateUpItems;
+  }
+  if (item.index >= groups.count) {
+    item.index = -1;
+    item.group = {};
+  } else {
+    const int4 raw = *reinterpret_cast<const int4*>(groups.of + item.index);
+    item.group = {raw.x, raw.y, raw.z, raw.w};
+  }
+  return item;
+}
+
+DEVICE u32 load_acquire(const u32* from) {
+  u32 value;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
+  return value;
+}
+
+DEVICE void add_release(u32* to) {
+  asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(to) : "memory");
+}
+
+
+// Until all of a group's hidden values are written.
+DEVICE void wait_finished(const u32* finished) {
+#ifdef SPIN_LIMIT
+  int spins = 0;
+#endif
+  while (load_acquire(finished) < 2 * kGateUpItems) {
+#ifdef SPIN_LIMIT
+    if (++spins == SPIN_LIMIT) {
+      printf("block %d finished %u\n", blockIdx.x, *finished);
+      __trap();
+    }
+#endif
+  }
 }

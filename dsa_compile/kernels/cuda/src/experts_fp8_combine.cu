@@ -1,5 +1,6 @@
-// out[t] = sum over the slots s of token t of weights[t, s] * outputs[t * TOP_K + s], in fp32 and in
-// the order of the slots. Slots without an expert are skipped: their rows of `outputs` are not written.
+// out[t] = sum over the slots s of token t of weights[t, s] * outputs[t * TOP_K + s], in fp32 and
+// in the order of the slots. Slots without an expert are skipped: their rows of `outputs` are not
+// written.
 //
 // Built with INDEX, EXPERTS, TOP_K and HIDDEN. Blocks: one a token along x, 1,024 columns along y.
 #include "common.cuh"

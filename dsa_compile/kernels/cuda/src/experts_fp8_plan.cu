@@ -1,8 +1,7 @@
 // Sorts the router's choice by expert and cuts every expert's rows into groups. One block.
 //
-// Built with INDEX (the type of an index), EXPERTS, TOKENS (rows of a group at most) and CLUSTER
-// (groups of a set).
-#include "experts_fp8.cuh"
+// Built with INDEX (the type of an index), EXPERTS and TOKENS (rows of a group at most).
+#include "experts_fp8_groups.cuh"
 
 constexpr int kThreads = 1024;
 static_assert(EXPERTS <= kThreads, "one thread scans one expert");
@@ -25,11 +24,11 @@ DEVICE int exclusive_sum(int value, int* warp_sums) {
 }
 
 // indices [pairs]; a pair whose index is not in [0, EXPERTS) gets no row. Out: pair_of [rows], the
-// groups, the number of their sets and a zero for each group in `finished`. The order of the rows of one expert is that
-// in which threads arrive; no result depends on it.
+// groups, their number and a zero for each in `finished`. The order of the rows of one expert is
+// that in which threads arrive; no result depends on it.
 extern "C" __global__ void __launch_bounds__(kThreads)
     experts_plan(const INDEX* __restrict__ indices, int pairs, int* __restrict__ pair_of,
-                 Group* __restrict__ groups, int* __restrict__ set_count,
+                 Group* __restrict__ groups, int* __restrict__ group_count,
                  u32* __restrict__ finished) {
   __shared__ int counts[EXPERTS];
   __shared__ int warp_sums[kThreads / 32];
@@ -43,15 +42,15 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   }
   __syncthreads();
   const int rows = thread < EXPERTS ? counts[thread] : 0;
-  const int own = (rows + TOKENS * CLUSTER - 1) / (TOKENS * CLUSTER) * CLUSTER;  // groups
+  const int own = (rows + TOKENS - 1) / TOKENS;  // groups, of nearly equal size
   const int row = exclusive_sum(rows, warp_sums);
   const int first = exclusive_sum(own, warp_sums);
   if (thread < EXPERTS) counts[thread] = row;  // from here on: the next free row
-  if (thread == kThreads - 1) *set_count = first / CLUSTER;
+  if (thread == kThreads - 1) *group_count = first;
   if (own > 0) {
     const int share = (rows + own - 1) / own;
     for (int i = 0; i < own; ++i) {
-      const int here = max(0, min(share, rows - i * share));
+      const int here = min(share, rows - i * share);
       groups[first + i] = {thread, row + i * share, here, width_for(share)};
       finished[first + i] = 0;
     }

@@ -109,14 +109,14 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     return out
 
 
-def warps_for(width: int, rows: int) -> int:
-    """Warps of a program that holds one row of a 16-bit type.
+def warps_for(width: int, rows: int, inputs: int = 1) -> int:
+    """Warps of a program that holds one row of each of its inputs, of a 16-bit type.
 
     With many rows, enough values a thread keep enough loads in flight; with few, more threads
     shorten the row's latency.
     """
     block: int = triton.next_power_of_2(width)
-    values = (32 if block > 2048 else 16) if rows > 256 else 8
+    values = (32 if block > 2048 else 16) // inputs if rows > 256 else 8
     return min(max(block // (32 * values), 1), 16)
 
 
@@ -143,7 +143,7 @@ def _launch_rms_norm(
         residual.stride(0),
         ADD=add,
         BLOCK=triton.next_power_of_2(width),
-        num_warps=warps_for(width, rows),
+        num_warps=warps_for(width, rows, 2 if add else 1),
     )
 
 

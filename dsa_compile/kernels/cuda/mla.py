@@ -1,0 +1,84 @@
+"""Latent attention on Hopper: of few tokens, whose slots are split over the device, or of many."""
+
+from torch import Tensor
+
+from dsa_compile.kernels.cuda import mla_decode, mla_prefill, mla_prefill_fp8
+
+# Tokens up to which the kernel that splits slots is the faster one, on an H200 with 128 heads.
+FEW_TOKENS = 32
+FEW_TOKENS_FP8 = 256  # beyond, bringing the rows to bf16 first costs less than doing it twice
+MOST_SLOTS = 4096  # of a token, for that kernel
+
+
+def _few(q_latent: Tensor, slots: Tensor, few: int) -> bool:
+    return q_latent.shape[0] <= few and slots.shape[1] <= MOST_SLOTS
+
+
+def paged_latent_attention(
+    q_latent: Tensor, q_pe: Tensor, cache: Tensor, slots: Tensor, scale: float
+) -> Tensor:
+    """``dsa::paged_latent_attention``."""
+    few = _few(q_latent, slots, FEW_TOKENS)
+    attend = mla_decode.paged_latent_attention if few else mla_prefill.paged_latent_attention
+    return attend(q_latent, q_pe, cache, slots, scale)
+
+
+def paged_latent_attention_lse(
+    q_latent: Tensor, q_pe: Tensor, cache: Tensor, slots: Tensor, scale: float
+) -> tuple[Tensor, Tensor]:
+    """``dsa::paged_latent_attention_lse``."""
+    few = _few(q_latent, slots, FEW_TOKENS)
+    attend = (
+        mla_decode.paged_latent_attention_lse if few else mla_prefill.paged_latent_attention_lse
+    )
+    return attend(q_latent, q_pe, cache, slots, scale)
+
+
+def paged_latent_attention_fp8(
+    q_latent: Tensor, q_pe: Tensor, cache: Tensor, slots: Tensor, scale: float
+) -> Tensor:
+    """``dsa::paged_latent_attention_fp8``."""
+    few = _few(q_latent, slots, FEW_TOKENS_FP8)
+    attend = (
+        mla_decode.paged_latent_attention_fp8 if few else mla_prefill_fp8.paged_latent_attention_fp8
+    )
+    return attend(q_latent, q_pe, cache, slots, scale)
+
+
+def paged_latent_attention_fp8_lse(
+    q_latent: Tensor, q_pe: Tensor, cache: Tensor, slots: Tensor, scale: float
+) -> tuple[Tensor, Tensor]:
+    """``dsa::paged_latent_attention_fp8_lse``."""
+    few = _few(q_latent, slots, FEW_TOKENS_FP8)
+    attend = (
+        mla_decode.paged_latent_attention_fp8_lse
+        if few
+        else mla_prefill_fp8.paged_latent_attention_fp8_lse
+    )
+    return attend(q_latent, q_pe, cache, slots, scale)
+
+
+def paged_latent_attention_fp8_tensor(
+    q_latent: Tensor, q_pe: Tensor, cache: Tensor, slots: Tensor, scale: float, cache_scale: Tensor
+) -> Tensor:
+    """``dsa::paged_latent_attention_fp8_tensor``."""
+    few = _few(q_latent, slots, FEW_TOKENS_FP8)
+    attend = (
+        mla_decode.paged_latent_attention_fp8_tensor
+        if few
+        else mla_prefill_fp8.paged_latent_attention_fp8_tensor
+    )
+    return attend(q_latent, q_pe, cache, slots, scale, cache_scale)
+
+
+def paged_latent_attention_fp8_tensor_lse(
+    q_latent: Tensor, q_pe: Tensor, cache: Tensor, slots: Tensor, scale: float, cache_scale: Tensor
+) -> tuple[Tensor, Tensor]:
+    """``dsa::paged_latent_attention_fp8_tensor_lse``."""
+    few = _few(q_latent, slots, FEW_TOKENS_FP8)
+    attend = (
+        mla_decode.paged_latent_attention_fp8_tensor_lse
+        if few
+        else mla_prefill_fp8.paged_latent_attention_fp8_tensor_lse
+    )
+    return attend(q_latent, q_pe, cache, slots, scale, cache_scale)

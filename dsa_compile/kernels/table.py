@@ -1,0 +1,325 @@
+"""Every implementation of every kernel op, in order of preference.
+
+The order is what was measured (``docs/kernels.md``), not habit.
+"""
+
+import torch
+
+from dsa_compile.kernels.facts import (
+    Condition,
+    dtype_in,
+    size_at_most,
+    size_in,
+    size_multiple,
+    size_power_of_two,
+    value_at_most,
+    value_multiple,
+)
+from dsa_compile.kernels.implementation import GPUS, HOPPER, Implementation
+
+_TRITON = "dsa_compile.kernels.triton"
+_CUDA = "dsa_compile.kernels.cuda"
+_PEERS = "dsa_compile.kernels.peers"
+
+_BF16 = torch.bfloat16
+_WIDEST = 32768  # a row that one program of Triton's holds
+
+
+def _triton(op: str, module: str, *conditions: Condition, note: str = "") -> Implementation:
+    return Implementation(op, "triton", f"{_TRITON}.{module}:{op}", GPUS, conditions, note=note)
+
+
+def _cuda(
+    op: str,
+    module: str,
+    *conditions: Condition,
+    targets: tuple[str, ...] = GPUS,
+    max_tokens: int | None = None,
+    note: str = "",
+) -> Implementation:
+    function = f"{_CUDA}.{module}:{op}"
+    return Implementation(op, "cuda", function, targets, conditions, max_tokens, note)
+
+
+def _peer(
+    op: str,
+    provider: str,
+    *conditions: Condition,
+    module: str = "",
+    max_tokens: int | None = None,
+    note: str = "",
+) -> Implementation:
+    function = f"{_PEERS}.{module or provider}:{op}"
+    return Implementation(op, provider, function, (HOPPER,), conditions, max_tokens, note)
+
+
+def _torch(op: str, module: str) -> Implementation:
+    return Implementation(op, "torch", f"dsa_compile.kernels.{module}:{op}", GPUS, note="cuBLAS")
+
+
+def _norm_quantize(op: str) -> tuple[Implementation, ...]:
+    return (
+        _cuda(op, "norm_quantize", dtype_in("x", _BF16), size_multiple("x", -1, 256)),
+        _triton(op, "norm_quantize", size_multiple("x", -1, 128), size_at_most("x", -1, _WIDEST)),
+    )
+
+
+def _latent_row(op: str) -> tuple[Implementation, ...]:
+    conditions = (dtype_in("kv", _BF16), size_multiple("weight", 0, 256), size_in("cos", -1, 64))
+    return (
+        _cuda(op, "latent_row", *conditions),
+        _triton(op, "latent_cache", size_power_of_two("weight", 0)),
+    )
+
+
+_MLA = (
+    dtype_in("q_latent", _BF16),
+    size_in("q_latent", 2, 512),
+    size_in("q_pe", 2, 64),
+)
+_FLASH_MLA = (*_MLA, size_in("q_latent", 1, 64, 128), size_multiple("slots", 1, 128))
+_POWERS = (size_power_of_two("q_latent", 2), size_power_of_two("q_pe", 2))
+
+
+def _attention(op: str) -> tuple[Implementation, ...]:
+    """Rows of bf16: ours are ahead of FlashMLA at every shape measured."""
+    return (
+        _cuda(
+            op,
+            "mla",
+            *_MLA,
+            dtype_in("cache", _BF16),
+            targets=(HOPPER,),
+            note="H200, 1,024 tokens × 128 heads: 929 µs, flash_mla 1,021 beside it",
+        ),
+        *([_peer(op, "flash_mla", *_FLASH_MLA)] if op == "paged_latent_attention" else []),
+        _triton(op, "mla", *_POWERS),
+    )
+
+
+def _attention_fp8(op: str) -> tuple[Implementation, ...]:
+    """656-byte rows: FlashMLA is ahead by more than a tenth from 64 tokens on."""
+    peer = (*_FLASH_MLA, size_in("cache", 1, 64))
+    return (
+        _cuda(
+            op,
+            "mla",
+            *_MLA,
+            targets=(HOPPER,),
+            max_tokens=1,
+            note="H200, 1 token × 128 heads: 15.4 µs (flash_mla 16.8)",
+        ),
+        _peer(op, "flash_mla", *peer, note="H200, 64 tokens × 128 heads: 95 µs (cuda 113)"),
+        _cuda(op, "mla", *_MLA, targets=(HOPPER,)),
+        _triton(op, "mla_fp8", *_POWERS, size_multiple("q_latent", 2, 128)),
+    )
+
+
+def _attention_fp8_tensor(op: str) -> tuple[Implementation, ...]:
+    return (
+        _cuda(op, "mla", *_MLA, targets=(HOPPER,)),
+        _triton(op, "mla_fp8", *_POWERS, size_multiple("q_latent", 2, 128)),
+    )
+
+
+_PROJECTION = (size_multiple("weight", 0, 8), size_multiple("weight", 1, 128))
+
+KERNELS: tuple[Implementation, ...] = (
+    # norms, activations, quantisation
+    _triton("rms_norm", "norm", size_at_most("x", -1, _WIDEST)),
+    _triton("add_rms_norm", "norm", size_at_most("x", -1, _WIDEST)),
+    _triton("layer_norm", "norm", size_at_most("x", -1, _WIDEST)),
+    *_norm_quantize("rms_norm_quantize"),
+    *_norm_quantize("rms_norm_quantize_keep"),
+    *_norm_quantize("add_rms_norm_quantize"),
+    _triton("swiglu", "activation"),
+    _triton("swiglu_packed", "activation"),
+    _cuda(
+        "swiglu_packed_quantize",
+        "swiglu_quantize",
+        dtype_in("gate_up", _BF16),
+        size_multiple("gate_up", -1, 256),
+    ),
+    _triton("swiglu_packed_quantize", "activation", size_multiple("gate_up", -1, 256)),
+    _triton("quantize_blocks", "quantize", size_multiple("x", -1, 128)),
+    _triton("quantize_tensor", "quantize"),
+    _triton("embedding", "embedding"),
+    # RoPE and the caches
+    _triton("rope_interleaved", "rope", size_power_of_two("x", -1)),
+    _triton("rope_half", "rope", size_power_of_two("x", -1)),
+    _triton("write_latent_cache", "latent_cache"),
+    _triton("write_index_cache", "latent_cache"),
+    *_latent_row("norm_rope_write_latent_cache"),
+    *_latent_row("norm_rope_write_latent_cache_fp8"),
+    *_latent_row("norm_rope_write_latent_cache_fp8_tensor"),
+    _triton("dense_slots", "slots"),
+    # the indexer
+    _cuda(
+        "write_index_key_fp8",
+        "index_quantize",
+        dtype_in("k", _BF16),
+        size_in("k", 1, 128),
+        size_in("cos", -1, 64),
+    ),
+    _triton("write_index_key_fp8", "index_key", size_in("k", 1, 128), size_in("cos", -1, 64)),
+    _cuda(
+        "index_query_quantize",
+        "index_quantize",
+        dtype_in("q", _BF16),
+        size_in("q", 2, 128),
+        size_multiple("q", 1, 16),
+        size_in("cos", -1, 64),
+    ),
+    _triton("index_query_quantize", "index_query", size_in("q", 2, 128), size_in("cos", -1, 64)),
+    # what attention makes of its projections
+    _cuda(
+        "attention_inputs_fp8",
+        "attention_inputs",
+        dtype_in("merged", _BF16),
+        size_multiple("q_weight", 0, 256),
+        size_in("k_weight", 0, 128),
+        size_multiple("kv_weight", 0, 256),
+        size_in("cos", -1, 64),
+        note="one launch up to 512 tokens",
+    ),
+    _triton(
+        "attention_inputs_fp8",
+        "attention_inputs",
+        size_multiple("q_weight", 0, 128),
+        size_in("k_weight", 0, 128),
+        size_power_of_two("kv_weight", 0),
+        size_in("cos", -1, 64),
+        note="a launch for each part",
+    ),
+    _cuda(
+        "attention_queries_fp8",
+        "attention_queries",
+        dtype_in("q_pe", _BF16),
+        dtype_in("index_q", _BF16),
+        size_multiple("q_pe", 1, 16),
+        size_multiple("index_q", 1, 16),
+        size_in("index_q", 2, 128),
+        size_in("cos", -1, 64),
+    ),
+    _triton(
+        "attention_queries_fp8",
+        "attention_inputs",
+        size_in("index_q", 2, 128),
+        size_in("cos", -1, 64),
+        note="a launch for each part",
+    ),
+    _triton(
+        "paged_index_topk",
+        "index_topk",
+        value_multiple("topk", 4),
+        value_at_most("topk", 2048),
+        size_multiple("q", 2, 4),
+    ),
+    _cuda(
+        "paged_index_topk_fp8",
+        "index_topk",
+        size_in("q", 1, 16, 32, 64),
+        size_in("q", 2, 128),
+        size_in("cache", 1, 16, 32, 64),
+        value_multiple("topk", 4),
+        value_at_most("topk", 2048),
+        targets=(HOPPER,),
+        note="H200, scores of 2,048 × 65,536: 1,232 TFLOP/s (deep_gemm 1,111)",
+    ),
+    _triton(
+        "paged_index_topk_fp8",
+        "index_topk",
+        value_multiple("topk", 4),
+        value_at_most("topk", 2048),
+        size_multiple("q", 2, 4),
+    ),
+    # a launch for what attention makes of each projection
+    _cuda(
+        "attention_inputs_fp8",
+        "attention_inputs",
+        dtype_in("merged", _BF16),
+        size_multiple("q_weight", 0, 256),
+        size_in("k_weight", 0, 128),
+        size_multiple("kv_weight", 0, 256),
+        size_in("cos", -1, 64),
+    ),
+    _triton(
+        "attention_inputs_fp8",
+        "attention_inputs",
+        size_multiple("q_weight", 0, 128),
+        size_in("k_weight", 0, 128),
+        size_power_of_two("kv_weight", 0),
+        size_in("cos", -1, 64),
+    ),
+    _cuda(
+        "attention_queries_fp8",
+        "attention_queries",
+        dtype_in("q_pe", _BF16),
+        size_in("q_pe", 2, 64),
+        size_multiple("q_pe", 1, 16),
+        size_in("index_q", 2, 128),
+        size_multiple("index_q", 1, 16),
+        size_in("cos", -1, 64),
+    ),
+    _triton(
+        "attention_queries_fp8",
+        "attention_inputs",
+        size_in("index_q", 2, 128),
+        size_power_of_two("q_pe", 2),
+        size_in("cos", -1, 64),
+    ),
+    # attention to the latent cache
+    *_attention("paged_latent_attention"),
+    *_attention("paged_latent_attention_lse"),
+    *_attention_fp8("paged_latent_attention_fp8"),
+    *_attention_fp8("paged_latent_attention_fp8_lse"),
+    *_attention_fp8_tensor("paged_latent_attention_fp8_tensor"),
+    *_attention_fp8_tensor("paged_latent_attention_fp8_tensor_lse"),
+    _triton("latent_rows_fp8", "latent_rows"),
+    _triton("latent_rows_fp8_tensor", "latent_rows"),
+    _torch("absorb_query", "absorb"),
+    _torch("expand_output", "absorb"),
+    # projections
+    _cuda(
+        "linear_fp8",
+        "gemm_fp8",
+        *_PROJECTION,
+        targets=(HOPPER,),
+        max_tokens=64,
+        note="H200, a layer's six at 1 token: 67 µs (deep_gemm 90)",
+    ),
+    _peer(
+        "linear_fp8",
+        "deep_gemm",
+        *_PROJECTION,
+        note="H200, a layer's six at 4,096 tokens: 1,368 µs (cuda 1,545)",
+    ),
+    _cuda("linear_fp8", "gemm_fp8", *_PROJECTION, targets=(HOPPER,)),
+    _triton("linear_fp8", "gemm_fp8", size_multiple("weight", 1, 128)),
+    _cuda(
+        "quantize_linear_fp8",
+        "gemm_fp8",
+        dtype_in("x", _BF16),
+        *_PROJECTION,
+        targets=(HOPPER,),
+    ),
+    # experts and their router
+    _triton("router", "router", size_at_most("weight", 0, 1024)),
+    _triton("experts", "experts"),
+    _cuda(
+        "experts_fp8",
+        "experts_fp8",
+        size_multiple("x", 1, 256),
+        size_multiple("down", 2, 128),
+        size_at_most("down", 0, 1024),
+        targets=(HOPPER,),
+    ),
+    _peer(
+        "experts_fp8",
+        "deep_gemm",
+        size_multiple("x", 1, 128),
+        size_multiple("down", 2, 128),
+        module="deep_gemm_experts",
+    ),
+    _triton("experts_fp8", "experts", size_multiple("x", 1, 128), size_multiple("down", 2, 128)),
+)

@@ -112,13 +112,16 @@ static u32 __shfl_sync(u32, u32 x, u32 lane) {
   return with_warp(x, [=](const u32* all) { return all[lane % 32]; });
 }
 static void add_from_below(u32& value, u32 step) {
-  value += with_warp(value, [=](const u32* all) { return lane_id() < step ? 0 : all[lane_id() - step]; });
+  value += with_warp(
+      value, [=](const u32* all) { return lane_id() < step ? 0 : all[lane_id() - step]; });
 }
 
 // ---- shared memory -------------------------------------------------------------------------------
 
 static char anchor;
-static u32 smem_u32(const void* pointer) { return u32(static_cast<const char*>(pointer) - &anchor); }
+static u32 smem_u32(const void* pointer) {
+  return u32(static_cast<const char*>(pointer) - &anchor);
+}
 static u32* at(u32 address) { return reinterpret_cast<u32*>(&anchor + int(address)); }
 
 static void count_key(u32 bins, u32 most, u32 key, u32 top, u32 shift, u32& higher) {

@@ -9,7 +9,8 @@
 // Results are in an order that depends on the scores alone, equal scores to the lower column, and
 // so the same bits in every run.
 //
-// CAPACITY: candidates; BATCH: groups of four scores of a thread that are loaded together.
+// CAPACITY: candidates. BATCH: groups of four scores of a thread that are loaded together. SAMPLES:
+// scores sampled of each group of the first batch, 1 or 2.
 #include "topk_select.cuh"
 #include "topk_io.cuh"
 

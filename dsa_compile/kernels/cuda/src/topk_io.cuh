@@ -1,4 +1,4 @@
-// Rows of scores and rows of results, shared by the top-k kernels.
+// Rows of scores and of results, shared by the top-k kernels. PAGED: results are physical rows.
 #pragma once
 #include "common.cuh"
 
@@ -66,8 +66,10 @@ struct Problem {
 #define PROBLEM_PARAMETERS                                                               \
   const float *scores, long long stride, int width, const int *starts, const int *ends, \
       const int *tables, long long table_stride, const int *requests, int page_shift, int longest
-#define PROBLEM \
-  Problem { scores, stride, width, starts, ends, tables, table_stride, requests, page_shift, longest }
+#define PROBLEM                                                                                 \
+  Problem {                                                                                     \
+    scores, stride, width, starts, ends, tables, table_stride, requests, page_shift, longest    \
+  }
 
 // Scores in groups of four that are aligned in memory. The first and the last group may extend
 // past the row, into bytes of the same 16 and so of the same allocation.

@@ -3,9 +3,9 @@
 #pragma once
 #include "common.cuh"
 
-// Counts a key in bin (top - key) >> shift, or in bin `most` where that is less; `higher` falls by one
-// for a key above the top, of which the bin is `most` too. Without branches, which would take most
-// of the time.
+// Counts a key in bin (top - key) >> shift, or in bin `most` where that is less; `higher` falls by
+// one for a key above the top, of which the bin is `most` too. Without branches, which would take
+// most of the time.
 DEVICE void count_key(u32 bins, u32 most, u32 key, u32 top, u32 shift, u32& higher) {
   asm volatile(
       "{\n.reg .u32 place;\n"
@@ -30,11 +30,14 @@ DEVICE void add_from_below(u32& value, u32 step) {
       : "r"(step));
 }
 
-// Adds one to a counter in shared memory and returns what it was. (Of an addition the compiler would
-// first add up those of a warp.)
+// Adds one to a counter in shared memory and returns what it was. (Of an addition the compiler
+// would first add up those of a warp.)
 DEVICE u32 count_up(u32 counter) {
   u32 before;
-  asm volatile("atom.shared.inc.u32 %0, [%1], 0xffffffff;" : "=r"(before) : "r"(counter) : "memory");
+  asm volatile("atom.shared.inc.u32 %0, [%1], 0xffffffff;"
+               : "=r"(before)
+               : "r"(counter)
+               : "memory");
   return before;
 }
 

@@ -4,7 +4,8 @@
 // in every run.
 //
 // GROUPS: the most groups of four scores a thread holds; a row and the scores before it in its
-// first group are at most 4 * GROUPS * THREADS. BLOCKS: thread blocks to fit on a multiprocessor.
+// first group are at most 4 * GROUPS * THREADS. SAMPLE_STEP: every how many groups a score is
+// sampled. BLOCKS: thread blocks to fit on a multiprocessor.
 #include "topk_select.cuh"
 #include "topk_io.cuh"
 

@@ -20,7 +20,7 @@ constexpr u32 LIST = 32;
 // Unsigned order of keys is the order of scores: -0 equals +0, every NaN is one key above all
 // numbers. No score has key 0.
 DEVICE u32 key_of(float score) {
-  const u32 bits = __float_as_uint(__fadd_rn(score, 0.0f));  // -0 becomes +0, a NaN the positive one
+  const u32 bits = __float_as_uint(__fadd_rn(score, 0.0f));  // -0 to +0, any NaN to the positive
   return bits ^ (static_cast<u32>(static_cast<int>(bits) >> 31) | 0x80000000u);
 }
 
@@ -233,9 +233,7 @@ DEVICE Cut find_cut(SelectShared& shared, const Keys& keys, u32 wanted, Range ra
       if (bin.count <= LIST) {
         u32 nearest = ~0u;
         keys.each([&](u32 key) { nearest = min(nearest, range.top - key); });
-        if (nearest <= range.span) {
-          append(shared, range.top - nearest);
-        }
+        if (nearest <= range.span) append(shared, range.top - nearest);
         __syncthreads();
         if (shared.listed < bin.count) {  // a thread has several; seldom
           __syncthreads();

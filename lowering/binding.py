@@ -81,17 +81,18 @@ def bind_kernels(program: Program) -> tuple[Binding, ...]:
 def _bind(name: str, calls: Sequence[CallFacts], target: str, asked: str | None) -> Binding:
     candidates: list[Candidate] = []
     covered = 0.0  # tokens up to which an implementation has been found
+    taken = ""  # the last of them
     for kernel in implementations(_short(name), target):
         problem = _problem(kernel, calls, asked)
         if problem is None and covered == float("inf"):
-            problem = "the one above is preferred" if asked is None else "listed twice"
+            problem = f"{taken} is preferred" if asked is None else "listed twice"
         limit = float("inf") if kernel.max_tokens is None or asked else kernel.max_tokens
         if problem is None and limit <= covered:
-            problem = f"the one above is preferred up to {covered:.0f} tokens"
+            problem = f"{taken} is preferred up to {covered:.0f} tokens"
         if problem is not None:
             candidates.append(Candidate(kernel, False, problem))
             continue
-        covered = limit
+        covered, taken = limit, kernel.provider
         candidates.append(Candidate(kernel, True, kernel.note))
     if covered != float("inf"):
         reasons = "; ".join(f"{c.implementation.provider}: {c.reason}" for c in candidates)

@@ -63,7 +63,7 @@ def test_by_tokens(bind):
         ("cuda", 64),
         ("triton", None),
     ]
-    assert binding.candidates[1].reason == "the one above is preferred up to 64 tokens"
+    assert binding.candidates[1].reason == "cuda is preferred up to 64 tokens"
 
 
 def test_no_implementation_beyond_some_tokens(bind):

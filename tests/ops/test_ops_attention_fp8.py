@@ -95,7 +95,7 @@ def test_caches_of_another_format_are_refused():
     q_latent, q_pe, slots = inputs(2, 4)
     with pytest.raises(ValueError, match="uint8 cache with rows of 296 bytes"):
         dsa.paged_latent_attention_fp8(q_latent, q_pe, torch.randn(4, 4, R + DR), slots, 0.2)
-    with pytest.raises(ValueError, match="rows of 280 bytes, not torch.uint8 rows of 296"):
+    with pytest.raises(ValueError, match=r"rows of 280 bytes, not torch\.uint8 rows of 296"):
         dsa.paged_latent_attention_fp8(q_latent, q_pe[..., :8], fp8_cache(), slots, 0.2)
     with pytest.raises(ValueError, match=f"rows of {R + DR}"):
         dsa.paged_latent_attention_fp8_tensor(

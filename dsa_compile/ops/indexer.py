@@ -77,8 +77,9 @@ def paged_index_topk(
         scale: on the dot products, before the ReLU.
 
     Returns:
-        int32 ``[T, topk]``: physical cache rows, best first, then -1. Rows past ``cu_seqlens[-1]``
-        and rows before the start of their context are all -1.
+        int32 ``[T, topk]``: physical cache rows, then -1. Here the best come first; other
+        implementations may choose another order, which means nothing to what reads them.
+        Rows past ``cu_seqlens[-1]`` and rows before the start of their context are all -1.
     """
     _check("paged_index_topk", q, weights)
     block_size = cache.shape[1]

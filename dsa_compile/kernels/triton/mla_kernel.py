@@ -82,25 +82,27 @@ def attend_kernel(
             kv = tl.load(row + latent[None, :], seen[:, None], other=0.0)
             k_pe = tl.load(row + LATENT + rope[None, :], seen[:, None], other=0.0)
         if TRANSPOSED:
-            scores = tl.dot(kv, tl.trans(q))
-            scores = tl.dot(k_pe, tl.trans(pe), scores) * scale_log2
+            scores = tl.dot(kv, tl.trans(q), input_precision="ieee")
+            scores = tl.dot(k_pe, tl.trans(pe), scores, input_precision="ieee") * scale_log2
             scores = tl.where(seen[:, None], scores, float("-inf"))
             new = tl.maximum(top, tl.max(scores, 0))
             shift = tl.where(new == float("-inf"), 0.0, new)
             weights = tl.exp2(scores - shift[None, :])
             decay = tl.exp2(top - shift)
             total = total * decay + tl.sum(weights, 0)
-            acc = tl.dot(tl.trans(kv), weights.to(kv.dtype), acc * decay[None, :])
+            acc = tl.dot(
+                tl.trans(kv), weights.to(kv.dtype), acc * decay[None, :], input_precision="ieee"
+            )
         else:
-            scores = tl.dot(q, tl.trans(kv))
-            scores = tl.dot(pe, tl.trans(k_pe), scores) * scale_log2
+            scores = tl.dot(q, tl.trans(kv), input_precision="ieee")
+            scores = tl.dot(pe, tl.trans(k_pe), scores, input_precision="ieee") * scale_log2
             scores = tl.where(seen[None, :], scores, float("-inf"))
             new = tl.maximum(top, tl.max(scores, 1))
             shift = tl.where(new == float("-inf"), 0.0, new)
             weights = tl.exp2(scores - shift[:, None])
             decay = tl.exp2(top - shift)
             total = total * decay + tl.sum(weights, 1)
-            acc = tl.dot(weights.to(kv.dtype), kv, acc * decay[:, None])
+            acc = tl.dot(weights.to(kv.dtype), kv, acc * decay[:, None], input_precision="ieee")
         top = new
 
     share_of = tl.where(total > 0.0, 1.0 / total, 0.0)

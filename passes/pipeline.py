@@ -8,6 +8,10 @@ from dsa_compile.passes.flatten_tokens import FlattenTokens
 from dsa_compile.passes.functionalize import Functionalize
 from dsa_compile.passes.fuse_add_norm import FuseAddNorm
 from dsa_compile.passes.fuse_add_norm_across_layers import FuseAddNormAcrossLayers
+from dsa_compile.passes.fuse_add_norm_quantize import FuseAddNormQuantize
+from dsa_compile.passes.fuse_norm_quantize import FuseNormQuantize
+from dsa_compile.passes.fuse_norm_quantize_across_layers import FuseNormQuantizeAcrossLayers
+from dsa_compile.passes.fuse_swiglu_quantize import FuseSwigluQuantize
 from dsa_compile.passes.insert_paged_caches import InsertPagedCaches
 from dsa_compile.passes.merge_projections import MergeProjections
 from dsa_compile.passes.pack_swiglu import PackSwiglu
@@ -66,6 +70,10 @@ PIPELINE: tuple[Pass | Level, ...] = (
     QuantizeExperts(),
     QuantizeLatentCache(),
     QuantizeIndexer(),
+    FuseNormQuantize(),
+    FuseAddNormQuantize(),
+    FuseSwigluQuantize(),
+    FuseNormQuantizeAcrossLayers(),
     # specialise
     SelectLogitRows(),
     SplitShortLong(),

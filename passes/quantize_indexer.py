@@ -18,7 +18,7 @@ Declines: queries or keys rotated otherwise or read elsewhere too.
 import torch
 
 from dsa_compile.ir.edit import Editor
-from dsa_compile.ir.match import Call, Const, Match, Node, find, getitem
+from dsa_compile.ir.match import Call, Const, Match, NearMiss, Node, find, getitem
 from dsa_compile.ir.passes import Numerics, RegionPass
 from dsa_compile.ir.program import Program
 from dsa_compile.ir.region import Region
@@ -70,10 +70,17 @@ class QuantizeIndexer(RegionPass):
         writes = find(edit.graph, _write_pattern())
         selections = find(edit.graph, _select_pattern())
         edit.note(writes.misses + selections.misses)
-        for write in writes.found:
-            for selection in selections.found:
-                if selection["cache"] is write["cache"]:
-                    self._quantize(edit, write, selection)
+        by_cache = {write["cache"]: write for write in writes.found}
+        for selection in selections.found:
+            write = by_cache.get(selection["cache"])
+            if write is None:
+                at = selection.root
+                reason = (
+                    f"reads {selection['cache']}, which no key fit to be quantised is written to"
+                )
+                edit.note([NearMiss(at.meta["path"], at.name, reason, 1)])
+            else:
+                self._quantize(edit, write, selection)
 
     def _quantize(self, edit: Editor, write: Match, selection: Match) -> None:
         cache = write["cache"]

@@ -42,6 +42,7 @@ class PassCheck:
         inputs: Mapping[str, Tensor] | None = None,
         after_inputs: Mapping[str, Tensor] | None = None,
         sizes: Mapping[str, int] | None = None,
+        relative: float | None = None,
         **geometry: Any,
     ) -> PassRecord:
         """Check that the pass turns ``before`` into ``expected`` and keeps the results.
@@ -55,6 +56,8 @@ class PassCheck:
             inputs: tensors by key; values not given are random.
             after_inputs: tensors that only the rewritten program takes, or takes differently.
             sizes: of the symbols, where the usual ones do not do.
+            relative: for a pass that quantises, the norm that the difference of a result may have
+                over that of the result; each element is held to :data:`TOLERANCE` without it.
             geometry: overrides of the tiny model's configuration.
         """
         program = fragment(*_several(before), **geometry)
@@ -72,7 +75,12 @@ class PassCheck:
             assert canonical(program.regions[made.name]) == canonical(made)
         for variant in program.variants or (None,):
             given = tensors | dict(after_inputs or {})
-            _compare(execute(program, variant, parameters, given), wanted, pass_.numerics)
+            ours = execute(program, variant, parameters, given)
+            if relative is None:
+                _compare(ours, wanted, pass_.numerics)
+            else:
+                assert pass_.numerics is Numerics.TOLERANCE
+                _compare_norms(ours, wanted, relative)
         _well_formed(program)
         _done(program, pass_)
         return record
@@ -142,6 +150,16 @@ def _compare(got: Mapping[str, Tensor], wanted: Mapping[str, Tensor], numerics: 
             assert torch.equal(ours, tensor), name
         else:
             torch.testing.assert_close(ours, tensor, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+def _compare_norms(
+    got: Mapping[str, Tensor], wanted: Mapping[str, Tensor], relative: float
+) -> None:
+    for name, tensor in wanted.items():
+        assert (got[name].shape, got[name].dtype) == (tensor.shape, tensor.dtype), name
+        ours, theirs = got[name].double(), tensor.double()
+        assert theirs.norm() > 0, name
+        assert (ours - theirs).norm() <= relative * theirs.norm(), name
 
 
 def _well_formed(program: Fragment) -> None:

@@ -29,6 +29,7 @@ from dsa_compile.ir.program import Program, add_input
 from dsa_compile.ir.region import Region, Role
 from dsa_compile.model_spec import ModelSpec
 from dsa_compile.testing.models import tiny_config
+from dsa_compile.weights.block_fp8 import quantize_rows
 from dsa_compile.weights.materialize import load_layer, materialize
 from dsa_compile.weights.plan import Load, WeightEntry, WeightPlan
 
@@ -189,6 +190,17 @@ class RandomParameters:
     def read_into(self, name: str, out: Tensor) -> None:
         """Copy a parameter."""
         out.copy_(self.tensors[name])
+
+    def read_quantized(
+        self, name: str, stacked: int, values: Tensor | None, scales: Tensor | None
+    ) -> None:
+        """Quantise a parameter in blocks, each of ``stacked`` matrices on its own."""
+        wide = self.tensors[name].float()
+        outer, height = wide.shape[:-2], wide.shape[-2] // stacked
+        made = [quantize_rows(m) for m in wide.reshape(-1, height, wide.shape[-1])]
+        for out, part in ((values, 0), (scales, 1)):
+            if out is not None:
+                out.copy_(torch.cat([pair[part] for pair in made]).view(*outer, *out.shape[-2:]))
 
     def fill(
         self, stem: str, key: str, entry: WeightEntry, variables: Mapping[str, str], out: Tensor

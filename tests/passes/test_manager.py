@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dsa_compile.config import CompileConfig
+from dsa_compile.config import RECIPES, CompileConfig
 from dsa_compile.errors import UserError
 from dsa_compile.frontend.build import build_program
 from dsa_compile.ir.passes import Pass, PassRecord
@@ -22,12 +22,29 @@ from dsa_compile.testing.models import tiny_config
 PASSES = [step for step in PIPELINE if isinstance(step, Pass)]
 
 
+def of_recipe(recipe: str) -> list[str]:
+    """Names of the passes that run under a recipe, in order."""
+    return [step.name for step in PASSES if recipe in step.recipes]
+
+
 @pytest.fixture(scope="module")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> Program:
-    """A small program as exported; fork it."""
-    model_dir = tmp_path_factory.mktemp("model")
-    tiny_config(2, first_k_dense_replace=1).save_pretrained(model_dir)
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The configuration of a small model."""
+    path = tmp_path_factory.mktemp("model")
+    tiny_config(2, first_k_dense_replace=1).save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def exported(model_dir: Path) -> Program:
+    """The small program as exported; fork it."""
     return build_program(model_dir, CompileConfig(weights="none"))
+
+
+@pytest.fixture(scope="module")
+def exported_fp8(model_dir: Path) -> Program:
+    """The same for recipe fp8."""
+    return build_program(model_dir, CompileConfig(weights="none", recipe="fp8"))
 
 
 def test_names_are_unique_and_those_of_their_modules() -> None:
@@ -45,7 +62,7 @@ def test_passes_need_earlier_passes_only() -> None:
 def test_every_module_of_a_pass_is_in_the_pipeline() -> None:
     """A pass that is written but not listed would never run."""
     folder = Path(__file__).parent.parent.parent / "passes"
-    helpers = {"__init__", "listing", "manager", "pipeline", "shared"}
+    helpers = {"__init__", "listing", "manager", "pipeline", "quantized_weights", "shared"}
     assert {path.stem for path in folder.glob("*.py")} - helpers == set(pass_names())
 
 
@@ -86,22 +103,48 @@ def test_stopping_early_needs_nothing_later() -> None:
     check_selection(CompileConfig(disable=("select_logit_rows",), stop_after="strip_noise"))
 
 
-def optional() -> list[str]:
-    """Passes that can be switched off alone."""
-    needed = {name for step in PASSES for name in step.requires} | set(RUNTIME_REQUIRES)
-    return [step.name for step in PASSES if step.name not in needed]
+def optional(recipe: str) -> list[str]:
+    """Passes that can be switched off alone under a recipe."""
+    run = [step for step in PASSES if recipe in step.recipes]
+    needed = {name for step in run for name in step.requires} | set(RUNTIME_REQUIRES)
+    return [step.name for step in run if step.name not in needed]
 
 
 def test_fusions_and_the_split_can_be_switched_off() -> None:
-    assert {"pack_swiglu", "fuse_add_norm_across_layers", "split_short_long"} <= set(optional())
+    common = {"split_short_long"}
+    assert common | {"pack_swiglu", "fuse_add_norm_across_layers"} <= set(optional("fp32"))
+    quantising = {"quantize_experts", "quantize_latent_cache", "quantize_indexer"}
+    fusions = {"fuse_norm_quantize_across_layers", "fuse_swiglu_quantize", "fuse_norm_quantize"}
+    assert common | quantising | fusions <= set(optional("fp8"))
 
 
-@pytest.mark.parametrize("name", optional())
+@pytest.mark.parametrize("name", optional("fp32"))
 def test_without_one_pass_the_program_is_still_legal(exported: Program, name: str) -> None:
     program = exported.fork(CompileConfig(weights="none", disable=(name,)))
     run_pipeline(program)  # verifies both levels
     assert program.level is Level.KERNEL
-    assert [record.name for record in program.records] == [n for n in pass_names() if n != name]
+    assert [r.name for r in program.records] == [n for n in of_recipe("fp32") if n != name]
+
+
+@pytest.mark.parametrize("name", optional("fp8"))
+def test_the_same_in_fp8(exported_fp8: Program, name: str) -> None:
+    program = exported_fp8.fork(CompileConfig(weights="none", recipe="fp8", disable=(name,)))
+    run_pipeline(program)
+    assert program.level is Level.KERNEL
+    assert [r.name for r in program.records] == [n for n in of_recipe("fp8") if n != name]
+
+
+def test_a_recipes_passes_run_under_it_alone() -> None:
+    fp32, bf16, fp8 = (of_recipe(recipe) for recipe in ("fp32", "bf16", "fp8"))
+    assert fp32 == bf16 == [name for name in fp8 if "quantize" not in name]
+    assert fp8 == list(pass_names())
+
+
+def test_what_needs_a_pass_of_another_recipe_does_not_bind_this_one() -> None:
+    """``fuse_swiglu_quantize`` needs ``pack_swiglu``, but does not run in fp32."""
+    check_selection(CompileConfig(disable=("pack_swiglu",)))
+    with pytest.raises(UserError, match="'pack_swiglu': fuse_swiglu_quantize needs it"):
+        check_selection(CompileConfig(recipe="fp8", disable=("pack_swiglu",)))
 
 
 def test_stop_after_is_the_last_pass_and_progress_sees_each(exported: Program) -> None:
@@ -122,11 +165,17 @@ def test_a_fork_leaves_the_original_alone(exported: Program) -> None:
 
 def test_the_listing_names_every_step_in_order() -> None:
     lines = list(listing())
-    heads = [f"{p.name} ({p.numerics.value})" if isinstance(p, Pass) else f"--- {p.name} ---"
-             for p in PIPELINE]  # fmt: skip
+    heads = [head(step) if isinstance(step, Pass) else f"--- {step.name} ---" for step in PIPELINE]
     assert [line for line in lines if line in heads] == heads
     at = lines.index("merge_projections (tolerance)")
     assert lines[at + 1 : at + 3] == [
         "    Merge projections that read the same activations into one.",
         "    needed by pack_swiglu",
     ]
+    assert "quantize_experts (tolerance; recipe fp8)" in lines
+
+
+def head(step: Pass) -> str:
+    """What the listing calls a pass."""
+    recipes = "" if step.recipes == tuple(RECIPES) else f"; recipe {', '.join(step.recipes)}"
+    return f"{step.name} ({step.numerics.value}{recipes})"

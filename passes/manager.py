@@ -19,9 +19,12 @@ RUNTIME_REQUIRES = (
 )
 
 
-def pass_names(pipeline: Sequence[Pass | Level] = PIPELINE) -> tuple[str, ...]:
-    """Names of the passes, in order."""
-    return tuple(step.name for step in pipeline if isinstance(step, Pass))
+def pass_names(
+    pipeline: Sequence[Pass | Level] = PIPELINE, recipe: str | None = None
+) -> tuple[str, ...]:
+    """Names of the passes, in order; of those that run under a recipe, if one is given."""
+    passes = [step for step in pipeline if isinstance(step, Pass)]
+    return tuple(p.name for p in passes if recipe is None or recipe in p.recipes)
 
 
 def check_selection(config: CompileConfig, pipeline: Sequence[Pass | Level] = PIPELINE) -> None:
@@ -37,6 +40,10 @@ def check_selection(config: CompileConfig, pipeline: Sequence[Pass | Level] = PI
             close = difflib.get_close_matches(name, names, n=1)
             hint = f"; did you mean {close[0]!r}?" if close else f"; passes: {', '.join(names)}"
             raise UserError(f"unknown pass {name!r}{hint}")
+    if config.stop_after and config.stop_after not in pass_names(pipeline, config.recipe):
+        raise UserError(
+            f"cannot stop after {config.stop_after!r}: recipe {config.recipe} does not run it"
+        )
     if config.stop_after in config.disable:
         raise UserError(f"cannot stop after {config.stop_after!r}: it is disabled")
     needed = {} if config.stop_after else dict.fromkeys(RUNTIME_REQUIRES, "the runtime")

@@ -466,7 +466,7 @@ def test_a_missing_file(artifact, refusal):
 
 def test_another_version(artifact, refusal):
     edit_manifest(artifact, lambda data: data.update(format_version=99))
-    assert "format version 99, this dsa-compile reads 1" in refusal.generating(artifact)
+    assert "format version 99, this dsa-compile reads 2" in refusal.generating(artifact)
 
 
 @pytest.mark.parametrize("path", ["../../etc/passwd", "/etc/passwd", "weights/../../x"])

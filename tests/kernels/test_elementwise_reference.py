@@ -199,6 +199,7 @@ def test_index_keys_lie_in_pages(block_size: int, interleaved: bool) -> None:
 
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_quantized_queries_score_as_the_exact_ones(interleaved: bool) -> None:
+    torch.manual_seed(5)  # the bound is a few standard deviations of what rounding does
     q, weights, angle = bf16(6, 64, 128), torch.rand(6, 64), angles(6, 64)
     factor = 128**-0.5 * 64**-0.5
     q8, folded = op("index_query_quantize")(q, weights, *tables(angle), interleaved, factor)

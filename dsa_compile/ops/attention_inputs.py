@@ -15,7 +15,7 @@ from dsa_compile.ops.fused_cache import (
 )
 from dsa_compile.ops.index_fused import index_query_quantize, write_index_key_fp8
 from dsa_compile.ops.library import bad_input, define
-from dsa_compile.ops.quantize import BLOCK, E4M3, rms_norm_quantize
+from dsa_compile.ops.quantize import E4M3, block_count, rms_norm_quantize
 from dsa_compile.ops.rope import rope_half, rope_interleaved
 
 
@@ -87,7 +87,7 @@ def _attention_inputs_fp8_fake(
     *rest: object,
 ) -> tuple[Tensor, Tensor]:
     tokens, rank = merged.shape[0], q_weight.shape[0]
-    scale = merged.new_empty((tokens, rank // BLOCK), dtype=torch.float32)
+    scale = merged.new_empty((tokens, block_count(rank)), dtype=torch.float32)
     return merged.new_empty((tokens, rank), dtype=E4M3), scale
 
 

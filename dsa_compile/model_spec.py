@@ -42,10 +42,13 @@ _ROPE_TYPES = ("default", "yarn")
 class BlockQuantization:
     """Weights stored as float8_e4m3 with one fp32 ``weight_scale_inv`` per block.
 
-    ``block`` is (rows, columns); the grid of scales is rounded up at the edges.
+    ``block`` is (rows, columns); the grid of scales is rounded up at the edges. ``scale_fmt`` is
+    ``"ue8m0"`` where the model was trained with scales that are powers of two, so that activations
+    must be quantised with such scales as well.
     """
 
     block: tuple[int, int]
+    scale_fmt: str | None = None
 
 
 @dataclass(frozen=True)
@@ -189,7 +192,7 @@ class ModelSpec:
                 "eos_token_ids": tuple(data["eos_token_ids"]),
                 "quantization": None
                 if quantization is None
-                else BlockQuantization(block=tuple(quantization["block"])),
+                else BlockQuantization(tuple(quantization["block"]), quantization["scale_fmt"]),
             }
         )
 
@@ -324,4 +327,10 @@ def _quantization(config: Mapping[str, Any]) -> BlockQuantization | None:
             "config.json: quantization_config must be quant_method 'fp8' with a two-element "
             f"weight_block_size (DeepSeek's block format), found {raw!r}"
         )
-    return BlockQuantization(block=(sizes[0], sizes[1]))
+    scale_fmt = raw.get("scale_fmt")
+    if scale_fmt not in (None, "ue8m0"):
+        raise ConfigError(
+            "config.json: quantization_config.scale_fmt must be 'ue8m0' or absent (fp32 scales), "
+            f"found {scale_fmt!r}"
+        )
+    return BlockQuantization((sizes[0], sizes[1]), scale_fmt)

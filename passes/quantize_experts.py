@@ -2,7 +2,7 @@
 
 Before::                                    After::
 
-    y = dsa.experts(x, w, i, gate_up,       q, s = dsa.quantize_blocks(x, False)
+    y = dsa.experts(x, w, i, gate_up,       q, s = dsa.quantize_blocks(x, ue8m0)
             down)                           y = dsa.experts_fp8(q, s, w, i, gate_up_fp8,
                                                     gate_up_scale, down_fp8, down_scale)
 
@@ -19,7 +19,7 @@ from dsa_compile.ir.match import NearMiss, calls
 from dsa_compile.ir.passes import Numerics, RegionPass
 from dsa_compile.ir.program import Program
 from dsa_compile.ir.region import Region
-from dsa_compile.passes.quantized_weights import quantized_inputs
+from dsa_compile.passes.quantized_weights import power_of_two_scales, quantized_inputs
 
 dsa = torch.ops.dsa
 
@@ -47,7 +47,9 @@ class QuantizeExperts(RegionPass):
                 *quantized_inputs(edit, program, gate_up.meta["key"], stacked=2),
                 *quantized_inputs(edit, program, down.meta["key"]),
             ]
-            pair = edit.call(dsa.quantize_blocks.default, x, False, before=node)
+            pair = edit.call(
+                dsa.quantize_blocks.default, x, power_of_two_scales(program), before=node
+            )
             q, s = edit.unpack(pair, "q", "scale", before=node)
             args = (q, s, weights, indices, *matrices)
             edit.replace(node, edit.call(dsa.experts_fp8.default, *args, before=node))

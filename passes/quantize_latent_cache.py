@@ -3,13 +3,13 @@
 Before::                                        After::
 
     c, r = split(kv, [R, dr], -1)                   dsa.norm_rope_write_latent_cache_fp8(
-    ckv = dsa.rms_norm(c, weight, eps)                      kv, weight, eps, cos, sin, True, True,
+    ckv = dsa.rms_norm(c, weight, eps)                      kv, weight, eps, cos, sin, True, ue8m0,
     pe = dsa.rope_interleaved(view(r), cos, sin)            cache_fp8, slots)
     dsa.write_latent_cache(ckv, pe, cache, slots)   o = dsa.paged_latent_attention_fp8(
     o = dsa.paged_latent_attention(q, q_pe,                 q, q_pe, cache_fp8, rows, scale)
             cache, rows, scale)
 
-A row is R e4m3 values, a power-of-two fp32 scale for every 128 of them, and the rotated key in
+A row is R e4m3 values, an fp32 scale for every 128 of them, and the rotated key in
 bf16, unquantised: 656 bytes instead of 1,152 at the published geometry (FlashMLA's layout).
 
 Declines: a latent or rotated key that something else reads too.
@@ -23,6 +23,7 @@ from dsa_compile.ir.passes import Numerics, RegionPass
 from dsa_compile.ir.program import Program
 from dsa_compile.ir.region import Region
 from dsa_compile.ops.fused_cache import fp8_row_bytes
+from dsa_compile.passes.quantized_weights import power_of_two_scales
 from dsa_compile.passes.shared import each_layer, value_named
 
 aten, dsa = torch.ops.aten, torch.ops.dsa
@@ -55,10 +56,12 @@ class QuantizeLatentCache(RegionPass):
         matches = find(edit.graph, _pattern())
         edit.note(matches.misses)
         for m in matches.found:
-            self._quantize(edit, m, fp8_row_bytes(m["rank"], m["rope"]))
+            self._quantize(edit, program, m)
 
-    def _quantize(self, edit: Editor, m: Match, width: int) -> None:
+    def _quantize(self, edit: Editor, program: Program, m: Match) -> None:
         cache, write = m["cache"], m.root
+        width = fp8_row_bytes(m["rank"], m["rope"])
+        formats = (True, power_of_two_scales(program))  # interleaved, ue8m0
         pages = cache.meta["val"].shape
         reads = [
             n for n in calls(edit.graph, dsa.paged_latent_attention.default) if cache in n.args
@@ -66,7 +69,8 @@ class QuantizeLatentCache(RegionPass):
         edit.retype(cache, ("P", int(pages[1]), width), torch.uint8)
         edit.call(
             dsa.norm_rope_write_latent_cache_fp8.default,
-            *(m["kv"], m["weight"], m["eps"], m["cos"], m["sin"], True, True, cache, m["slots"]),
+            *(m["kv"], m["weight"], m["eps"], m["cos"], m["sin"], *formats, cache),
+            m["slots"],
             before=write,
         )
         edit.erase(write)

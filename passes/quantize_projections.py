@@ -2,12 +2,12 @@
 
 Before::                                    After::
 
-    y = dsa.linear(x, w)                        q, s = dsa.quantize_blocks(x, False)
+    y = dsa.linear(x, w)                        q, s = dsa.quantize_blocks(x, ue8m0)
                                                 y = dsa.linear_fp8(q, s, w_fp8, w_scale)
 
-Weights that the checkpoint stores in such blocks are taken as they are. The parts of a merged
-projection keep their own blocks where each begins a block of the whole; otherwise the whole is
-quantised.
+Scales are powers of two where the checkpoint's ``scale_fmt`` is ue8m0. Weights that it stores in
+such blocks are taken as they are. The parts of a merged projection keep their own blocks where each
+begins a block of the whole; otherwise the whole is quantised.
 
 Declines: projections that the model computes in fp32 (the indexer's head weights), and weights made
 otherwise than by reading a parameter.
@@ -22,7 +22,7 @@ from dsa_compile.ir.match import NearMiss, calls
 from dsa_compile.ir.passes import Numerics, RegionPass
 from dsa_compile.ir.program import Program
 from dsa_compile.ir.region import Region
-from dsa_compile.passes.quantized_weights import quantized_inputs
+from dsa_compile.passes.quantized_weights import power_of_two_scales, quantized_inputs
 from dsa_compile.passes.shared import each_layer
 from dsa_compile.weights.plan import Concat, Expr, Load
 
@@ -59,7 +59,8 @@ class QuantizeProjections(RegionPass):
 
     def _quantize(self, edit: Editor, program: Program, node: fx.Node, key: str) -> None:
         weight, scale = quantized_inputs(edit, program, key)
-        pair = edit.call(dsa.quantize_blocks.default, node.args[0], False, before=node)
+        ue8m0 = power_of_two_scales(program)
+        pair = edit.call(dsa.quantize_blocks.default, node.args[0], ue8m0, before=node)
         q, s = edit.unpack(pair, "q", "scale", before=node)
         edit.replace(node, edit.call(dsa.linear_fp8.default, q, s, weight, scale, before=node))
 

@@ -19,6 +19,12 @@ from dsa_compile.weights.plan import (
 )
 
 
+def power_of_two_scales(program: Program) -> bool:
+    """Whether activations take scales that are powers of two (ue8m0), as the model was trained."""
+    quantization = program.spec.quantization
+    return quantization is not None and quantization.scale_fmt == "ue8m0"
+
+
 def quantized_inputs(
     edit: Editor, program: Program, key: str, stacked: int = 1
 ) -> tuple[fx.Node, fx.Node]:

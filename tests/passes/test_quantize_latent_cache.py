@@ -50,7 +50,7 @@ def test_rows_are_written_and_read_in_fp8(check: PassCheck) -> None:
     @region("dense", *INPUTS, *STEP, cache("latent_cache", "P", BLOCK, ROW, dtype=torch.uint8))
     def expected(kv, q, q_pe, cos, sin, w, slots, rows, latent):
         dsa.norm_rope_write_latent_cache_fp8.default(
-            kv, w, EPS, cos, sin, True, True, latent, slots
+            kv, w, EPS, cos, sin, True, False, latent, slots
         )
         return dsa.paged_latent_attention_fp8.default(q, q_pe, latent, rows, SCALE)
 

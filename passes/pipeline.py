@@ -9,6 +9,7 @@ from dsa_compile.passes.functionalize import Functionalize
 from dsa_compile.passes.fuse_add_norm import FuseAddNorm
 from dsa_compile.passes.fuse_add_norm_across_layers import FuseAddNormAcrossLayers
 from dsa_compile.passes.fuse_add_norm_quantize import FuseAddNormQuantize
+from dsa_compile.passes.fuse_attention_inputs import FuseAttentionInputs
 from dsa_compile.passes.fuse_norm_quantize import FuseNormQuantize
 from dsa_compile.passes.fuse_norm_quantize_across_layers import FuseNormQuantizeAcrossLayers
 from dsa_compile.passes.fuse_swiglu_quantize import FuseSwigluQuantize
@@ -74,6 +75,7 @@ PIPELINE: tuple[Pass | Level, ...] = (
     FuseAddNormQuantize(),
     FuseSwigluQuantize(),
     FuseNormQuantizeAcrossLayers(),
+    FuseAttentionInputs(),
     # specialise
     SelectLogitRows(),
     SplitShortLong(),

@@ -35,5 +35,7 @@ def test_every_activation_has_the_format_of_the_checkpoint(tmp_path, given, powe
 
 
 def test_another_format_is_refused(tmp_path):
-    with pytest.raises(UserError, match="scale_fmt must be 'ue8m0' or absent .fp32 scales., found"):
+    with pytest.raises(
+        UserError, match=r"scale_fmt must be 'ue8m0' or absent .fp32 scales., found"
+    ):
         compiled(tmp_path, scale_fmt="e5m3")

@@ -1,0 +1,119 @@
+"""One op for what attention makes of its merged first projection.
+
+Before::                                        After::
+
+    a, k, kv = split(y, [Rq, D, R + dr], -1)        q, s = dsa.attention_inputs_fp8(
+    q, s = dsa.rms_norm_quantize(a, wq, e, u)               y, wq, e, wk, bk, ek, wkv, ekv, cos,
+    dsa.write_index_key_fp8(k, wk, bk, ek, cos,             sin, True, False, u, latent, index,
+            sin, False, index, slots)                       slots)
+    dsa.norm_rope_write_latent_cache_fp8(kv,
+            wkv, ekv, cos, sin, True, u, latent,
+            slots)
+
+The three have nothing to do with one another but what they read; at a few tokens a launch costs as
+much as any of them.
+
+Declines: parts that are used otherwise too, and scales of different formats.
+"""
+
+import torch
+
+from dsa_compile.ir.edit import Editor
+from dsa_compile.ir.match import Call, Const, Match, NearMiss, Node, find, getitem
+from dsa_compile.ir.passes import RegionPass
+from dsa_compile.ir.program import Program
+from dsa_compile.ir.region import Region
+from dsa_compile.passes.fuse_norm_quantize import take_quantized
+from dsa_compile.passes.shared import each_layer
+
+aten, dsa = torch.ops.aten, torch.ops.dsa
+
+
+def _part(index: int) -> Call:
+    widths = [Const("query", int), Const("key", int), Const("latent", int)]
+    # each of the three patterns sees the split as one that others use as well
+    return getitem(
+        Call(aten.split_with_sizes.default, Node("merged"), widths, -1, shared=True), index
+    )
+
+
+def _query_pattern() -> Call:
+    return Call(
+        dsa.rms_norm_quantize.default,
+        *(_part(0), Node("weight"), Const("eps", float), Const("ue8m0", bool)),
+    )
+
+
+def _key_pattern() -> Call:
+    norm = (Node("weight"), Node("bias"), Const("eps", float))
+    rope = (Node("cos"), Node("sin"), Const("interleaved", bool))
+    return Call(
+        dsa.write_index_key_fp8.default, _part(1), *norm, *rope, Node("cache"), Node("slots")
+    )
+
+
+def _latent_pattern() -> Call:
+    rope = (Node("cos"), Node("sin"), Const("interleaved", bool), Const("ue8m0", bool))
+    return Call(
+        dsa.norm_rope_write_latent_cache_fp8.default,
+        *(_part(2), Node("weight"), Const("eps", float)),
+        *(*rope, Node("cache"), Node("slots")),
+    )
+
+
+class FuseAttentionInputs(RegionPass):
+    """Query norm, index key and latent row become ``dsa.attention_inputs_fp8``."""
+
+    requires = (
+        "merge_projections",
+        "fuse_norm_quantize",
+        "quantize_indexer",
+        "quantize_latent_cache",
+    )
+    recipes = ("fp8",)
+
+    def expects(self, program: Program, region: Region) -> int | None:
+        """Once in every layer."""
+        return each_layer(region, 1)
+
+    def rewrite(self, edit: Editor, program: Program) -> None:
+        """Fuse the three consumers of one projection."""
+        groups = [find(edit.graph, p()) for p in (_query_pattern, _key_pattern, _latent_pattern)]
+        for group in groups:
+            edit.note(group.misses)
+        for query in groups[0].found:
+            key, latent = (
+                next((m for m in group.found if m["merged"] is query["merged"]), None)
+                for group in groups[1:]
+            )
+            if key is None or latent is None:
+                continue
+            if (miss := _differ(query, key, latent)) is not None:
+                edit.note([miss])
+                continue
+            self._fuse(edit, query, key, latent)
+
+    def _fuse(self, edit: Editor, query: Match, key: Match, latent: Match) -> None:
+        args = (
+            *(query["merged"], query["weight"], query["eps"]),
+            *(key["weight"], key["bias"], key["eps"]),
+            *(latent["weight"], latent["eps"], latent["cos"], latent["sin"]),
+            *(latent["interleaved"], key["interleaved"], query["ue8m0"]),
+            *(latent["cache"], key["cache"], latent["slots"]),
+        )
+        new = edit.call(dsa.attention_inputs_fp8.default, *args, before=query.root)
+        take_quantized(edit, new, 0, query.root)
+        edit.erase(key.root)
+        edit.erase(latent.root)
+        edit.rewrites += 1
+
+
+def _differ(query: Match, key: Match, latent: Match) -> NearMiss | None:
+    root = latent.root
+    if query["ue8m0"] is not latent["ue8m0"]:
+        reason = f"scales of the query ue8m0={query['ue8m0']}, of the row {latent['ue8m0']}"
+        return NearMiss(root.meta["path"], root.name, reason, 3)
+    for name in ("cos", "sin", "slots"):
+        if key[name] is not latent[name]:
+            return NearMiss(root.meta["path"], root.name, f"key and row differ in {name}", 3)
+    return None

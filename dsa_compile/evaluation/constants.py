@@ -6,8 +6,10 @@ from torch import Tensor, fx
 from torch._ops import OpOverload
 
 from dsa_compile.errors import UserError
+from dsa_compile.evaluation.probe import ATTENTION
 from dsa_compile.evaluation.subject import Subject
-from dsa_compile.ops import PAGED_LATENT_ATTENTION, ROPE_TABLES
+from dsa_compile.ir.match import calls
+from dsa_compile.ops import ROPE_TABLES
 
 
 @dataclass(frozen=True)
@@ -35,20 +37,21 @@ def attention_scale(subject: Subject) -> float:
     """The factor on the dot products of attention, the same in all layers.
 
     Raises:
-        UserError: the graphs do not attend with ``dsa::paged_latent_attention``.
+        UserError: the graphs attend with none of
+            :data:`~dsa_compile.evaluation.probe.ATTENTION`.
     """
-    node = _first_call(subject, PAGED_LATENT_ATTENTION)
+    node = _first_call(subject, *ATTENTION)
     scale = node.args[4]
     assert isinstance(scale, float)
     return scale
 
 
-def _first_call(subject: Subject, op: OpOverload) -> fx.Node:
+def _first_call(subject: Subject, *ops: OpOverload) -> fx.Node:
     for region in subject.regions.values():
-        for node in region.graph.find_nodes(op="call_function", target=op):
-            found: fx.Node = node
-            return found
+        for node in calls(region.graph, *ops):
+            return node
+    wanted = " or ".join(map(str, ops))
     raise UserError(
-        f"{subject.name}: its graphs hold no {op}, whose constants the reference takes; "
+        f"{subject.name}: its graphs hold no {wanted}, whose constants the reference takes; "
         "compile without --disable"
     )

@@ -9,10 +9,9 @@ from torch import Tensor
 from dsa_compile.errors import UserError
 from dsa_compile.evaluation.constants import Rope
 from dsa_compile.evaluation.indexer_reference import IndexerReference
-from dsa_compile.evaluation.probe import ProbeRunner
+from dsa_compile.evaluation.probe import ATTENTION, ProbeRunner
 from dsa_compile.evaluation.progress import Tick, ignore
 from dsa_compile.evaluation.subject import Subject
-from dsa_compile.ops import PAGED_LATENT_ATTENTION
 from dsa_compile.weights.checkpoint import Checkpoint
 
 
@@ -139,9 +138,8 @@ def measure_overlap(
         for sequence in group:
             trace = runner.trace(sequence)
             if not trace.slots:
-                raise UserError(
-                    f"the graphs hold no {PAGED_LATENT_ATTENTION}, whose keys to compare"
-                )
+                ops = " or ".join(map(str, ATTENTION))
+                raise UserError(f"the graphs hold no {ops}, whose keys to compare")
             for position, (layer, indexer) in enumerate(indexers.items()):
                 scores = indexer.scores(trace.hidden[position])
                 slots = trace.slots[position]

@@ -5,14 +5,16 @@ from dataclasses import dataclass, field, fields
 from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 from dsa_compile.artifact.manifest import Manifest
 from dsa_compile.errors import UserError
 from dsa_compile.evaluation.selection import Overrides, replace_ops
 from dsa_compile.evaluation.sequences import packed, whole_batch
+from dsa_compile.ir.match import argument, calls
 from dsa_compile.ir.region import Region
-from dsa_compile.ops import PAGED_LATENT_ATTENTION
+from dsa_compile.ops import PAGED_LATENT_ATTENTION, PAGED_LATENT_ATTENTION_FP8
+from dsa_compile.ops.quantize import quantize_blocks
 from dsa_compile.runtime.batch import Batch
 from dsa_compile.runtime.executor import BoundRegion
 from dsa_compile.runtime.model_runner import LONG, SHORT, ModelRunner
@@ -20,7 +22,10 @@ from dsa_compile.runtime.model_runner import LONG, SHORT, ModelRunner
 TOKENS = 4096
 """Cache rows of one step, unless one sequence needs more."""
 
-HIDDEN, NORMED = "hidden", "normed"
+HIDDEN, NORMED, NORMED_Q, NORMED_SCALE = "hidden", "normed", "normed_q", "normed_scale"
+
+ATTENTION = (PAGED_LATENT_ATTENTION, PAGED_LATENT_ATTENTION_FP8)
+"""What the graphs may attend with: ``(q_latent, q_pe, cache, slots, scale)``."""
 
 
 class LanguageModel(Protocol):
@@ -44,7 +49,7 @@ class Trace:
         hidden: the residual stream before the first layer and after each layer, [T, H] each.
         normed: the same after the norm that follows, where the graphs hand it on; else empty.
         slots: for each layer, int32 [T, K], the positions attended to; -1 for none. Empty where the
-            graphs attend with another op than ``dsa::paged_latent_attention``.
+            graphs attend with none of :data:`ATTENTION`.
         logits: fp32 [T, V].
     """
 
@@ -78,6 +83,7 @@ class ProbeRunner(ModelRunner):
     ) -> None:
         copies = replace_ops(regions, overrides or {})
         self._slots: Tensor | None = None
+        self._ue8m0 = _ue8m0(regions)
         for region in copies.values():
             self._watch_slots(region)
         block_size = manifest.block_size
@@ -87,7 +93,7 @@ class ProbeRunner(ModelRunner):
         self.dtype: torch.dtype = getattr(torch, manifest.dtype)
 
     def _watch_slots(self, region: Region) -> None:
-        for node in region.graph.find_nodes(op="call_function", target=PAGED_LATENT_ATTENTION):
+        for node in calls(region.graph, *ATTENTION):
             with region.graph.inserting_before(node):
                 region.graph.call_function(self._note_slots, (node.args[3],))
 
@@ -155,7 +161,9 @@ class ProbeRunner(ModelRunner):
                 "layers cannot be compared one by one: only one of the artifacts fuses norms "
                 "across layers; compile both with the same --disable"
             )
-        tensors[NORMED] = given.normed[index].to(self.dtype)
+        tensors[NORMED] = normed = given.normed[index].to(self.dtype)
+        if self._ue8m0 is not None:
+            tensors[NORMED_Q], tensors[NORMED_SCALE] = quantize_blocks(normed, self._ue8m0)
 
     def _note(self, trace: Trace, tensors: Mapping[str, Tensor]) -> None:
         trace.hidden.append(tensors[HIDDEN])
@@ -168,3 +176,13 @@ class ProbeRunner(ModelRunner):
         if longest > limit:
             raise UserError(f"a sequence of {longest} tokens exceeds the limit of {limit}")
         assert all(len(sequence) for sequence in sequences)
+
+
+def _ue8m0(regions: Mapping[str, Region]) -> bool | None:
+    """How the graphs quantise the norm that layers hand on; None where they do not."""
+    for region in regions.values():
+        if NORMED_Q in region.outputs:
+            results = region.graph.output_node().args[0]
+            part: fx.Node = results[region.outputs.index(NORMED_Q)]  # type: ignore[index,assignment]
+            return bool(argument(part.all_input_nodes[0], "ue8m0"))
+    return None

@@ -13,13 +13,24 @@ from torch._ops import OpOverload
 
 from dsa_compile.errors import UserError
 from dsa_compile.ir.region import Region
-from dsa_compile.ops import PAGED_INDEX_TOPK, REFERENCE, ROPE_HALF, ROPE_INTERLEAVED
+from dsa_compile.ops import (
+    ATTENTION_INPUTS_FP8,
+    ATTENTION_QUERIES_FP8,
+    INDEX_QUERY_QUANTIZE,
+    PAGED_INDEX_TOPK,
+    PAGED_INDEX_TOPK_FP8,
+    REFERENCE,
+    ROPE_HALF,
+    ROPE_INTERLEAVED,
+    WRITE_INDEX_KEY_FP8,
+)
 
 SPARSE, DENSE = "sparse", "dense"
 CONTROLS = ("random", "recent", "interleaved")
 SELECTIONS = (SPARSE, DENSE, *CONTROLS)
 
 Overrides = Mapping[OpOverload, Callable[..., Any]]
+"""Functions by the op they stand for; of the ops of all recipes, those that the graphs hold."""
 
 
 def overrides_of(selection: str, seed: int = 0) -> Overrides:
@@ -38,13 +49,19 @@ def overrides_of(selection: str, seed: int = 0) -> Overrides:
         case "sparse":
             return {}
         case "dense":
-            return {PAGED_INDEX_TOPK: select_all}
+            return _selecting(select_all)
         case "random":
-            return {PAGED_INDEX_TOPK: _RandomKeys(seed).select}
+            return _selecting(_RandomKeys(seed).select)
         case "recent":
-            return {PAGED_INDEX_TOPK: select_recent}
+            return _selecting(select_recent)
         case "interleaved":
-            return {ROPE_HALF: REFERENCE[ROPE_INTERLEAVED]}
+            return {
+                ROPE_HALF: REFERENCE[ROPE_INTERLEAVED],
+                WRITE_INDEX_KEY_FP8: _with_true(WRITE_INDEX_KEY_FP8, "interleaved"),
+                INDEX_QUERY_QUANTIZE: _with_true(INDEX_QUERY_QUANTIZE, "interleaved"),
+                ATTENTION_INPUTS_FP8: _with_true(ATTENTION_INPUTS_FP8, "index_interleaved"),
+                ATTENTION_QUERIES_FP8: _with_true(ATTENTION_QUERIES_FP8, "index_interleaved"),
+            }
     raise UserError(f"unknown selection {selection!r}; choose one of {', '.join(SELECTIONS)}")
 
 
@@ -52,19 +69,34 @@ def replace_ops(regions: Mapping[str, Region], overrides: Overrides) -> dict[str
     """Copies of regions that call plain functions where they called the ops of ``overrides``.
 
     Raises:
-        UserError: an op is in none of the regions, so that nothing would change.
+        UserError: none of the ops is in any region, so that nothing would change.
     """
     copies = {name: region.copy(name) for name, region in regions.items()}
-    for op, function in overrides.items():
-        nodes = [n for r in copies.values() for n in r.graph.nodes if n.target is op]
-        if not nodes:
-            raise UserError(
-                f"the graphs hold no {op}, which this comparison replaces; "
-                "compile with the pass that recognises it"
-            )
-        for node in nodes:
-            node.target = function
+    nodes = [n for r in copies.values() for n in r.graph.nodes if n.target in overrides]
+    if overrides and not nodes:
+        ops = " or ".join(map(str, overrides))
+        raise UserError(
+            f"the graphs hold no {ops}, which this comparison replaces; "
+            "compile with the pass that recognises it"
+        )
+    for node in nodes:
+        node.target = overrides[node.target]
     return copies
+
+
+def _selecting(function: Callable[..., Tensor]) -> Overrides:
+    return {PAGED_INDEX_TOPK: function, PAGED_INDEX_TOPK_FP8: function}
+
+
+def _with_true(op: OpOverload, name: str) -> Callable[..., Any]:
+    """The op's reference with one of its flags set."""
+    reference = REFERENCE[op]
+    at = [argument.name for argument in op._schema.arguments].index(name)
+
+    def call(*args: Any) -> Any:
+        return reference(*args[:at], True, *args[at + 1 :])
+
+    return call
 
 
 def select_all(
@@ -75,11 +107,12 @@ def select_all(
     cu_seqlens: Tensor,
     context_lens: Tensor,
     topk: int,
-    scale: float,
+    scale: float = 1.0,
 ) -> Tensor:
     """Every visible key: int32 [T, longest context] physical rows, then -1.
 
-    Takes the arguments of ``dsa::paged_index_topk``, as all functions here do.
+    Takes the arguments of ``dsa::paged_index_topk``, or those of its FP8 form, which has no scale,
+    as all functions here do.
     """
     request, position = _rows(cu_seqlens, context_lens)
     keys = torch.arange(int(context_lens.max()), device=q.device).expand(len(position), -1)
@@ -94,7 +127,7 @@ def select_recent(
     cu_seqlens: Tensor,
     context_lens: Tensor,
     topk: int,
-    scale: float,
+    scale: float = 1.0,
 ) -> Tensor:
     """The last ``topk`` visible keys, latest first: int32 [T, topk] physical rows, then -1."""
     request, position = _rows(cu_seqlens, context_lens)
@@ -115,7 +148,7 @@ class _RandomKeys:
         cu_seqlens: Tensor,
         context_lens: Tensor,
         topk: int,
-        scale: float,
+        scale: float = 1.0,
     ) -> Tensor:
         """``topk`` distinct visible keys: int32 [T, topk] physical rows, then -1."""
         request, position = _rows(cu_seqlens, context_lens)

@@ -2,6 +2,8 @@
 
 import json
 import operator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -52,14 +54,19 @@ TOKENS = {"T", "S", "B"}
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Program:
     """DeepSeek-V3.2 in bf16, at the KERNEL level."""
-    model_dir = tmp_path_factory.mktemp("model")
+    return released(tmp_path_factory.mktemp("model"), CompileConfig(recipe="bf16", weights="none"))
+
+
+def released(model_dir: Path, config: CompileConfig, **quantization: Any) -> Program:
+    """DeepSeek-V3.2 at the KERNEL level; ``model_dir`` is empty and gets its configuration."""
     hf = DeepseekV32Config(
+        **quantization,
         rope_parameters=yarn_parameters(),
         max_position_embeddings=163840,
         num_nextn_predict_layers=1,
     )
     hf.save_pretrained(model_dir)
-    made = build_program(model_dir, CompileConfig(recipe="bf16", weights="none"))
+    made = build_program(model_dir, config)
     run_pipeline(made)
     return made
 

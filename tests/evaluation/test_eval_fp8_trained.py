@@ -1,0 +1,64 @@
+"""What recipe fp8 costs a model that has learned something."""
+
+from pathlib import Path
+
+import pytest
+
+from dsa_compile.compiling import compile_model
+from dsa_compile.evaluation.indexer_overlap import measure_overlap, references
+from dsa_compile.evaluation.material import make_material
+from dsa_compile.evaluation.options import Options
+from dsa_compile.evaluation.perplexity import measure_perplexity
+from dsa_compile.evaluation.recall_accuracy import measure_recall
+from dsa_compile.evaluation.subject import Subject
+
+CHECKPOINT = Path(__file__).parents[2] / "examples" / "tiny_v32" / "checkpoint"
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def subjects(tmp_path_factory):
+    root = tmp_path_factory.mktemp("trained")
+    for recipe in ("fp32", "fp8"):
+        compile_model(CHECKPOINT, root / recipe, recipe=recipe)
+    return {recipe: Subject.open(root / recipe) for recipe in ("fp32", "fp8")}
+
+
+@pytest.fixture(scope="module")
+def material(subjects):
+    options = Options(distances=(128, 512), prompts=20, context=1024, tokens=8192, sequences=2)
+    return make_material(subjects["fp32"], options)
+
+
+def test_perplexity_is_within_a_percent(subjects, material):
+    exact, ours = (
+        measure_perplexity(s.runner(max_tokens=material.longest), material.windows, "sparse")
+        for s in subjects.values()
+    )
+    assert ours.per_token != exact.per_token
+    assert ours.per_token == pytest.approx(exact.per_token, rel=0.01)
+
+
+def test_what_is_recalled_in_fp32_is_recalled(subjects, material):
+    exact, ours = (
+        measure_recall(s.runner(max_tokens=material.longest), material.recall, "sparse")
+        for s in subjects.values()
+    )
+    for row, reference in zip(ours, exact, strict=True):
+        assert reference.accuracy >= 0.95
+        assert row.accuracy >= reference.accuracy - 0.01
+
+
+def test_the_indexer_chooses_nearly_the_same_keys(subjects, material):
+    fp8 = subjects["fp8"]
+    topk = fp8.spec.index_topk
+    sequences = {n: s for n, s in material.around_topk.items() if n > topk}
+    runner = fp8.runner(max_tokens=material.longest)
+    rows = measure_overlap(runner, references(fp8), sequences, topk, "sparse")
+    assert {row.length for row in rows} >= {256, 1024}
+    means = [row.mean for row in rows]
+    assert sum(means) / len(means) >= 0.98
+    assert min(means) >= 0.96
+    # what is exchanged lies at the cut: keys further below would be a wrong indexer
+    assert max(row.deficit for row in rows) < 0.4

@@ -30,6 +30,7 @@ AREAS: dict[str, tuple[str, ...]] = {
     "ir.naming": ("ir.region",),
     "ir.kernel_ops": ("ops",),
     "ir.dims": (),
+    "ir.match": (),
     "ir.tensor_info": ("ir.dims",),
     "ir.argument_json": ("errors",),
     "ir.graph_json": (
@@ -55,7 +56,7 @@ AREAS: dict[str, tuple[str, ...]] = {
     "testing.hash_runner": ("runtime",),
     "evaluation": (
         *FOUNDATION, "ops", "model_spec", "config", "weights", "artifact", "frontend",
-        "runtime", "ir.calls", "ir.region",
+        "runtime", "ir.calls", "ir.match", "ir.region",
     ),
     "compiling": (
         *FOUNDATION, "model_spec", "config", "weights", "ir", "artifact", "frontend", "passes",

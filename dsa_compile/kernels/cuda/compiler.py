@@ -47,7 +47,7 @@ def build(source: str, *, arch: str, defines: Defines | None = None) -> bytes:
     texts = _sources(source, {})
     # without the include paths: what they lead to is in texts, or as old as NVRTC
     name = hashlib.sha256(
-        "\0".join([*texts.values(), *options, str(_nvrtc_version())]).encode()
+        "\0".join([*texts.values(), *options, str(nvrtc_version())]).encode()
     ).hexdigest()
     path = cache_dir() / f"{Path(source).stem}-{name[:32]}.cubin"
     if path.is_file():
@@ -80,7 +80,8 @@ def _nvrtc() -> Any:
 
 
 @functools.cache
-def _nvrtc_version() -> tuple[int, int]:
+def nvrtc_version() -> tuple[int, int]:
+    """Release of the compiler, such as (13, 0)."""
     nvrtc = _nvrtc()
     _, major, minor = nvrtc.nvrtcVersion()
     return major, minor

@@ -100,6 +100,7 @@ def _bind(name: str, calls: Sequence[CallFacts], target: str, asked: str | None)
         raise CompileError(
             f"{_short(name)}: nothing implements it{some} for target {target}"
             + (f" ({reasons})" if reasons else "")
+            + "; compile with another --recipe or --target"
         )
     return Binding(name, len(calls), tuple(candidates))
 

@@ -46,11 +46,14 @@ class Binding:
     candidates: tuple[Candidate, ...]
 
     def records(self) -> tuple[KernelRecord, ...]:
-        """What the artifact keeps: providers in ascending order of tokens."""
+        """What the artifact keeps: providers in ascending order of tokens, the last for any number.
+
+        One that the user asked for is the last whatever number it is preferred up to.
+        """
+        bound = [c.implementation for c in self.candidates if c.bound]
         return tuple(
-            KernelRecord(c.implementation.provider, c.implementation.max_tokens)
-            for c in self.candidates
-            if c.bound
+            KernelRecord(kernel.provider, None if kernel is bound[-1] else kernel.max_tokens)
+            for kernel in bound
         )
 
 

@@ -97,18 +97,6 @@ def dtype_in(name: str, *allowed: torch.dtype) -> Condition:
     return check
 
 
-def value_in(name: str, *allowed: object) -> Condition:
-    """A number or flag must be one of these."""
-
-    def check(call: CallFacts) -> str | None:
-        value = call.args[name]
-        if value in allowed:
-            return None
-        return f"takes {name} {', '.join(map(str, allowed))}, not {value}"
-
-    return check
-
-
 def value_at_most(name: str, most: float) -> Condition:
     """A number must not exceed ``most``."""
 

@@ -3,7 +3,6 @@
 import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import metadata
 
 
 @dataclass(frozen=True)
@@ -29,15 +28,6 @@ class Provider:
                 return f"{module} is not installed ({self.install})"
         return None
 
-    def version(self) -> str | None:
-        """Version of the first package, if the installation knows it."""
-        for module in self.modules:
-            try:
-                return metadata.version(module.replace("_", "-"))
-            except metadata.PackageNotFoundError:
-                continue
-        return None
-
 
 def _importable(module: str) -> bool:
     try:
@@ -53,11 +43,9 @@ PROVIDERS: Mapping[str, Provider] = {
         Provider("reference"),
         Provider("torch"),
         Provider("triton", ("triton",), _EXTRA),
-        Provider("gluon", ("triton",), _EXTRA),
         Provider("cuda", ("cuda.bindings",), _EXTRA),
         Provider("deep_gemm", ("deep_gemm",), "build it from its repository", peer=True),
         Provider("flash_mla", ("flash_mla",), "build it from its repository", peer=True),
-        Provider("flashinfer", ("flashinfer",), "pip install flashinfer-python", peer=True),
     )
 }
 """By name. ``reference`` are the CPU references; ``torch`` those of them that a GPU runs as well,

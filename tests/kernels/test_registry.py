@@ -16,7 +16,6 @@ from dsa_compile.kernels.facts import (
     size_multiple,
     size_power_of_two,
     value_at_most,
-    value_in,
     value_multiple,
 )
 from dsa_compile.kernels.implementation import GPUS, Implementation
@@ -92,8 +91,6 @@ CALL = CallFacts(
         (size_power_of_two("x", 1), "takes x.shape[1] that is a power of two, not 96"),
         (dtype_in("x", torch.bfloat16), None),
         (dtype_in("x", torch.float32), "takes x in float32, not bfloat16"),
-        (value_in("flag", True), None),
-        (value_in("flag", False), "takes flag False, not True"),
         (value_at_most("k", 9), None),
         (value_at_most("k", 8), "takes k up to 8, not 9"),
         (value_multiple("k", 3), None),

@@ -58,7 +58,7 @@ def test_the_first_that_takes_every_call(bind):
 
 
 def test_by_tokens(bind):
-    binding = bind(row("cuda", max_tokens=64), row("gluon", max_tokens=16), row("triton"))
+    binding = bind(row("cuda", max_tokens=64), row("torch", max_tokens=16), row("triton"))
     assert [(r.provider, r.max_tokens) for r in binding.records()] == [
         ("cuda", 64),
         ("triton", None),
@@ -89,7 +89,7 @@ def test_peers_are_bound_only_where_installed_or_asked_for(bind, monkeypatch):
 
 def test_asked_for_takes_every_number_of_tokens(bind):
     binding = bind(row("cuda", max_tokens=64), row("triton"), kernels=(f"{OP}=cuda",))
-    assert [(r.provider) for r in binding.records()] == ["cuda"]
+    assert [(r.provider, r.max_tokens) for r in binding.records()] == [("cuda", None)]
     assert binding.candidates[1].reason == f"--kernel {OP}=cuda was given"
 
 

@@ -53,16 +53,6 @@ DEVICE void mbarrier_expect_tx(u32 barrier, u32 bytes) {
                : "memory");
 }
 
-// Arrive at the barrier of the same offset in another block of the cluster.
-DEVICE void mbarrier_arrive_remote(u32 barrier, u32 block) {
-  asm volatile(
-      "{\n.reg .b32 remote;\n"
-      "mapa.shared::cluster.u32 remote, %0, %1;\n"
-      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];\n}" ::"r"(barrier),
-      "r"(block)
-      : "memory");
-}
-
 DEVICE bool mbarrier_try_wait(u32 barrier, u32 parity) {
   u32 done;
   asm volatile(
@@ -77,20 +67,6 @@ DEVICE bool mbarrier_try_wait(u32 barrier, u32 parity) {
 
 DEVICE void mbarrier_wait(u32 barrier, u32 parity) {
   while (!mbarrier_try_wait(barrier, parity)) {
-  }
-}
-
-// Also acquires what other blocks of the cluster wrote before they arrived.
-DEVICE void mbarrier_wait_cluster(u32 barrier, u32 parity) {
-  u32 done = 0;
-  while (!done) {
-    asm volatile(
-        "{\n.reg .pred p;\n"
-        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
-        "selp.u32 %0, 1, 0, p;\n}"
-        : "=r"(done)
-        : "r"(barrier), "r"(parity)
-        : "memory");
   }
 }
 
@@ -208,10 +184,6 @@ DEVICE u64 matrix_descriptor(u32 address, u32 leading, u32 stride, u32 swizzle =
 // Barrier among `threads` threads of the block (named barriers 1..15; 0 is __syncthreads).
 DEVICE void named_barrier_sync(u32 barrier, u32 threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
-}
-
-DEVICE void named_barrier_arrive(u32 barrier, u32 threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
 // ---- programmatic dependent launch -----------------------------------------------------------

@@ -1,0 +1,84 @@
+"""Runs our kernels on :mod:`tests.kernels.samples`, to be watched by ``compute-sanitizer``::
+
+    PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck \\
+        python -m tests.kernels.sanitize [TEXT ...]
+
+With a text, only kernels whose ``op/provider`` has it. Without torch's cache of memory every tensor
+is an allocation of its own, past whose end memcheck sees. ``make sanitize`` runs both tools.
+"""
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dsa_compile.kernels.cuda.launch import architecture
+from dsa_compile.kernels.cuda.topk import topk
+from dsa_compile.kernels.facts import CallFacts, TensorFacts
+from dsa_compile.kernels.implementation import Implementation
+from dsa_compile.kernels.table import KERNELS
+from tests.kernels.samples import SAMPLES, Arguments
+
+OURS = ("cuda", "triton")
+Launch = tuple[str, Callable[[], Any]]
+
+# One of each way to select (rows, width): see topk's choices.
+TOPK_SHAPES = (
+    (2, 8001), (2, 10001), (2, 16001), (140, 8001), (266, 8001), (266, 10001), (266, 16001),
+    (2, 40001), (3, 70001), (9, 70001), (20, 70001), (67, 70001),
+)  # fmt: skip
+
+
+def facts(kernel: Implementation, arguments: Arguments) -> CallFacts:
+    """A call of a kernel's op as the compiler would describe it."""
+    schema = getattr(torch.ops.dsa, kernel.op).default._schema
+    named = zip((a.name for a in schema.arguments), arguments, strict=True)
+    return CallFacts(
+        kernel.op,
+        {
+            name: TensorFacts(tuple(value.shape), value.dtype)
+            if isinstance(value, Tensor)
+            else value
+            for name, value in named
+        },
+    )
+
+
+def kernels(target: str) -> list[Implementation]:
+    """Ours for a target, each function once."""
+    found = {k.function: k for k in KERNELS if k.provider in OURS and target in k.targets}
+    return list(found.values())
+
+
+def launches(target: str) -> Iterator[Launch]:
+    """Every kernel of ours on every sample it takes."""
+    for kernel in kernels(target):
+        for number, arguments in enumerate(SAMPLES[kernel.op]()):
+            if kernel.refusal(facts(kernel, arguments)) is None:
+                name = f"{kernel.op}/{kernel.provider} {number}"
+                yield name, lambda k=kernel, a=arguments: k.load()(*a)
+    for rows, width in TOPK_SHAPES:
+        yield f"topk/cuda {rows}x{width}", lambda shape=(rows, width): _topk(*shape)
+
+
+def _topk(rows: int, width: int) -> Tensor:
+    scores = torch.randn(rows, width + 2)[:, 1:-1]
+    ends = torch.randint(0, width + 1, (rows,), dtype=torch.int32)
+    ends[0] = 0
+    return topk(scores, ends, 2048)
+
+
+def main(texts: Sequence[str]) -> None:
+    torch.manual_seed(0)
+    torch.set_default_device("cuda")
+    for name, launch in launches(architecture(torch.cuda.current_device())):
+        if not texts or any(text in name for text in texts):
+            print(name, flush=True)
+            launch()
+            torch.cuda.synchronize()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

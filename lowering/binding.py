@@ -14,6 +14,7 @@ from dsa_compile.kernels.facts import CallFacts, TensorFacts
 from dsa_compile.kernels.implementation import Implementation
 from dsa_compile.kernels.providers import PROVIDERS
 from dsa_compile.kernels.registry import implementations
+from dsa_compile.ops import STREAM_OPS
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,8 @@ def bind_kernels(program: Program) -> tuple[Binding, ...]:
     sites: dict[str, list[CallFacts]] = defaultdict(list)
     for region in program.regions.values():
         for node in region.graph.nodes:
+            if node.target in STREAM_OPS:
+                continue  # the runtime's own
             if node.op == "call_function" and str(node.target).startswith("dsa."):
                 sites[str(node.target)].append(_facts(region.name, node))
     asked = _asked(config.kernels, sites)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from dsa_compile.ops import REFERENCE
+from dsa_compile.ops import REFERENCE, STREAM_OPS
 
 # Layout first, then elementwise work and reductions.
 _ATEN = (
@@ -72,7 +72,7 @@ def allowed_targets() -> Mapping[str, Callable[..., Any]]:
     Names are those of ``str(OpOverload)``, such as ``"dsa.rms_norm.default"``, and
     ``"operator.getitem"``, which takes an entry of a multi-output op and nothing else.
     """
-    table: dict[str, Callable[..., Any]] = {str(op): op for op in REFERENCE}
+    table: dict[str, Callable[..., Any]] = {str(op): op for op in (*REFERENCE, *STREAM_OPS)}
     for name in _ATEN:
         packet, _, overload = name.partition(".")
         table[f"aten.{name}"] = getattr(getattr(torch.ops.aten, packet), overload)

@@ -12,7 +12,7 @@ from dsa_compile.ir.edit import describe
 from dsa_compile.ir.kernel_ops import allowed_targets
 from dsa_compile.ir.program import Level, Program
 from dsa_compile.ir.region import Region, Role
-from dsa_compile.ops import REFERENCE
+from dsa_compile.ops import REFERENCE, STREAM_OPS
 
 aten, dsa = torch.ops.aten, torch.ops.dsa
 
@@ -39,7 +39,7 @@ _LOGICAL = frozenset(
         dsa.swiglu.default,
     }
 )
-_KERNEL_ONLY = frozenset(REFERENCE) - _LOGICAL - _DENSE_ONLY
+_KERNEL_ONLY = (frozenset(REFERENCE) | STREAM_OPS) - _LOGICAL - _DENSE_ONLY
 
 
 @dataclass(frozen=True)

@@ -48,6 +48,7 @@ from dsa_compile.ops.quantize import (
     SWIGLU_PACKED_QUANTIZE,
 )
 from dsa_compile.ops.rope import ROPE_HALF, ROPE_INTERLEAVED, ROPE_TABLES
+from dsa_compile.ops.streams import KEEP_ALIVE, ON_STREAM, RECORD_EVENT, STREAM_OPS, WAIT_EVENT
 
 __all__ = [
     "ABSORB_QUERY",
@@ -62,6 +63,7 @@ __all__ = [
     "EXPERTS_FP8",
     "INDEX_QUERY_QUANTIZE",
     "INDEX_TOPK",
+    "KEEP_ALIVE",
     "LATENT_ATTENTION",
     "LATENT_ROWS_FP8",
     "LATENT_ROWS_FP8_TENSOR",
@@ -71,6 +73,7 @@ __all__ = [
     "NORM_ROPE_WRITE_LATENT_CACHE",
     "NORM_ROPE_WRITE_LATENT_CACHE_FP8",
     "NORM_ROPE_WRITE_LATENT_CACHE_FP8_TENSOR",
+    "ON_STREAM",
     "PAGED_INDEX_TOPK",
     "PAGED_INDEX_TOPK_FP8",
     "PAGED_LATENT_ATTENTION",
@@ -82,6 +85,7 @@ __all__ = [
     "QUANTIZE_BLOCKS",
     "QUANTIZE_LINEAR_FP8",
     "QUANTIZE_TENSOR",
+    "RECORD_EVENT",
     "REFERENCE",
     "RMS_NORM",
     "RMS_NORM_QUANTIZE",
@@ -91,9 +95,11 @@ __all__ = [
     "ROPE_TABLES",
     "ROUTER",
     "SPARSE_ATTENTION",
+    "STREAM_OPS",
     "SWIGLU",
     "SWIGLU_PACKED",
     "SWIGLU_PACKED_QUANTIZE",
+    "WAIT_EVENT",
     "WRITE_INDEX_CACHE",
     "WRITE_INDEX_KEY_FP8",
     "WRITE_LATENT_CACHE",

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch._ops import OpOverload
+from torch.fx.node import has_side_effect
 
 NAMESPACE = "dsa"
 _LIBRARY = torch.library.Library(NAMESPACE, "DEF")
@@ -44,6 +45,23 @@ def define(
     torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=_LIBRARY)
     overload: OpOverload = getattr(getattr(torch.ops, NAMESPACE), name).default
     REFERENCE[overload] = reference
+    return overload
+
+
+def define_marker(schema: str, function: Callable[..., None]) -> OpOverload:
+    """Declare an op that steers execution and computes nothing.
+
+    It is no part of :data:`REFERENCE`, as there is nothing to implement, and it is never dead code.
+
+    Args:
+        schema: as in :func:`define`; returns nothing.
+        function: does nothing; its docstring says what the op means.
+    """
+    name = schema.partition("(")[0]
+    _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+    _LIBRARY.impl(name, function, "CompositeExplicitAutograd")
+    overload: OpOverload = getattr(getattr(torch.ops, NAMESPACE), name).default
+    has_side_effect(overload)
     return overload
 
 

@@ -20,6 +20,8 @@ class Batch:
         cu_seqlens: int32 [R + 1], where each request's tokens start, and T.
         context_lens: int32 [R], tokens in the cache once this step is done.
         logit_rows: int64 [N], the tokens whose logits are wanted.
+        request_rows: int32 [R], each request's row of the scheduler. An input id of -1 stands for
+            the token sampled last for its request, which a runner keeps by this row.
     """
 
     input_ids: NDArray[np.int64]
@@ -29,6 +31,7 @@ class Batch:
     cu_seqlens: NDArray[np.int32]
     context_lens: NDArray[np.int32]
     logit_rows: NDArray[np.int64]
+    request_rows: NDArray[np.int32]
 
     @property
     def num_tokens(self) -> int:
@@ -84,4 +87,5 @@ def build_batch(step: ScheduledStep) -> Batch:
         cu_seqlens=cu_seqlens.astype(np.int32),
         context_lens=contexts.astype(np.int32),
         logit_rows=(cu_seqlens[1:] - 1)[samples],
+        request_rows=rows.astype(np.int32),
     )

@@ -32,6 +32,7 @@ def whole_batch(sequences: Sequence[Sequence[int]], tails: Sequence[int], block_
         cu_seqlens=cu_seqlens.astype(np.int32),
         context_lens=counts.astype(np.int32),
         logit_rows=np.concatenate(rows),
+        request_rows=np.arange(len(counts), dtype=np.int32),
     )
 
 

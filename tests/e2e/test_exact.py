@@ -71,4 +71,5 @@ def one_request(prompt: list[int], start: int, count: int, block_size: int) -> B
         cu_seqlens=np.array([0, count], np.int32),
         context_lens=np.array([start + count], np.int32),
         logit_rows=np.arange(count),
+        request_rows=np.zeros(1, np.int32),
     )

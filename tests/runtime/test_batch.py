@@ -42,6 +42,7 @@ def test_a_mixed_step():
     assert batch.cu_seqlens.tolist() == [0, 1, 7, 9]
     assert batch.context_lens.tolist() == [7, 9, 2]
     assert batch.logit_rows.tolist() == [0, 8]
+    assert batch.request_rows.tolist() == [3, 2, 1]
     assert (batch.num_tokens, batch.num_requests) == (9, 3)
 
 
@@ -66,6 +67,7 @@ def test_dtypes_are_the_pinned_ones(decode):
         "cu_seqlens": "int32",
         "context_lens": "int32",
         "logit_rows": "int64",
+        "request_rows": "int32",
     }
 
 

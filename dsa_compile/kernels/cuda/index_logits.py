@@ -19,17 +19,22 @@ TILE = 64
 HEADS = (16, 32, 64)
 SHARED_QUERIES = 8
 """Queries of a block whose warpgroups divide them, and not the keys."""
-_SHARED_LIMIT = 227 * 1024
+_SHARED_BYTES = 228 * 1024
+"""Of a multiprocessor; each block takes one KB more than it asks for."""
 _PAGED = "paged_index_topk_fp8"  # the op whose operands the paged kernels take
 
 
 @dataclass(frozen=True)
 class Warpgroups:
-    """Of a thread block: ``math`` that multiply and one that copies, with registers per thread."""
+    """Of a thread block: ``math`` that multiply and one that copies, with registers per thread.
+
+    ``blocks`` of these fit on a multiprocessor.
+    """
 
     math: int
     math_registers: int
     copy_registers: int
+    blocks: int = 1
 
     @property
     def threads(self) -> int:
@@ -59,7 +64,8 @@ def scoring_kernel(keys: str, heads: int, queries: int) -> CudaKernel:
     """
     groups = warpgroups_for(heads, queries)
     fixed = 2 * queries * heads * (DIM + 4) + 16 * 2 + 256
-    stages = min((_SHARED_LIMIT - fixed) // (TILE * (DIM + 4) + 16), 20)
+    limit = _SHARED_BYTES // groups.blocks - 1024
+    stages = min((limit - fixed) // (TILE * (DIM + 4) + 16), 20)
     return CudaKernel(
         f"index_logits_{keys}.cu",
         f"index_logits_{keys}",
@@ -67,6 +73,7 @@ def scoring_kernel(keys: str, heads: int, queries: int) -> CudaKernel:
             "HEADS": heads,
             "QUERIES": queries,
             "WARPGROUPS": groups.math,
+            "BLOCKS": groups.blocks,
             "SPLIT_KEYS": int(queries < SHARED_QUERIES),
             "KEY_STAGES": stages,
             "MATH_REGISTERS": groups.math_registers,
@@ -185,9 +192,10 @@ def paged_index_logits(
     heads = q.shape[1]
     queries = queries_per_block(count, requests)
     kernel = scoring_kernel("paged", heads, queries)
+    groups = warpgroups_for(heads, queries)
     kernel(
-        (processors(), 1, 1),
-        warpgroups_for(heads, queries).threads,
+        (groups.blocks * processors(), 1, 1),
+        groups.threads,
         query_map(q, queries),
         page_map(cache),
         weights,

@@ -20,7 +20,7 @@ DEVICE void describe_rows(const PagedWork& work, int* ends, int* owners) {
   }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 index_logits_paged(const __grid_constant__ CUtensorMap query_map,
                    const __grid_constant__ CUtensorMap key_map, const float* weights,
                    const u8* cache, long long page_stride, int blocks, int page_shift,
@@ -32,8 +32,8 @@ index_logits_paged(const __grid_constant__ CUtensorMap query_map,
   if (threadIdx.x == 0) {
     prefetch_tensor_map(&query_map);
     prefetch_tensor_map(&key_map);
-    stages.initialise();
   }
+  if (threadIdx.x < 32) stages.initialise();
   __syncthreads();
   dependency_wait();
   dependency_release();

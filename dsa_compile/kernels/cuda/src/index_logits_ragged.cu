@@ -3,7 +3,7 @@
 #include "index_ragged.cuh"
 #include "index_rows.cuh"
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 index_logits_ragged(const __grid_constant__ CUtensorMap query_map,
                     const __grid_constant__ CUtensorMap key_map,
                     const __grid_constant__ CUtensorMap scale_map, const float* weights,
@@ -15,8 +15,8 @@ index_logits_ragged(const __grid_constant__ CUtensorMap query_map,
     prefetch_tensor_map(&query_map);
     prefetch_tensor_map(&key_map);
     prefetch_tensor_map(&scale_map);
-    stages.initialise();
   }
+  if (threadIdx.x < 32) stages.initialise();
   __syncthreads();
   dependency_wait();
   dependency_release();

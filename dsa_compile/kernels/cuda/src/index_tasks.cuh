@@ -10,7 +10,8 @@
 // block of the grid takes an equal, contiguous share, whatever the lengths. Only the copying
 // warpgroup knows of that; the others are told what they multiply in tasks, in shared memory.
 //
-// Macros: HEADS, QUERIES, WARPGROUPS, SPLIT_KEYS, KEY_STAGES, MATH_REGISTERS, COPY_REGISTERS.
+// Macros: HEADS, QUERIES, WARPGROUPS, SPLIT_KEYS, KEY_STAGES, MATH_REGISTERS, COPY_REGISTERS, and
+// BLOCKS to fit on a multiprocessor.
 #pragma once
 #include "common.cuh"
 
@@ -20,7 +21,7 @@ constexpr int THREADS = 128 * (WARPGROUPS + 1);
 // A block starts with equally many registers for all its threads, and can only trade those: a
 // warpgroup that asks for more than the others left waits for ever.
 static_assert(WARPGROUPS * MATH_REGISTERS + COPY_REGISTERS <=
-                  (WARPGROUPS + 1) * (65536 / THREADS / 8 * 8),
+                  (WARPGROUPS + 1) * (65536 / (THREADS * BLOCKS) / 8 * 8),
               "registers");
 
 constexpr int WARPGROUP_QUERIES = SPLIT_KEYS ? QUERIES : QUERIES / WARPGROUPS;
@@ -89,13 +90,15 @@ struct Stages {
   DEVICE u32 keys_full(u32 stage) const { return queries_full(QUERY_STAGES + stage); }
   DEVICE u32 keys_empty(u32 stage) const { return keys_full(stage) + 8; }
 
-  // By one thread; a block-wide barrier must follow.
+  // By the lanes of one warp; a block-wide barrier must follow.
   DEVICE void initialise() const {
-    for (int s = 0; s < QUERY_STAGES; ++s) {
+    static_assert(KEY_STAGES <= 32 && QUERY_STAGES <= 32, "");
+    const int s = lane_id();
+    if (s < QUERY_STAGES) {
       mbarrier_init(queries_full(s), 1);
       mbarrier_init(queries_empty(s), 4 * WARPGROUPS);
     }
-    for (int s = 0; s < KEY_STAGES; ++s) {
+    if (s < KEY_STAGES) {
       mbarrier_init(keys_full(s), 1);
       mbarrier_init(keys_empty(s), SPLIT_KEYS ? 4 : 4 * WARPGROUPS);
     }

@@ -62,6 +62,7 @@ class AbsorbMla(RegionPass):
             self._absorb(edit, program, m)
 
     def _absorb(self, edit: Editor, program: Program, m: Match) -> None:
+        edit.begin_site()
         kind, key, root = edit.region.kind, m["kv_b"].meta["key"], m.root
         old = program.weights.remove(kind, key)
         dtype = m["kv_b"].meta["val"].dtype

@@ -68,8 +68,9 @@ class Functionalize(RegionPass):
         value = edit.call(target, *node.args, before=node)
         for user in [u for u in written.users if u not in (node, value) and node < u]:
             user.replace_input_with(written, value)
-        edit.replace(node, value)
+        edit.swap(node, value)
         edit.erase(node)
+        edit.close_site()
 
     def _filled_buffer(self, edit: Editor, buffer: fx.Node) -> None:
         width, last = buffer.meta["val"].shape[-1], buffer.meta["val"].ndim - 1

@@ -50,7 +50,7 @@ def fuse(edit: Editor, total: fx.Node, norm: fx.Node) -> None:
     pair = edit.call(dsa.add_rms_norm.default, x, residual, weight, eps, before=total)
     edit.take(pair, 1, total, "residual")
     edit.take(pair, 0, norm, "normed")
-    edit.rewrites += 1
+    edit.close_site()
 
 
 class FuseAddNorm(RegionPass):

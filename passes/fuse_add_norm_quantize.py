@@ -14,6 +14,7 @@ Declines: summands and a weight that are not of one dtype.
 import torch
 from torch import fx
 
+from dsa_compile.config import FP8_RECIPES
 from dsa_compile.ir.edit import Editor
 from dsa_compile.ir.match import Call, Const, NearMiss, Node, find, getitem
 from dsa_compile.ir.passes import Numerics, RegionPass
@@ -43,7 +44,7 @@ def fuse_add_norm(edit: Editor, pair: fx.Node, quantize: fx.Node) -> None:
     for part in list(pair.users):
         index, name = {0: (0, "normed"), 1: (3, "residual")}[part.args[1]]  # type: ignore[index]
         edit.take(new, index, part, name)
-    edit.rewrites += 1
+    edit.close_site()
 
 
 class FuseAddNormQuantize(RegionPass):
@@ -51,7 +52,7 @@ class FuseAddNormQuantize(RegionPass):
 
     numerics = Numerics.TOLERANCE
     requires = ("fuse_add_norm", "quantize_projections")
-    recipes = ("fp8",)
+    recipes = FP8_RECIPES
 
     def expects(self, program: Program, region: Region) -> int | None:
         """The norm between attention and MLP."""

@@ -11,13 +11,17 @@ Before::                                        After::
             slots)
 
 The three have nothing to do with one another but what they read; at a few tokens a launch costs as
-much as any of them.
+much as any of them. Rows under one scale (``dsa.norm_rope_write_latent_cache_fp8_tensor``) bring
+that scale.
 
 Declines: parts that are used otherwise too, and scales of different formats.
 """
 
+from typing import Any
+
 import torch
 
+from dsa_compile.config import FP8_RECIPES
 from dsa_compile.ir.edit import Editor
 from dsa_compile.ir.match import Call, Const, Match, NearMiss, Node, find, getitem
 from dsa_compile.ir.passes import RegionPass
@@ -52,13 +56,18 @@ def _key_pattern() -> Call:
     )
 
 
-def _latent_pattern() -> Call:
-    rope = (Node("cos"), Node("sin"), Const("interleaved", bool), Const("ue8m0", bool))
-    return Call(
-        dsa.norm_rope_write_latent_cache_fp8.default,
-        *(_part(2), Node("weight"), Const("eps", float)),
-        *(*rope, Node("cache"), Node("slots")),
-    )
+def _latent_pattern(op: Any, scales: Const | Node) -> Call:
+    norm = (_part(2), Node("weight"), Const("eps", float))
+    rope = (Node("cos"), Node("sin"), Const("interleaved", bool))
+    return Call(op, *norm, *rope, scales, Node("cache"), Node("slots"))
+
+
+def _block_rows() -> Call:
+    return _latent_pattern(dsa.norm_rope_write_latent_cache_fp8.default, Const("ue8m0", bool))
+
+
+def _tensor_rows() -> Call:
+    return _latent_pattern(dsa.norm_rope_write_latent_cache_fp8_tensor.default, Node("scale"))
 
 
 class FuseAttentionInputs(RegionPass):
@@ -69,8 +78,9 @@ class FuseAttentionInputs(RegionPass):
         "fuse_norm_quantize",
         "quantize_indexer",
         "quantize_latent_cache",
+        "quantize_latent_cache_tensor",
     )
-    recipes = ("fp8",)
+    recipes = FP8_RECIPES
 
     def expects(self, program: Program, region: Region) -> int | None:
         """Once in every layer."""
@@ -78,13 +88,15 @@ class FuseAttentionInputs(RegionPass):
 
     def rewrite(self, edit: Editor, program: Program) -> None:
         """Fuse the three consumers of one projection."""
-        groups = [find(edit.graph, p()) for p in (_query_pattern, _key_pattern, _latent_pattern)]
-        for group in groups:
-            edit.note(group.misses)
-        for query in groups[0].found:
+        patterns = (_query_pattern, _key_pattern, _block_rows, _tensor_rows)
+        results = [find(edit.graph, pattern()) for pattern in patterns]
+        for result in results:
+            edit.note(result.misses)
+        queries, keys, *rows = (result.found for result in results)
+        for query in queries:
             key, latent = (
-                next((m for m in group.found if m["merged"] is query["merged"]), None)
-                for group in groups[1:]
+                next((m for m in found if m["merged"] is query["merged"]), None)
+                for found in (keys, [*rows[0], *rows[1]])
             )
             if key is None or latent is None:
                 continue
@@ -100,17 +112,18 @@ class FuseAttentionInputs(RegionPass):
             *(latent["weight"], latent["eps"], latent["cos"], latent["sin"]),
             *(latent["interleaved"], key["interleaved"], query["ue8m0"]),
             *(latent["cache"], key["cache"], latent["slots"]),
+            *([latent["scale"]] if "scale" in latent.bound else []),
         )
         new = edit.call(dsa.attention_inputs_fp8.default, *args, before=query.root)
         take_quantized(edit, new, 0, query.root)
         edit.erase(key.root)
         edit.erase(latent.root)
-        edit.rewrites += 1
+        edit.close_site()
 
 
 def _differ(query: Match, key: Match, latent: Match) -> NearMiss | None:
     root = latent.root
-    if query["ue8m0"] is not latent["ue8m0"]:
+    if query["ue8m0"] is not latent.bound.get("ue8m0", query["ue8m0"]):
         reason = f"scales of the query ue8m0={query['ue8m0']}, of the row {latent['ue8m0']}"
         return NearMiss(root.meta["path"], root.name, reason, 3)
     for name in ("cos", "sin", "slots"):

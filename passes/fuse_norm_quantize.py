@@ -14,6 +14,7 @@ Declines: a norm whose weight promotes its result to another dtype than that of 
 import torch
 from torch import fx
 
+from dsa_compile.config import FP8_RECIPES
 from dsa_compile.ir.edit import Editor, describe
 from dsa_compile.ir.match import Call, Const, NearMiss, Node, find
 from dsa_compile.ir.passes import Numerics, RegionPass
@@ -43,7 +44,7 @@ def fuse_norm(edit: Editor, norm: fx.Node, quantize: fx.Node) -> None:
         new = edit.call(dsa.rms_norm_quantize_keep.default, *args, before=norm)
         take_quantized(edit, new, 1, quantize)
         edit.take(new, 0, norm, "normed")
-    edit.rewrites += 1
+    edit.close_site()
 
 
 def take_quantized(edit: Editor, several: fx.Node, first: int, quantize: fx.Node) -> None:
@@ -59,7 +60,7 @@ class FuseNormQuantize(RegionPass):
 
     numerics = Numerics.TOLERANCE
     requires = ("recognize_rms_norm", "quantize_projections")
-    recipes = ("fp8",)
+    recipes = FP8_RECIPES
 
     def expects(self, program: Program, region: Region) -> int | None:
         """The norm of the queries' low rank; a layer's opening norm too where it is not moved."""

@@ -73,6 +73,7 @@ class MergeProjections(RegionPass):
 
     def _merge(self, edit: Editor, program: Program, key: str, parts: list[fx.Node]) -> None:
         kind = edit.region.kind
+        edit.begin_site()
         entries = [
             program.weights.remove(kind, part.args[1].meta["key"])  # type: ignore[union-attr]
             for part in parts
@@ -89,7 +90,7 @@ class MergeProjections(RegionPass):
         for index, part in enumerate(parts):
             where |= {"path": part.meta["path"], "name": part.meta["path"].rpartition(".")[2]}
             edit.swap(part, edit.call(operator.getitem, pieces, index, **where))
-        edit.rewrites += 1
+        edit.close_site()
 
 
 def _differ(parts: list[fx.Node]) -> str | None:

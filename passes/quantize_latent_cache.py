@@ -18,26 +18,16 @@ Declines: a latent or rotated key that something else reads too.
 import torch
 
 from dsa_compile.ir.edit import Editor
-from dsa_compile.ir.match import ANY, Call, Const, Match, Node, calls, find, getitem
+from dsa_compile.ir.match import find
 from dsa_compile.ir.passes import Numerics, RegionPass
 from dsa_compile.ir.program import Program
 from dsa_compile.ir.region import Region
 from dsa_compile.ops.fused_cache import fp8_row_bytes
+from dsa_compile.passes.latent_cache import latent_write, rewrite_rows
 from dsa_compile.passes.quantized_weights import power_of_two_scales
-from dsa_compile.passes.shared import each_layer, value_named
+from dsa_compile.passes.shared import each_layer
 
-aten, dsa = torch.ops.aten, torch.ops.dsa
-
-
-def _pattern() -> Call:
-    widths = [Const("rank", int), Const("rope", int)]
-    parts = Call(aten.split_with_sizes.default, Node("kv"), widths, -1)
-    latent = Call(dsa.rms_norm.default, getitem(parts, 0), Node("weight"), Const("eps", float))
-    heads = Call(aten.view.default, getitem(parts, 1), ANY)
-    tables = (value_named("cos"), value_named("sin"))
-    rotated = Call(dsa.rope_interleaved.default, heads, *tables)
-    key = Call(aten.squeeze.dim, rotated, 1)
-    return Call(dsa.write_latent_cache.default, latent, key, Node("cache"), Node("slots"))
+dsa = torch.ops.dsa
 
 
 class QuantizeLatentCache(RegionPass):
@@ -53,28 +43,14 @@ class QuantizeLatentCache(RegionPass):
 
     def rewrite(self, edit: Editor, program: Program) -> None:
         """Replace every write, and the reads of what it writes."""
-        matches = find(edit.graph, _pattern())
-        edit.note(matches.misses)
-        for m in matches.found:
-            self._quantize(edit, program, m)
-
-    def _quantize(self, edit: Editor, program: Program, m: Match) -> None:
-        cache, write = m["cache"], m.root
-        width = fp8_row_bytes(m["rank"], m["rope"])
-        formats = (True, power_of_two_scales(program))  # interleaved, ue8m0
-        pages = cache.meta["val"].shape
-        reads = [
-            n for n in calls(edit.graph, dsa.paged_latent_attention.default) if cache in n.args
-        ]
-        edit.retype(cache, ("P", int(pages[1]), width), torch.uint8)
-        edit.call(
-            dsa.norm_rope_write_latent_cache_fp8.default,
-            *(m["kv"], m["weight"], m["eps"], m["cos"], m["sin"], *formats, cache),
-            m["slots"],
-            before=write,
-        )
-        edit.erase(write)
-        for read in reads:
-            new = edit.call(dsa.paged_latent_attention_fp8.default, *read.args, before=read)
-            edit.swap(read, new)
-        edit.rewrites += 1
+        writes = find(edit.graph, latent_write())
+        edit.note(writes.misses)
+        ue8m0 = power_of_two_scales(program)
+        for write in writes.found:
+            rewrite_rows(
+                edit,
+                write,
+                fp8_row_bytes(write["rank"], write["rope"]),
+                (dsa.norm_rope_write_latent_cache_fp8.default, [ue8m0]),
+                (dsa.paged_latent_attention_fp8.default, []),
+            )

@@ -1,5 +1,8 @@
 """Weights in FP8 blocks, for the passes that quantise what reads them."""
 
+from collections.abc import Callable
+
+import torch
 from torch import fx
 
 from dsa_compile.ir.edit import Editor
@@ -13,6 +16,7 @@ from dsa_compile.weights.plan import (
     Expr,
     QuantizedScales,
     QuantizedValues,
+    Reshape,
     Shape,
     WeightEntry,
     infer_shape,
@@ -39,25 +43,48 @@ def quantized_inputs(
         key: of the weight, in rows of parameters one above the other.
         stacked: matrices in a parameter that have blocks of their own.
     """
+    edit.begin_site()
     kind = edit.region.kind
     entry = program.weights.remove(kind, key)
-    parts = entry.expr.parts if isinstance(entry.expr, Concat) else (entry.expr,)
-    if any(_rows(program, kind, part) % BLOCK for part in parts[:-1]):
-        parts = (entry.expr,)
-    values = WeightEntry(
-        dtype_name(E4M3), entry.shape, _joined([QuantizedValues(p, stacked) for p in parts])
-    )
-    shape = scale_shape(entry.shape, stacked)
-    scales = WeightEntry("float32", shape, _joined([QuantizedScales(p, stacked) for p in parts]))
+
+    def rows(part: Expr) -> int:
+        return _rows(program, kind, part)
+
     found = []
-    for name, made in ((f"{key}_e4m3", values), (f"{key}_scale_inv", scales)):
-        program.weights.define(kind, name, made)
-        found.append(edit.input(Role.WEIGHT, name, made.shape, made.torch_dtype))
+    for name, make, dtype, shape in (
+        (f"{key}_e4m3", QuantizedValues, E4M3, entry.shape),
+        (f"{key}_scale_inv", QuantizedScales, torch.float32, scale_shape(entry.shape, stacked)),
+    ):
+        expr = _in_blocks(make, entry.expr, len(shape), stacked, rows)
+        program.weights.define(kind, name, WeightEntry(dtype_name(dtype), shape, expr))
+        found.append(edit.input(Role.WEIGHT, name, shape, dtype))
     return found[0], found[1]
 
 
-def _joined(parts: list[Expr]) -> Expr:
-    return parts[0] if len(parts) == 1 else Concat(0, tuple(parts))
+def _in_blocks(
+    make: type[QuantizedValues] | type[QuantizedScales],
+    expr: Expr,
+    rank: int,
+    stacked: int,
+    rows: Callable[[Expr], int],
+) -> Expr:
+    """``expr`` quantised, part by part where the parts have blocks of their own."""
+    match expr:
+        case Concat(0, parts) if rank == 3:  # experts
+            return Concat(0, tuple(_in_blocks(make, p, rank, stacked, rows) for p in parts))
+        case Reshape((1, _, _) as shape, of) if rank == 3:  # one expert
+            if make is QuantizedScales:
+                shape = scale_shape(shape, stacked)
+            return Reshape(shape, _in_blocks(make, of, 2, stacked, rows))
+        case Concat(0, parts) if _begin_blocks([rows(part) for part in parts], stacked):
+            return Concat(0, tuple(make(part) for part in parts))
+    return make(expr, stacked)
+
+
+def _begin_blocks(rows: list[int], stacked: int) -> bool:
+    if stacked > 1:
+        return len(rows) == stacked and len(set(rows)) == 1
+    return not any(n % BLOCK for n in rows[:-1])
 
 
 def _rows(program: Program, kind: str, expr: Expr) -> int:

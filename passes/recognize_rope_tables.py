@@ -60,7 +60,7 @@ class RecognizeRopeTables(RegionPass):
                 pair = edit.call(dsa.rope_tables.default, *args, before=first)
                 for index, root in enumerate(roots):
                     edit.take(pair, index, root, ("cos", "sin")[index])
-                edit.rewrites += 1
+                edit.close_site()
 
 
 def _rounded(node: torch.fx.Node) -> torch.fx.Node:

@@ -73,4 +73,4 @@ class RecognizeRouter(RegionPass):
             )
             edit.take(router, 1, m["indices"], "expert_indices")
             edit.take(router, 0, m.root, "expert_weights")
-            edit.rewrites += 1
+            edit.close_site()

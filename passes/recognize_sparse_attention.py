@@ -128,5 +128,6 @@ class RecognizeSparseAttention(RegionPass):
         out = edit.call(
             dsa.sparse_attention.default, q, k, v, indices, attention["scale"], before=root
         )
-        edit.replace(root, edit.call(aten.transpose.int, out, 1, 2, before=root))
+        edit.swap(root, edit.call(aten.transpose.int, out, 1, 2, before=root))
         edit.erase(root)  # fx takes it for random, because of its dropout, and would keep it
+        edit.close_site()

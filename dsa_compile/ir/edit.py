@@ -11,6 +11,7 @@ import torch
 from torch import fx
 
 from dsa_compile.ir.dims import FakeWorld, same_type, shape_names
+from dsa_compile.ir.journal import Journal, SiteNotes
 from dsa_compile.ir.match import NearMiss
 from dsa_compile.ir.program import add_input
 from dsa_compile.ir.region import Region, Role
@@ -21,15 +22,27 @@ class Editor:
 
     New nodes get their fake value at once (so a wrong rewrite fails where it is made), the module
     path of the node they stand for, and the name of the pass.
+
+    A rewrite that :meth:`replace` or :meth:`reroute` makes is complete with that call; one of
+    several steps (:meth:`take`, :meth:`swap`, :meth:`erase`) ends with :meth:`close_site`.
+
+    Args:
+        region: the graph to edit.
+        world: types new nodes.
+        pass_name: whose edits these are.
+        journal: of the pass; keeps its rewrites, and may limit them.
     """
 
-    def __init__(self, region: Region, world: FakeWorld, pass_name: str) -> None:
+    def __init__(
+        self, region: Region, world: FakeWorld, pass_name: str, journal: Journal | None = None
+    ) -> None:
         self.region = region
         self.graph = region.graph
         self.world = world
         self.pass_name = pass_name
         self.rewrites = 0
         self.misses: list[NearMiss] = []
+        self._notes = SiteNotes(region.name, journal or Journal())
 
     def call(
         self,
@@ -49,13 +62,19 @@ class Editor:
             name: what a reader sees in listings; the op's own name if None.
             path: the module the call stands for; that of ``before`` if None.
             kwargs: its arguments by name.
+
+        Raises:
+            SiteLimit: this call would begin a rewrite that the journal does not allow; so do the
+                other methods that change the graph.
         """
+        self._notes.begin()
         name = name or getattr(target, "_opname", None)
         with self.graph.inserting_before(before):
             node = self.graph.create_node("call_function", target, args, kwargs, name)
         node.meta["path"] = before.meta.get("path", "") if path is None else path
         node.meta["origin"] = self.pass_name
         node.meta["val"] = self.world.evaluate(target, args, kwargs)
+        self._notes.made(node)
         return node
 
     def unpack(self, several: fx.Node, *names: str, before: fx.Node) -> list[fx.Node]:
@@ -66,29 +85,46 @@ class Editor:
         ]
 
     def replace(self, old: fx.Node, new: fx.Node) -> None:
-        """Let every user of ``old`` use ``new``, of the same type; counts a rewrite."""
+        """Let every user of ``old`` use ``new``, of the same type: a whole rewrite."""
         self.swap(old, new)
+        self.close_site()
+
+    def begin_site(self) -> None:
+        """A rewrite begins; to be said before anything outside the graph is changed for it.
+
+        Raises:
+            SiteLimit: it is not allowed.
+        """
+        self._notes.begin()
+
+    def close_site(self) -> None:
+        """A rewrite is complete."""
+        self._notes.close()
         self.rewrites += 1
 
     def take(self, several: fx.Node, index: int, old: fx.Node, name: str) -> None:
-        """Let result ``index`` of a call with several stand for ``old``; counts no rewrite."""
+        """Let result ``index`` of a call with several stand for ``old``: a step of a rewrite."""
         self.swap(old, self.call(operator.getitem, several, index, before=old, name=name))
 
     def reroute(self, old: fx.Node, new: fx.Node) -> None:
         """As :meth:`replace` where the type changes: everything behind ``new`` is typed again."""
+        self._notes.begin()
         old.replace_all_uses_with(new, delete_user_cb=lambda user: user is not new)
         for node in self.graph.nodes:
             if node.op == "call_function" and new < node:
                 node.meta["val"] = self.world.evaluate(node.target, node.args, node.kwargs)
-        self.rewrites += 1
+        self._notes.replaced(old)
+        self.close_site()
 
     def swap(self, old: fx.Node, new: fx.Node) -> None:
-        """As :meth:`replace` for one of several values of a site; counts no rewrite."""
+        """As :meth:`replace` for one of several values of a site: a step of a rewrite."""
+        self._notes.begin()
         assert same_type(old.meta["val"], new.meta["val"]), (
             f"{self.pass_name}: {old.name} is {describe(old.meta['val'])}, "
             f"its replacement {new.name} is {describe(new.meta['val'])}"
         )
         old.replace_all_uses_with(new)
+        self._notes.replaced(old)
 
     def merge_duplicates(self) -> None:
         """Keep one of every two calls of the same pure operator with the same arguments."""
@@ -105,6 +141,8 @@ class Editor:
 
     def erase(self, node: fx.Node) -> None:
         """Remove a node that nobody uses and that elimination of dead code would keep."""
+        self._notes.begin()
+        self._notes.erased(node)
         self.graph.erase_node(node)
 
     def input(
@@ -117,6 +155,7 @@ class Editor:
 
     def retype(self, input_: fx.Node, shape: tuple[int | str, ...], dtype: torch.dtype) -> None:
         """Give an input another type; the caller replaces whatever reads it."""
+        self._notes.begin()
         input_.meta["val"] = self.world.tensor(shape, dtype)
 
     def note(self, misses: list[NearMiss]) -> None:

@@ -4,6 +4,7 @@
 records; a pass itself only says what to rewrite.
 """
 
+import contextlib
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from typing import ClassVar
 from dsa_compile.config import RECIPES
 from dsa_compile.errors import CompileError
 from dsa_compile.ir.edit import Editor
+from dsa_compile.ir.journal import Journal, Site, SiteLimit
 from dsa_compile.ir.match import NearMiss
 from dsa_compile.ir.printer import region_to_python
 from dsa_compile.ir.program import Program
@@ -33,7 +35,8 @@ class PassRecord:
     """What one pass did.
 
     ``rewrites`` and ``expected`` count sites over all layers; ``by_region`` counts them once a
-    graph. ``before`` and ``after`` hold readable Python of the regions that changed.
+    graph, and ``journal`` has them one by one. ``before`` and ``after`` hold readable Python of the
+    regions that changed.
     """
 
     name: str
@@ -45,6 +48,7 @@ class PassRecord:
     nodes_after: int = 0
     seconds: float = 0.0
     near_misses: list[NearMiss] = field(default_factory=list)
+    journal: Journal = field(default_factory=Journal)
     before: dict[str, str] = field(default_factory=dict)
     after: dict[str, str] = field(default_factory=dict)
 
@@ -75,18 +79,24 @@ class Pass:
         """How many sites this pass must find in a region, or None if it makes no promise."""
         return None
 
-    def __call__(self, program: Program) -> PassRecord:
+    def __call__(self, program: Program, limit: int | None = None) -> PassRecord:
         """Run and account for the rewrites.
+
+        Args:
+            program: rewritten in place.
+            limit: make only the first so many rewrites, and hold the pass to no promise; a pass
+                that rewrites several regions together does so as one.
 
         Raises:
             CompileError: fewer sites matched than promised; names the nearest near-miss.
         """
-        record = PassRecord(self.name, self.numerics)
+        record = PassRecord(self.name, self.numerics, journal=Journal(limit))
         started = time.perf_counter()
         promised = {name: self.expects(program, r) for name, r in program.regions.items()}
         before = {name: _printed(region) for name, region in program.regions.items()}
         record.nodes_before = _nodes(program)
-        self.run(program, record)
+        if not record.journal.full:
+            self._run(program, record)
         for region in program.regions.values():
             Editor(region, program.world, self.name).sweep()
         _drop_unused_values(program)
@@ -98,10 +108,16 @@ class Pass:
                 record.after[name] = text
         for name in before.keys() - program.regions.keys():
             record.before[name], record.after[name] = before[name], ""
-        self._account(program, record, promised)
+        self._account(program, record, promised if limit is None else {})
         record.seconds = time.perf_counter() - started
         program.records.append(record)
         return record
+
+    def _run(self, program: Program, record: PassRecord) -> None:
+        with contextlib.suppress(SiteLimit):
+            self.run(program, record)
+        if record.by_region and not record.journal.sites:
+            record.journal.sites.append(Site(1, "", ""))
 
     def _account(
         self, program: Program, record: PassRecord, promised: dict[str, int | None]
@@ -134,10 +150,12 @@ class RegionPass(Pass):
     def run(self, program: Program, record: PassRecord) -> None:
         """Apply :meth:`rewrite` to every region."""
         for name, region in program.regions.items():
-            edit = Editor(region, program.world, self.name)
-            self.rewrite(edit, program)
-            if edit.rewrites:
-                record.by_region[name] = edit.rewrites
+            edit = Editor(region, program.world, self.name, record.journal)
+            try:
+                self.rewrite(edit, program)
+            finally:  # also when the journal's limit ends the pass
+                if edit.rewrites:
+                    record.by_region[name] = edit.rewrites
             nearest = sorted(edit.misses, key=lambda miss: -miss.depth)
             record.near_misses += nearest[:NEAR_MISSES_KEPT]
         record.near_misses.sort(key=lambda miss: -miss.depth)

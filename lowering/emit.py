@@ -74,11 +74,11 @@ def _write_weights(
     progress: Callable[[int], None],
 ) -> WeightsRecord:
     mode = program.config.weights
-    if checkpoint is None:
-        return WeightsRecord(mode, None, None, ())
+    writer.add_json(PLAN, program.weights.to_json())
+    if checkpoint is None:  # the plan says what random weights would have to look like
+        return WeightsRecord(mode, PLAN, None, ())
     for call in step_calls(program.layers):
         program.weights.validate(call.kind, call.vars, checkpoint.shape)
-    writer.add_json(PLAN, program.weights.to_json())
     if mode == "pack":
         folder = writer.add_dir("weights")
         calls = step_calls(program.layers)

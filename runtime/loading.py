@@ -1,6 +1,7 @@
 """From an artifact directory to a runner: graphs, weights, caches."""
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -8,15 +9,18 @@ import torch
 from dsa_compile.artifact.reader import Artifact
 from dsa_compile.errors import ArtifactError, UserError
 from dsa_compile.ir.calls import step_calls
+from dsa_compile.runtime.cuda_graphs import GraphPlan
 from dsa_compile.runtime.devices import device_of
-from dsa_compile.runtime.model_runner import ModelRunner
+from dsa_compile.runtime.model_runner import SHORT, ModelRunner
 from dsa_compile.weights.checkpoint import Checkpoint
+from dsa_compile.weights.dummy import DummyWeights
 from dsa_compile.weights.materialize import WeightSource, load_layer
 from dsa_compile.weights.pack import PackedFile, PackedWeights
 from dsa_compile.weights.plan import WeightPlan
 
 # Caches for this many tokens, or for the model's longest sequence if that is shorter, by default.
 DEFAULT_CACHE_TOKENS = 65_536
+LOAD_FORMATS = ("auto", "dummy")
 _MOST_ROWS = 2**31 - 1  # the graphs number cache rows in int32
 
 
@@ -26,24 +30,40 @@ def load_runner(
     num_blocks: int | None = None,
     verify: str = "full",
     model_dir: Path | None = None,
+    load_format: str = "auto",
+    max_running: int = 256,
+    max_model_len: int | None = None,
+    cuda_graphs: bool = True,
+    deterministic: bool = False,
+    progress: Callable[[str], None] = lambda line: None,
 ) -> ModelRunner:
-    """Open an artifact, load its weights and make caches.
+    """Open an artifact, load its weights and make caches; on a GPU, capture its decode steps.
 
     Args:
         path: the artifact.
         num_blocks: blocks of each cache; None for :data:`DEFAULT_CACHE_TOKENS`.
         verify: how thoroughly weight files are checked, ``full`` or ``header``.
         model_dir: where the model is now, for an artifact that refers to it and was moved.
+        load_format: ``auto`` loads the model's weights, ``dummy`` makes random ones and reads none.
+        max_running: most requests of a step.
+        max_model_len: longest context, for which steps are captured; None for the model's own.
+        cuda_graphs: on a GPU, run decode steps as CUDA graphs.
+        deterministic: a decoding request's results must not depend on the others in its step.
+        progress: is told what has been done, a line each.
 
     Raises:
         ArtifactError: not a sound artifact, compiled for inspection only, or its weights are
             missing or not the ones compiled.
         CheckpointError: the model's files do not hold what the artifact needs.
-        UserError: fewer than one block, or more than int32 numbers or than the memory holds.
+        UserError: an option is not what it may be, or more blocks than int32 numbers or than the
+            memory holds.
     """
+    if load_format not in LOAD_FORMATS:
+        raise UserError(f"load_format={load_format!r}: choose one of {', '.join(LOAD_FORMATS)}")
+    clock = _Clock(progress)
     artifact = Artifact.open(path, verify)
     manifest = artifact.manifest
-    require_runnable(artifact)
+    require_runnable(artifact, load_format)
     if num_blocks is None:
         tokens = min(DEFAULT_CACHE_TOKENS, manifest.model.spec.max_position_embeddings)
         num_blocks = -(-tokens // manifest.block_size)
@@ -56,10 +76,39 @@ def load_runner(
             "leave out --model-dir"
         )
     regions = {record.name: artifact.region(record.name) for record in manifest.regions}
-    return ModelRunner(manifest, regions, load_weights(artifact, model_dir), num_blocks)
+    clock.done(f"artifact opened: variants {', '.join(manifest.variants) or 'one'}")
+    weights = load_weights(artifact, model_dir, load_format)
+    nbytes = sum(t.nbytes for region in weights for t in region.values())
+    clock.done(f"weights: {nbytes / 2**30:.2f} GiB")
+    runner = ModelRunner(manifest, regions, weights, num_blocks, max_running, deterministic)
+    if cuda_graphs and runner.device.type == "cuda":
+        plan = GraphPlan.of(
+            max_running=max_running,
+            max_model_len=max_model_len or runner.max_model_len,
+            block_size=runner.block_size,
+            topk=manifest.model.spec.index_topk if SHORT in runner.variants else None,
+            deterministic=deterministic,
+        )
+        runner.capture(plan)
+        clock.done(f"decode steps captured: {plan}")
+    return runner
 
 
-def require_runnable(artifact: Artifact) -> None:
+class _Clock:
+    def __init__(self, progress: Callable[[str], None]) -> None:
+        self._progress = progress
+        self._since = time.perf_counter()
+
+    def done(self, what: str) -> None:
+        """Report a phase and how long it took."""
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+        now = time.perf_counter()
+        self._progress(f"{what} ({now - self._since:.1f} s)")
+        self._since = now
+
+
+def require_runnable(artifact: Artifact, load_format: str = "auto") -> None:
     """Raise ArtifactError if it was compiled to be read and not run."""
     manifest = artifact.manifest
     if manifest.compile.stop_after:
@@ -67,15 +116,25 @@ def require_runnable(artifact: Artifact) -> None:
             f"{artifact.path}: compiled with --stop-after {manifest.compile.stop_after}, "
             "for inspection; compile without it to run"
         )
-    if manifest.weights.plan is None:
+    if manifest.weights.mode == "none" and load_format != "dummy":
         raise ArtifactError(
             f"{artifact.path}: compiled with --weights none, it holds graphs only; "
-            "compile with --weights reference or pack to run"
+            "compile with --weights reference or pack to run, or load random weights "
+            "(load_format='dummy')"
         )
+    if manifest.weights.plan is None:
+        raise ArtifactError(f"{artifact.path}: it has no weight plan; recompile")
 
 
-def load_weights(artifact: Artifact, model_dir: Path | None) -> list[Mapping[str, torch.Tensor]]:
+def load_weights(
+    artifact: Artifact, model_dir: Path | None, load_format: str = "auto"
+) -> list[Mapping[str, torch.Tensor]]:
     """The weights of a runnable artifact by key, for each call of a step in order.
+
+    Args:
+        artifact: runnable in the format, see :func:`require_runnable`.
+        model_dir: as for :func:`load_runner`.
+        load_format: likewise.
 
     Raises:
         ArtifactError: the weights are missing or not the ones compiled, or this machine is not the
@@ -86,7 +145,8 @@ def load_weights(artifact: Artifact, model_dir: Path | None) -> list[Mapping[str
     assert manifest.weights.plan is not None, "see require_runnable"
     device = device_of(manifest.target)
     plan = WeightPlan.from_json(artifact.read_json(manifest.weights.plan))
-    source = _source(artifact, model_dir)
+    dummy = load_format == "dummy"
+    source = DummyWeights() if dummy else _source(artifact, model_dir)
     return [
         load_layer(plan, call.kind, call.vars, source, stem=call.stem, device=device)
         for call in step_calls(manifest.layers)

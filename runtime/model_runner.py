@@ -2,16 +2,23 @@
 
 from collections.abc import Mapping
 from dataclasses import fields
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from dsa_compile.artifact.manifest import Manifest
 from dsa_compile.errors import UserError
 from dsa_compile.ir.calls import EMBED, HEAD, step_calls
 from dsa_compile.ir.region import Region, Role
 from dsa_compile.runtime.batch import Batch
+from dsa_compile.runtime.cuda_graphs import ALIKE, DecodeGraphs, GraphPlan, padded_batch
 from dsa_compile.runtime.devices import device_of
 from dsa_compile.runtime.executor import BoundRegion, bind
+from dsa_compile.runtime.staging import Layout, StagingRing
+from dsa_compile.runtime.token_ids import resolve_token_ids
 
 LONG, SHORT = "long", "short"
 _BATCH_FIELDS = tuple(field.name for field in fields(Batch))
@@ -24,12 +31,23 @@ class ModelRunner:
     id: ``caches`` has them by key for each layer, for those who move pages. What a page holds
     before a request writes its rows does not matter, NaN included.
 
+    On a GPU, :meth:`forward` launches work and never waits for it. All calls must be made with the
+    same current stream.
+
     Args:
         manifest: of the artifact.
         regions: its graphs by name.
         weights: for each call of a step (``embed``, each layer in order, ``head``) the weights by
             key, on the target's device.
         num_blocks: blocks of each cache.
+        max_running: rows of ``token_buffer``.
+        deterministic: a decoding request's results must not depend on the others in its step: all
+            decode steps of up to :data:`~dsa_compile.runtime.cuda_graphs.ALIKE` rows run padded to
+            that many, on the long graphs.
+
+    Attributes:
+        token_buffer: int64 ``[max_running]`` on the device, the last sampled token of each row of
+            the scheduler. A batch's token of -1 is taken from there.
 
     Raises:
         ArtifactError: this machine is not the target.
@@ -42,15 +60,19 @@ class ModelRunner:
         regions: Mapping[str, Region],
         weights: list[Mapping[str, torch.Tensor]],
         num_blocks: int,
+        max_running: int = 256,
+        deterministic: bool = False,
     ) -> None:
         spec = manifest.model.spec
-        self._device = device_of(manifest.target)
+        self.device = device_of(manifest.target)
         self.num_blocks = num_blocks
         self.block_size = manifest.block_size
         self.vocab_size = spec.vocab_size
         self.max_model_len = spec.max_position_embeddings
+        self.max_running = max_running
         self.eos_token_ids = spec.eos_token_ids
         self._topk = spec.index_topk
+        self._deterministic = deterministic
         kinds = [call.kind for call in step_calls(manifest.layers)]
         inner = [kind not in (EMBED, HEAD) for kind in kinds]
         caches = [self._make_caches(manifest) if layer else {} for layer in inner]
@@ -68,6 +90,9 @@ class ModelRunner:
                 )
                 for name, weight, cache in zip(names, weights, caches, strict=True)
             ]
+        self.token_buffer = torch.zeros(max_running, dtype=torch.int64, device=self.device)
+        self._ring = StagingRing() if self.device.type == "cuda" else None
+        self._graphs: DecodeGraphs | None = None
 
     def _make_caches(self, manifest: Manifest) -> dict[str, torch.Tensor]:
         made = {}
@@ -75,7 +100,7 @@ class ModelRunner:
             shape = (self.num_blocks, self.block_size, cache.width)
             try:
                 made[cache.key] = torch.zeros(
-                    shape, dtype=getattr(torch, cache.dtype), device=self._device
+                    shape, dtype=getattr(torch, cache.dtype), device=self.device
                 )
             except RuntimeError:  # what torch raises when the system refuses the memory
                 raise UserError(
@@ -84,20 +109,83 @@ class ModelRunner:
                 ) from None
         return made
 
+    @property
+    def variants(self) -> tuple[str, ...]:
+        """The variants a step may run, ``long`` and perhaps ``short``."""
+        return tuple(self._calls)
+
+    @torch.inference_mode()
+    def capture(self, plan: GraphPlan) -> None:
+        """Capture decode steps as CUDA graphs; before, every step runs without one."""
+        assert self._ring is not None, "CUDA graphs need a GPU"
+        self._graphs = DecodeGraphs(
+            plan, self._step, resolve_token_ids, self.token_buffer, self.vocab_size, self._ring
+        )
+        self._graphs.capture()
+
     @torch.inference_mode()
     def execute(self, batch: Batch) -> torch.Tensor:
-        """Run one step; see :meth:`Runner.execute`.
+        """Run one step and wait for it; see :meth:`Runner.execute`."""
+        return self.forward(batch).float().cpu()
+
+    @torch.inference_mode()
+    def forward(self, batch: Batch) -> torch.Tensor:
+        """Launch one step.
 
         The short graphs run when no request's context exceeds ``index_topk``.
+
+        Returns:
+            Logits ``[N, V]`` on the device, fp32 or in the model's dtype, to be used before the
+            next call.
         """
-        short = SHORT in self._calls and batch.is_short(self._topk)
-        tensors = {
-            name: torch.from_numpy(getattr(batch, name)).to(self._device) for name in _BATCH_FIELDS
-        }
-        calls = self._calls[SHORT if short else LONG]
-        for call in calls[:-1]:
+        alike = self._deterministic and batch.num_tokens == batch.num_requests
+        short = SHORT in self._calls and not alike and batch.is_short(self._topk)
+        if self._graphs is not None:
+            logits = self._graphs.forward(batch, short)
+            if logits is not None:
+                return self._sampled(batch, logits)
+        if alike and batch.num_requests < ALIKE:
+            columns = -(-self.max_model_len // self.block_size)
+            batch = padded_batch(batch, ALIKE, columns)
+        tensors = self._to_device(batch)
+        if len(batch.logit_rows):
+            return self._step(tensors, short)
+        for call in self._calls[SHORT if short else LONG][:-1]:
             call.run(tensors)
-        if not len(batch.logit_rows):
-            return torch.empty((0, self.vocab_size))
-        calls[-1].run(tensors)
-        return tensors["logits"].float().cpu()
+        return torch.empty((0, self.vocab_size), device=self.device)
+
+    def _step(self, tensors: dict[str, Tensor], short: bool) -> Tensor:
+        for call in self._calls[SHORT if short else LONG]:
+            call.run(tensors)
+        return tensors["logits"]
+
+    def _sampled(self, batch: Batch, logits: Tensor) -> Tensor:
+        """Of the logits of every request of a decode step, those that are wanted."""
+        if len(batch.logit_rows) == batch.num_requests:
+            return logits
+        rows = torch.from_numpy(batch.logit_rows)
+        return logits.index_select(0, rows.pin_memory().to(self.device, non_blocking=True))
+
+    def _to_device(self, batch: Batch) -> dict[str, Tensor]:
+        """The batch's tensors by name, with the tokens that only the device knows."""
+        arrays = {name: getattr(batch, name) for name in _BATCH_FIELDS}
+        unknown = batch.num_tokens > 0 and int(batch.input_ids.min()) < 0
+        if unknown:
+            arrays["token_rows"] = np.repeat(batch.request_rows, np.diff(batch.cu_seqlens))
+        tensors = self._upload(arrays)
+        if unknown:
+            tensors["input_ids"] = resolve_token_ids(
+                tensors["input_ids"], tensors.pop("token_rows"), self.token_buffer
+            )
+        return tensors
+
+    def _upload(self, arrays: Mapping[str, NDArray[Any]]) -> dict[str, Tensor]:
+        if self._ring is None:
+            return {name: torch.from_numpy(array) for name, array in arrays.items()}
+        layout = Layout.of(arrays)
+        host = self._ring.take(layout.nbytes)
+        for name, view in layout.in_numpy(host).items():
+            view[...] = arrays[name]
+        buffer = torch.empty(layout.nbytes, dtype=torch.uint8, device=self.device)
+        self._ring.send(buffer)
+        return layout.in_torch(buffer)

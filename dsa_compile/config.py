@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +15,15 @@ if TYPE_CHECKING:
 TARGETS = ("cpu", "sm_90a", "sm_100a")
 WEIGHT_MODES = ("reference", "pack", "none")
 # The compute dtype of each recipe, before any quantisation. A few parameters stay fp32 whatever
-# the recipe: see
-# ``dsa_compile.weights.canonical``.
-RECIPES = {"fp32": "float32", "bf16": "bfloat16", "fp8": "bfloat16"}
+# the recipe: see ``dsa_compile.weights.canonical``.
+RECIPES = {
+    "fp32": "float32",
+    "bf16": "bfloat16",
+    "fp8": "bfloat16",
+    "fp8-kv-tensor": "bfloat16",
+}
+# Those with FP8 weights and activations; they differ in the rows of the latent cache.
+FP8_RECIPES = ("fp8", "fp8-kv-tensor")
 # Peers' kernels page by 64 rows; smaller pages divide it and share finer prefixes.
 BLOCK_SIZES = (16, 32, 64)
 
@@ -35,6 +42,9 @@ class CompileConfig:
         disable: names of passes to skip.
         stop_after: name of the last pass to run, or None.
         kernels: providers to use for ops, each as ``"op=provider"``.
+        records: keep what each pass did, for ``dsa-inspect``.
+        kv_scale: of the latent cache in recipe ``fp8-kv-tensor``: a value is stored as e4m3 of
+            itself over the scale, so magnitudes above 448 times it saturate. One for all layers.
     """
 
     target: str = "cpu"
@@ -45,6 +55,8 @@ class CompileConfig:
     disable: tuple[str, ...] = ()
     stop_after: str | None = None
     kernels: tuple[str, ...] = ()
+    records: bool = True
+    kv_scale: float = 1.0
 
     def __post_init__(self) -> None:
         _one_of("target", self.target, TARGETS)
@@ -53,6 +65,10 @@ class CompileConfig:
         if self.block_size not in BLOCK_SIZES:
             choices = ", ".join(map(str, BLOCK_SIZES))
             raise UserError(f"unknown block size {self.block_size}; choose one of {choices}")
+        if not 0 < self.kv_scale < math.inf:
+            raise UserError(f"kv scale {self.kv_scale} is not a positive number")
+        if self.kv_scale != 1.0 and self.recipe != "fp8-kv-tensor":
+            raise UserError(f"recipe {self.recipe} takes no kv scale; fp8-kv-tensor does")
 
     @property
     def dtype(self) -> "torch.dtype":

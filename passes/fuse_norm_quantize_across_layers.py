@@ -22,6 +22,7 @@ import operator
 import torch
 from torch import fx
 
+from dsa_compile.config import FP8_RECIPES
 from dsa_compile.ir.calls import EMBED
 from dsa_compile.ir.edit import Editor
 from dsa_compile.ir.match import Call, Const, Match, NearMiss, find
@@ -43,7 +44,7 @@ class FuseNormQuantizeAcrossLayers(Pass):
 
     numerics = Numerics.TOLERANCE
     requires = ("fuse_add_norm_across_layers", "quantize_projections")
-    recipes = ("fp8",)
+    recipes = FP8_RECIPES
 
     def expects(self, program: Program, region: Region) -> int | None:
         """The end of every layer."""

@@ -13,6 +13,7 @@ Declines: an activation that something else reads as well.
 
 import torch
 
+from dsa_compile.config import FP8_RECIPES
 from dsa_compile.ir.edit import Editor
 from dsa_compile.ir.match import Call, Const, Node, find
 from dsa_compile.ir.passes import Numerics, RegionPass
@@ -28,7 +29,7 @@ class FuseSwigluQuantize(RegionPass):
 
     numerics = Numerics.TOLERANCE
     requires = ("pack_swiglu", "quantize_projections")
-    recipes = ("fp8",)
+    recipes = FP8_RECIPES
 
     def expects(self, program: Program, region: Region) -> int | None:
         """The dense MLP, or the shared expert."""

@@ -19,6 +19,7 @@ from dsa_compile.passes.pack_swiglu import PackSwiglu
 from dsa_compile.passes.quantize_experts import QuantizeExperts
 from dsa_compile.passes.quantize_indexer import QuantizeIndexer
 from dsa_compile.passes.quantize_latent_cache import QuantizeLatentCache
+from dsa_compile.passes.quantize_latent_cache_tensor import QuantizeLatentCacheTensor
 from dsa_compile.passes.quantize_projections import QuantizeProjections
 from dsa_compile.passes.recognize_embedding import RecognizeEmbedding
 from dsa_compile.passes.recognize_experts import RecognizeExperts
@@ -66,10 +67,11 @@ PIPELINE: tuple[Pass | Level, ...] = (
     PackSwiglu(),
     FuseAddNorm(),
     FuseAddNormAcrossLayers(),
-    # quantise: recipe fp8
+    # quantise: recipes fp8 and fp8-kv-tensor
     QuantizeProjections(),
     QuantizeExperts(),
     QuantizeLatentCache(),
+    QuantizeLatentCacheTensor(),
     QuantizeIndexer(),
     FuseNormQuantize(),
     FuseAddNormQuantize(),

@@ -14,6 +14,7 @@ Declines: experts whose activations are not bf16.
 
 import torch
 
+from dsa_compile.config import FP8_RECIPES
 from dsa_compile.ir.edit import Editor, describe
 from dsa_compile.ir.match import NearMiss, calls
 from dsa_compile.ir.passes import Numerics, RegionPass
@@ -29,7 +30,7 @@ class QuantizeExperts(RegionPass):
 
     numerics = Numerics.TOLERANCE
     requires = ("recognize_experts", "flatten_tokens")
-    recipes = ("fp8",)
+    recipes = FP8_RECIPES
 
     def expects(self, program: Program, region: Region) -> int | None:
         """The experts of every MoE layer."""

@@ -17,6 +17,7 @@ Declines: queries or keys rotated otherwise or read elsewhere too.
 
 import torch
 
+from dsa_compile.config import FP8_RECIPES
 from dsa_compile.ir.edit import Editor
 from dsa_compile.ir.match import Call, Const, Match, NearMiss, Node, find, getitem
 from dsa_compile.ir.passes import Numerics, RegionPass
@@ -59,7 +60,7 @@ class QuantizeIndexer(RegionPass):
 
     numerics = Numerics.TOLERANCE
     requires = ("insert_paged_caches", "recognize_layer_norm", "recognize_rope_half")
-    recipes = ("fp8",)
+    recipes = FP8_RECIPES
 
     def expects(self, program: Program, region: Region) -> int | None:
         """The indexer of every layer."""

@@ -16,6 +16,7 @@ otherwise than by reading a parameter.
 import torch
 from torch import fx
 
+from dsa_compile.config import FP8_RECIPES
 from dsa_compile.ir.calls import EMBED, HEAD
 from dsa_compile.ir.edit import Editor
 from dsa_compile.ir.match import NearMiss, calls
@@ -34,7 +35,7 @@ class QuantizeProjections(RegionPass):
 
     numerics = Numerics.TOLERANCE
     requires = ("recognize_linear", "flatten_tokens")
-    recipes = ("fp8",)
+    recipes = FP8_RECIPES
 
     def expects(self, program: Program, region: Region) -> int | None:
         """The merged low ranks, the queries', the index queries', the output's, and two of the MLP;

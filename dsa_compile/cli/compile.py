@@ -86,6 +86,14 @@ def build_parser() -> argparse.ArgumentParser:
         "(default: %(default)s)",
     )
 
+    what.add_argument(
+        "--kv-scale",
+        type=float,
+        default=CompileConfig.kv_scale,
+        metavar="X",
+        help="scale of the latent cache in recipe fp8-kv-tensor (default: %(default)s)",
+    )
+
     kernels = parser.add_argument_group("kernels")
     kernels.add_argument(
         "--kernel",
@@ -156,6 +164,7 @@ def _compile(args: argparse.Namespace) -> int:
         "disable": tuple(args.disable),
         "stop_after": args.stop_after,
         "kernels": tuple(args.kernel),
+        "kv_scale": args.kv_scale,
     }
     started = time.perf_counter()
     with Display(quiet=args.quiet) as display:

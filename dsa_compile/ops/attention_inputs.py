@@ -12,6 +12,7 @@ from torch import Tensor
 from dsa_compile.ops.fused_cache import (
     norm_rope_write_latent_cache,
     norm_rope_write_latent_cache_fp8,
+    norm_rope_write_latent_cache_fp8_tensor,
 )
 from dsa_compile.ops.index_fused import index_query_quantize, write_index_key_fp8
 from dsa_compile.ops.library import bad_input, define
@@ -36,11 +37,12 @@ def attention_inputs_fp8(
     latent_cache: Tensor,
     index_cache: Tensor,
     slot_mapping: Tensor,
+    latent_scale: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Quantise the normed query latent; write the index key and the latent row.
 
     Bitwise ``rms_norm_quantize``, ``write_index_key_fp8`` and ``norm_rope_write_latent_cache`` (or
-    ``…_fp8``, for a cache of uint8) of the three parts; see there.
+    ``…_fp8``, for a cache of uint8; with a scale, ``…_fp8_tensor``) of the three parts; see there.
 
     Args:
         merged: ``[T, Rq + D + R + dr]``.
@@ -56,9 +58,11 @@ def attention_inputs_fp8(
         interleaved: layout of the latent's rotation.
         index_interleaved: layout of the index key's rotation.
         ue8m0: round the query latent's and the latent row's scales up to powers of two.
-        latent_cache: rows of ``merged.dtype`` or uint8 FP8 rows, written in place.
+        latent_cache: rows of ``merged.dtype`` or uint8 FP8 rows, written in place; with
+            ``latent_scale`` uint8 rows of R + dr e4m3 values.
         index_cache: uint8 ``[num_blocks, block_size, D + 4]``, written in place.
         slot_mapping: int64 ``[T]``, the slot of each token in both caches, -1 for none.
+        latent_scale: fp32 ``[1]``, the one scale of all latent rows, or None.
 
     Returns:
         q e4m3 ``[T, Rq]`` and scale fp32 ``[T, Rq / 128]``.
@@ -73,7 +77,9 @@ def attention_inputs_fp8(
         k, k_weight, k_bias, k_eps, cos, sin, index_interleaved, index_cache, slot_mapping
     )
     latent = (kv, kv_weight, kv_eps, cos, sin, interleaved)
-    if latent_cache.dtype is torch.uint8:
+    if latent_scale is not None:
+        norm_rope_write_latent_cache_fp8_tensor(*latent, latent_scale, latent_cache, slot_mapping)
+    elif latent_cache.dtype is torch.uint8:
         norm_rope_write_latent_cache_fp8(*latent, ue8m0, latent_cache, slot_mapping)
     else:
         norm_rope_write_latent_cache(*latent, latent_cache, slot_mapping)
@@ -133,7 +139,8 @@ ATTENTION_INPUTS_FP8 = define(
     "attention_inputs_fp8(Tensor merged, Tensor q_weight, float q_eps, Tensor k_weight,"
     " Tensor k_bias, float k_eps, Tensor kv_weight, float kv_eps, Tensor cos, Tensor sin,"
     " bool interleaved, bool index_interleaved, bool ue8m0, Tensor(a!) latent_cache,"
-    " Tensor(b!) index_cache, Tensor slot_mapping) -> (Tensor q, Tensor scale)",
+    " Tensor(b!) index_cache, Tensor slot_mapping, Tensor? latent_scale=None)"
+    " -> (Tensor q, Tensor scale)",
     attention_inputs_fp8,
     _attention_inputs_fp8_fake,
     any_device=False,

@@ -25,7 +25,19 @@ from dsa_compile.weights.checkpoint import Checkpoint
 
 from .test_exact import one_request
 
-FP8_PASSES = [p for p in PIPELINE if isinstance(p, Pass) and p.recipes == ("fp8",)]
+RECIPES = ["fp8", "fp8-kv-tensor"]
+PASSES = [
+    (recipe, step)
+    for recipe in RECIPES
+    for step in PIPELINE
+    if isinstance(step, Pass) and recipe in step.recipes and "bf16" not in step.recipes
+]
+# What the recipes share is left out of one.
+LEFT_OUT = [
+    (recipe, step.name)
+    for recipe, step in PASSES
+    if recipe == "fp8" or step.recipes == (recipe,) or step.name == "fuse_attention_inputs"
+]
 BLOCK = 16
 SHORT = 16  # index_topk: nothing is selected, and rounding is all there is
 # Of logits, relative. A random model is sensitive: its routing flips at near-ties, which costs it
@@ -46,17 +58,15 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Any, Pat
 
 @pytest.fixture(scope="module")
 def compiled(models, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """``compiled(layout, disable, weights)``: an artifact; the export is shared."""
-    exported: dict[str, Any] = {}
+    """``compiled(layout, recipe, **options)``: an artifact; the export is shared."""
+    exported: dict[tuple[str, str], Any] = {}
 
-    def get(layout: str, disable: set[str] = frozenset(), weights: str = "reference") -> Path:
+    def get(layout: str, recipe: str = "fp8", **options: Any) -> Path:
         model_dir = models[layout][1]
-        config = CompileConfig(recipe="fp8", block_size=BLOCK)
-        if layout not in exported:
-            exported[layout] = build_program(model_dir, config)
-        program = exported[layout].fork(
-            replace(config, disable=tuple(sorted(disable)), weights=weights)
-        )
+        config = CompileConfig(recipe=recipe, block_size=BLOCK)
+        if (layout, recipe) not in exported:
+            exported[layout, recipe] = build_program(model_dir, config)
+        program = exported[layout, recipe].fork(replace(config, **options))
         run_pipeline(program)
         checkpoint = Checkpoint.open(model_dir, program.spec, range(program.spec.num_hidden_layers))
         out: Path = tmp_path_factory.mktemp("artifacts") / "artifact"
@@ -86,15 +96,28 @@ def error(ours: torch.Tensor, theirs: torch.Tensor) -> float:
     return ((ours - theirs).norm() / theirs.norm()).item()
 
 
+@pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("layout", ["hf", "hub"])
-def test_logits_are_those_of_the_reference_up_to_quantisation(models, compiled, layout):
-    assert error(logits(compiled(layout), SHORT), wanted(models, layout)) < QUANTISATION
+def test_logits_are_those_of_the_reference_up_to_quantisation(models, compiled, layout, recipe):
+    assert error(logits(compiled(layout, recipe), SHORT), wanted(models, layout)) < QUANTISATION
 
 
+@pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("layout", ["hf", "hub"])
-def test_packed_weights_are_those_made_on_loading(compiled, layout):
-    made, packed = (logits(compiled(layout, weights=mode), 60) for mode in ("reference", "pack"))
+def test_packed_weights_are_those_made_on_loading(compiled, layout, recipe):
+    made, packed = (
+        logits(compiled(layout, recipe, weights=mode), 60) for mode in ("reference", "pack")
+    )
     assert torch.equal(made, packed)
+
+
+def test_a_scale_of_the_cache_that_is_too_small_saturates(models, compiled):
+    """The option reaches the rows: a latent of magnitude 1 does not fit 448 * 1e-4."""
+    fine, coarse = (
+        error(logits(compiled("hf", "fp8-kv-tensor", kv_scale=x), SHORT), wanted(models, "hf"))
+        for x in (0.5, 1e-4)
+    )
+    assert fine < QUANTISATION < coarse
 
 
 def test_stored_blocks_are_taken_as_they_are(compiled, models):
@@ -114,20 +137,25 @@ def equal(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
     return ours.dtype is theirs.dtype and torch.equal(ours.float(), theirs.float())
 
 
-def with_users(name: str) -> set[str]:
+def with_users(recipe: str, name: str) -> tuple[str, ...]:
     """A pass and everything that directly or indirectly needs it."""
     names = {name}
     while True:
-        more = {p.name for p in FP8_PASSES if names & set(p.requires)} - names
+        more = {p.name for r, p in PASSES if r == recipe and names & set(p.requires)} - names
         if not more:
-            return names
+            return tuple(sorted(names))
         names |= more
 
 
+def test_the_recipes_differ_in_the_rows_of_the_latent_cache_alone():
+    names = [{step.name for r, step in PASSES if r == recipe} for recipe in RECIPES]
+    assert names[0] ^ names[1] == {"quantize_latent_cache", "quantize_latent_cache_tensor"}
+
+
 @pytest.mark.parametrize("layout", ["hf", "hub"])
-@pytest.mark.parametrize("name", [p.name for p in FP8_PASSES])
-def test_each_pass_can_be_left_out(models, compiled, layout, name):
-    artifact = compiled(layout, with_users(name))
+@pytest.mark.parametrize(("recipe", "name"), LEFT_OUT)
+def test_each_pass_can_be_left_out(models, compiled, layout, recipe, name):
+    artifact = compiled(layout, recipe, disable=with_users(recipe, name))
     assert error(logits(artifact, SHORT), wanted(models, layout)) < QUANTISATION
     prompts = [prompt(3), prompt(SHORT + 1), prompt(60)]
     outputs = Engine.load(artifact, max_batched_tokens=50).generate(prompts, PARAMS)

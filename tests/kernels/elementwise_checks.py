@@ -281,21 +281,23 @@ def test_index_query(heads: int, interleaved: bool) -> None:
         )
 
 
-@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("rows", ["bf16", "fp8", "fp8 tensor"])
 @pytest.mark.parametrize("interleaved", [False, True])
-def test_attention_inputs(interleaved: bool, packed: bool) -> None:
+def test_attention_inputs(interleaved: bool, rows: str) -> None:
     merged, slot_mapping = bf16(19, 2240), torch.randperm(3 * 64)[:19]
     slot_mapping[4] = -1
     args = (
         merged, torch.randn(1536), EPS, torch.randn(128), torch.randn(128), EPS, torch.randn(512),
         EPS, *tables(19), interleaved, not interleaved, False,
     )  # fmt: skip
-    caches = poison(3, 64, 656) if packed else bf16(3, 64, 576), poison(3, 64, 132)
+    latent = bf16(3, 64, 576) if rows == "bf16" else poison(3, 64, 656 if rows == "fp8" else 576)
+    caches = latent, poison(3, 64, 132)
+    scale = [torch.tensor([0.03])] if rows == "fp8 tensor" else []
     want = [cache.clone() for cache in caches]
-    results = reference("attention_inputs_fp8")(*args, *want, slot_mapping)
+    results = reference("attention_inputs_fp8")(*args, *want, slot_mapping, *scale)
     for kernel in providers("attention_inputs_fp8", cuda=True):
         got = [cache.clone().to(DEVICE) for cache in caches]
-        returned = kernel(*to(DEVICE, args), *got, slot_mapping.to(DEVICE))
+        returned = kernel(*to(DEVICE, args), *got, slot_mapping.to(DEVICE), *to(DEVICE, scale))
         for g, w in zip((*returned, *got), (*results, *want), strict=True):
             close(g.cpu(), w)
 

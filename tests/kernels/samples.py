@@ -146,12 +146,16 @@ def _index_query() -> Iterator[Arguments]:
 
 
 def _attention_inputs() -> Iterator[Arguments]:
-    for tokens, cache in ((19, noise(3, 64, 656)), (600, randn(10, 64, 576))):
+    for tokens, cache, *scale in (
+        (19, noise(3, 64, 656)),
+        (19, noise(3, 64, 576), torch.tensor([0.02])),
+        (600, randn(10, 64, 576)),
+    ):
         rows = cache.shape[0] * 64
         yield (
             *(randn(tokens, 2240), randn(1536), EPS, randn(128), randn(128), EPS),
             *(randn(512), EPS, *tables(tokens), True, False, True),
-            *(cache, noise(rows // 64, 64, 132), slots_of(tokens, rows)),
+            *(cache, noise(rows // 64, 64, 132), slots_of(tokens, rows), *scale),
         )
 
 

@@ -33,17 +33,12 @@ TOPK_SHAPES = (
 
 def facts(kernel: Implementation, arguments: Arguments) -> CallFacts:
     """A call of a kernel's op as the compiler would describe it."""
-    schema = getattr(torch.ops.dsa, kernel.op).default._schema
-    named = zip((a.name for a in schema.arguments), arguments, strict=True)
-    return CallFacts(
-        kernel.op,
-        {
-            name: TensorFacts(tuple(value.shape), value.dtype)
-            if isinstance(value, Tensor)
-            else value
-            for name, value in named
-        },
-    )
+    schema = getattr(torch.ops.dsa, kernel.op).default._schema.arguments
+    args = {argument.name: argument.default_value for argument in schema}
+    for argument, value in zip(schema, arguments, strict=False):
+        tensor = isinstance(value, Tensor)
+        args[argument.name] = TensorFacts(tuple(value.shape), value.dtype) if tensor else value
+    return CallFacts(kernel.op, args)
 
 
 def kernels(target: str) -> list[Implementation]:

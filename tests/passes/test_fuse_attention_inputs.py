@@ -65,6 +65,35 @@ def test_three_consumers_of_one_projection_become_one_op(check: PassCheck) -> No
     check(FuseAttentionInputs(), separate(), expected, inputs=GIVEN, sizes={"P": 3})
 
 
+def test_rows_under_one_scale_bring_it(check: PassCheck) -> None:
+    rows = cache("latent_cache", "P", BLOCK, RANK + ROPE, dtype=U8)
+    inputs = (
+        *(rows if i.key == "latent_cache" else i for i in INPUTS),
+        weight("self_attn.kv_scale", 1),
+    )
+    given = {**GIVEN, "latent_cache": torch.zeros(3, BLOCK, RANK + ROPE, dtype=U8)}
+
+    @region("dense", *inputs, outputs=OUTPUTS, path="self_attn")
+    def before(y, cos, sin, wq, wk, bk, wkv, slots, latent, index, one):
+        parts = aten.split_with_sizes.default(y, [QUERY, KEY, RANK + ROPE], -1)
+        pair = dsa.rms_norm_quantize.default(parts[0], wq, EPS, True)
+        dsa.write_index_key_fp8.default(parts[1], wk, bk, EPS, cos, sin, False, index, slots)
+        dsa.norm_rope_write_latent_cache_fp8_tensor.default(
+            parts[2], wkv, EPS, cos, sin, True, one, latent, slots
+        )
+        return results(pair[0], pair[1], latent, index)
+
+    @region("dense", *inputs, outputs=OUTPUTS)
+    def expected(y, cos, sin, wq, wk, bk, wkv, slots, latent, index, one):
+        pair = dsa.attention_inputs_fp8.default(
+            *(y, wq, EPS, wk, bk, EPS, wkv, EPS, cos, sin, True, False, True),
+            *(latent, index, slots, one),
+        )
+        return results(pair[0], pair[1], latent, index)
+
+    check(FuseAttentionInputs(), before, expected, inputs=given, sizes={"P": 3})
+
+
 def test_declines_scales_of_two_formats(check: PassCheck) -> None:
     assert check.declines(FuseAttentionInputs(), separate(row_scales=True)) == (
         "pass fuse_attention_inputs: matched 0 of 1 sites in 'dense' (2 layers); nearest miss: "

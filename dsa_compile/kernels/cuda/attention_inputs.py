@@ -9,10 +9,12 @@ from dsa_compile.kernels.cuda.compiler import Defines
 from dsa_compile.kernels.cuda.index_quantize import DIM, ROPE_DIM, ROWS, write_index_key_fp8
 from dsa_compile.kernels.cuda.latent_row import (
     FP8,
+    FP8_TENSOR,
     PLAIN,
     RANK_STEP,
     norm_rope_write_latent_cache,
     norm_rope_write_latent_cache_fp8,
+    norm_rope_write_latent_cache_fp8_tensor,
 )
 from dsa_compile.kernels.cuda.launch import CudaKernel, Int64
 from dsa_compile.kernels.cuda.norm_quantize import rms_norm_quantize, threads_for
@@ -78,6 +80,7 @@ def attention_inputs_fp8(
     latent_cache: Tensor,
     index_cache: Tensor,
     slot_mapping: Tensor,
+    latent_scale: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """``dsa::attention_inputs_fp8`` for bf16, ranks of multiples of 256 and index keys of 128."""
     rank, latent_rank = q_weight.shape[0], kv_weight.shape[0]
@@ -97,15 +100,18 @@ def attention_inputs_fp8(
         require_constant(_NAME, name, weight, size)
     if k_weight.dtype is not k_bias.dtype:
         raise bad_input(_NAME, "k_weight and k_bias of one dtype")
-    packed = latent_cache.dtype is torch.uint8
-    if packed:
-        require_pages(_NAME, latent_cache, torch.uint8, fp8_row_bytes(latent_rank, ROPE_DIM))
-    else:
-        require_pages(_NAME, latent_cache, torch.bfloat16, latent_rank + ROPE_DIM)
+    row_format = _row_format(latent_cache, latent_scale)
+    plain = latent_rank + ROPE_DIM
+    width = {FP8: fp8_row_bytes(latent_rank, ROPE_DIM), FP8_TENSOR: plain, PLAIN: plain}
+    dtype = torch.bfloat16 if row_format == PLAIN else torch.uint8
+    require_pages(_NAME, latent_cache, dtype, width[row_format])
     require_pages(_NAME, index_cache, torch.uint8, DIM + SCALE_BYTES)
     if merged.shape[0] > _FEW:
         latent = (merged[:, rank + DIM :], kv_weight, kv_eps, cos, sin, interleaved)
-        if packed:
+        if latent_scale is not None:
+            tensor_args = (*latent, latent_scale, latent_cache, slot_mapping)
+            norm_rope_write_latent_cache_fp8_tensor(*tensor_args)
+        elif row_format == FP8:
             norm_rope_write_latent_cache_fp8(*latent, ue8m0, latent_cache, slot_mapping)
         else:
             norm_rope_write_latent_cache(*latent, latent_cache, slot_mapping)
@@ -123,7 +129,7 @@ def attention_inputs_fp8(
     key_blocks, latent_blocks = -(-tokens // (ROWS * warps)), -(-tokens // warps)
     types = (q_weight.dtype, kv_weight.dtype, k_weight.dtype, cos.dtype)
     layouts = (interleaved, index_interleaved)
-    _kernel(rank, latent_rank, FP8 if packed else PLAIN, layouts, types)(
+    _kernel(rank, latent_rank, row_format, layouts, types)(
         (key_blocks + latent_blocks + tokens, 1, 1),
         threads,
         rows,
@@ -139,6 +145,7 @@ def attention_inputs_fp8(
         ue8m0,
         latent_cache,
         Int64(latent_cache.shape[0] * latent_cache.shape[1]),
+        latent_scale,
         index_cache,
         Int64(index_cache.shape[0] * index_cache.shape[1]),
         index_cache.shape[1],
@@ -152,3 +159,13 @@ def attention_inputs_fp8(
         Int64(cos.stride(0)),
     )
     return q, scale
+
+
+def _row_format(cache: Tensor, scale: Tensor | None) -> int:
+    if scale is not None:
+        if scale.dtype is not torch.float32 or scale.numel() != 1:
+            raise bad_input(
+                _NAME, f"one float32 latent_scale, not {scale.dtype} {list(scale.shape)}"
+            )
+        return FP8_TENSOR
+    return FP8 if cache.dtype is torch.uint8 else PLAIN

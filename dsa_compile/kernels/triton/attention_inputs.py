@@ -8,6 +8,7 @@ from dsa_compile.kernels.triton.index_query import index_query_quantize
 from dsa_compile.kernels.triton.latent_cache import (
     norm_rope_write_latent_cache,
     norm_rope_write_latent_cache_fp8,
+    norm_rope_write_latent_cache_fp8_tensor,
 )
 from dsa_compile.kernels.triton.norm_quantize import rms_norm_quantize
 from dsa_compile.kernels.triton.rope import rope_once_rounded
@@ -31,6 +32,7 @@ def attention_inputs_fp8(
     latent_cache: Tensor,
     index_cache: Tensor,
     slot_mapping: Tensor,
+    latent_scale: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """``dsa::attention_inputs_fp8``, three launches."""
     parts = (q_weight.shape[0], k_weight.shape[0], kv_weight.shape[0] + cos.shape[1])
@@ -43,7 +45,9 @@ def attention_inputs_fp8(
         k, k_weight, k_bias, k_eps, cos, sin, index_interleaved, index_cache, slot_mapping
     )
     latent = (kv, kv_weight, kv_eps, cos, sin, interleaved)
-    if latent_cache.dtype is torch.uint8:
+    if latent_scale is not None:
+        norm_rope_write_latent_cache_fp8_tensor(*latent, latent_scale, latent_cache, slot_mapping)
+    elif latent_cache.dtype is torch.uint8:
         norm_rope_write_latent_cache_fp8(*latent, ue8m0, latent_cache, slot_mapping)
     else:
         norm_rope_write_latent_cache(*latent, latent_cache, slot_mapping)

@@ -14,10 +14,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     attention_inputs(const __nv_bfloat16* merged, const Q_WEIGHT* q_weight, float q_eps,
                      const K_WEIGHT* k_weight, const K_WEIGHT* k_bias, float k_eps,
                      const KV_WEIGHT* kv_weight, float kv_eps, const TABLE* cos, const TABLE* sin,
-                     int ue8m0, u8* latent_cache, long long latent_rows, u8* index_cache,
-                     long long index_rows, int index_block_size, const long long* slots, u8* q,
-                     float* scale, int tokens, int key_blocks, int latent_blocks,
-                     long long stride, long long table_stride) {
+                     int ue8m0, u8* latent_cache, long long latent_rows,
+                     const float* latent_scale, u8* index_cache, long long index_rows,
+                     int index_block_size, const long long* slots, u8* q, float* scale, int tokens,
+                     int key_blocks, int latent_blocks, long long stride,
+                     long long table_stride) {
   dependency_release();
   const int warp = threadIdx.x / 32;
   int block = blockIdx.x;
@@ -37,7 +38,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const int token = block * kWarps + warp;
     if (token >= tokens) return;
     write_latent_row<LATENT_RANK, FORMAT, INTERLEAVED>(
-        merged + RANK + kDim, kv_weight, cos, sin, slots, nullptr, latent_cache, latent_rows,
+        merged + RANK + kDim, kv_weight, cos, sin, slots, latent_scale, latent_cache, latent_rows,
         kv_eps, ue8m0, token, stride, table_stride);
     return;
   }

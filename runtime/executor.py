@@ -14,7 +14,10 @@ from torch import Tensor, fx
 from dsa_compile.artifact.records import KernelRecord
 from dsa_compile.errors import ArtifactError, UserError
 from dsa_compile.ir.region import Region, Role
+from dsa_compile.ir.streams import has_streams
 from dsa_compile.kernels.registry import load
+from dsa_compile.ops import STREAM_OPS
+from dsa_compile.runtime.streams import SideStreams, StreamSwitch
 
 aten = torch.ops.aten
 
@@ -35,13 +38,17 @@ _DIRECT: dict[Any, Callable[..., Any]] = {
 Kernels = Mapping[str, tuple[KernelRecord, ...]]
 
 
-def bind(region: Region, kernels: Kernels, target: str) -> Callable[..., tuple[Tensor, ...]]:
+def bind(
+    region: Region, kernels: Kernels, target: str, streams: SideStreams | None = None
+) -> Callable[..., tuple[Tensor, ...]]:
     """Compile a region.
 
     Args:
         region: of the KERNEL level.
         kernels: providers of each op, by the op's full name.
         target: what the artifact was compiled for.
+        streams: to put the region's side streams on; regions that never run at the same time may
+            share them. None for some of its own.
 
     Returns:
         A function of the region's inputs, in their order, that returns its outputs.
@@ -50,10 +57,18 @@ def bind(region: Region, kernels: Kernels, target: str) -> Callable[..., tuple[T
         ArtifactError: an op without a provider, or a provider this installation lacks.
     """
     graph = region.copy(region.name).graph
-    for node in graph.nodes:
-        if node.op == "call_function":
+    overlapped = target != "cpu" and has_streams(graph)
+    switch = StreamSwitch(streams or SideStreams()) if overlapped else None
+    for node in list(graph.nodes):
+        if node.target in STREAM_OPS:
+            if switch is None:
+                graph.erase_node(node)
+            else:
+                node.target = switch.function(node.target)
+        elif node.op == "call_function":
             node.target = _function(node.target, kernels, target)
-    return fx.GraphModule(torch.nn.Module(), graph).forward
+    forward: Callable[..., tuple[Tensor, ...]] = fx.GraphModule(torch.nn.Module(), graph).forward
+    return forward if switch is None else switch.around(forward)
 
 
 def _function(op: Any, kernels: Kernels, target: str) -> Callable[..., Any]:

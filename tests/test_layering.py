@@ -36,11 +36,19 @@ AREAS: dict[str, tuple[str, ...]] = {
     "ir.graph_json": (
         *FOUNDATION, "ir.argument_json", "ir.kernel_ops", "ir.region", "ir.tensor_info",
     ),
-    "ir.printer": ("ir.graph_json", "ir.region", "ir.tensor_info"),
+    "ir.streams": ("ops",),
+    "ir.storage": ("ops",),
+    "ir.hazard": (),
+    "ir.hazards_streams": ("ops", "ir.hazard", "ir.region", "ir.storage", "ir.streams"),
+    "ir.hazards_calls": ("ops", "ir.hazard", "ir.region", "ir.storage", "ir.streams"),
+    "ir.hazards": ("ir.hazard", "ir.hazards_streams", "ir.hazards_calls", "ir.region"),
+    "ir.printer": (
+        "ops", "ir.graph_json", "ir.region", "ir.storage", "ir.streams", "ir.tensor_info",
+    ),
     "ir": (*FOUNDATION, "ops", "model_spec", "config", "weights"),
     "artifact": (
         *FOUNDATION, "model_spec", "config", "weights", "ir.argument_json", "ir.graph_json",
-        "ir.naming", "ir.printer", "ir.region",
+        "ir.hazards", "ir.naming", "ir.printer", "ir.region",
     ),
     "frontend": (*FOUNDATION, "ops", "model_spec", "config", "weights", "ir"),
     "passes": (*FOUNDATION, "ops", "model_spec", "config", "weights", "ir"),
@@ -50,7 +58,7 @@ AREAS: dict[str, tuple[str, ...]] = {
     ),
     "runtime": (
         *FOUNDATION, "ops", "kernels", "model_spec", "weights", "artifact",
-        "ir.calls", "ir.graph_json", "ir.region",
+        "ir.calls", "ir.graph_json", "ir.region", "ir.streams",
     ),
     "testing": ("model_spec", "weights"),
     "testing.hash_runner": ("runtime",),

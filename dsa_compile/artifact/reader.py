@@ -13,6 +13,7 @@ from dsa_compile.artifact.records import FileRecord, WeightFile
 from dsa_compile.artifact.strict_json import load_json
 from dsa_compile.errors import ArtifactError, UserError
 from dsa_compile.ir.graph_json import region_from_json
+from dsa_compile.ir.hazards import find_hazards
 from dsa_compile.ir.region import Region
 from dsa_compile.weights.hashing import hash_files
 from dsa_compile.weights.safetensors_file import SafetensorsFile
@@ -66,7 +67,8 @@ class Artifact:
         """Rebuild one region from its graph file.
 
         Raises:
-            ArtifactError: no such region, or its file is not a graph of allowed ops.
+            ArtifactError: no such region, or its file is not a graph of allowed ops, or one that
+                could go wrong on several streams or in a captured graph.
         """
         graphs = {record.name: record.graph for record in self.manifest.regions}
         if name not in graphs:
@@ -74,6 +76,8 @@ class Artifact:
         region = region_from_json(self.read_json(graphs[name]))
         if region.name != name:
             raise ArtifactError(f"{self.path / graphs[name]}: holds region {region.name!r}")
+        for hazard in find_hazards(region):
+            raise ArtifactError(f"{self.path / graphs[name]}: {hazard}; or recompile")
         return region
 
     def read_json(self, path: str) -> Any:

@@ -28,7 +28,10 @@ from torch import fx
 
 from dsa_compile.ir.graph_json import target_name
 from dsa_compile.ir.region import Region, Role
+from dsa_compile.ir.storage import Memory
+from dsa_compile.ir.streams import Timeline, has_streams
 from dsa_compile.ir.tensor_info import describe
+from dsa_compile.ops import ON_STREAM
 
 _HEADINGS = {
     Role.VALUE: "values",
@@ -55,6 +58,7 @@ class _Printer:
     def __init__(self, region: Region) -> None:
         self.region = region
         self.names = _names(region.graph)
+        self.waits = _waits(region.graph) if has_streams(region.graph) else {}
 
     def lines(self) -> Iterator[str]:
         yield from self._signature()
@@ -62,6 +66,8 @@ class _Printer:
             if node.op == "call_function":
                 if node.target is operator.getitem and _unpacks(node.args[0]):
                     continue  # its name stands on the line of the call that it unpacks
+                if node.target is ON_STREAM:
+                    yield ""
                 yield "    " + self._call(node)
             elif node.op == "output":
                 yield "    " + self._return(node)
@@ -93,7 +99,7 @@ class _Printer:
         path = re.sub(r"\blayers\.\d+", "layers.*", str(node.meta.get("path") or ""))
         path = path.removeprefix("model.")
         if _returns_nothing(node.target):
-            return expression + _comment("", path)
+            return expression + _comment(self.waits.get(node, ""), path)
         if not _unpacks(node):
             return f"{self.names[node]} = {expression}{_comment(_type_text(node), path)}"
         by_index: dict[Any, fx.Node] = {user.args[1]: user for user in node.users}
@@ -137,6 +143,16 @@ class _Printer:
         if isinstance(value, torch.SymInt):
             return str(describe(value))
         return repr(value)
+
+
+def _waits(graph: fx.Graph) -> dict[fx.Node, str]:
+    """What each wait waits for, to read."""
+    found = {}
+    for wait, recorded in Timeline(graph, Memory(graph).uses).waits.items():
+        if recorded is not None:
+            call = "the inputs" if recorded.after is None else recorded.after.name
+            found[wait] = f"stream {recorded.stream}: {call}"
+    return found
 
 
 def _names(graph: fx.Graph) -> dict[fx.Node, str]:

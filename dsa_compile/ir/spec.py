@@ -9,6 +9,7 @@ from torch import fx
 from dsa_compile.errors import CompileError
 from dsa_compile.ir.dims import shape_names, symbol_names
 from dsa_compile.ir.edit import describe
+from dsa_compile.ir.hazards import find_hazards
 from dsa_compile.ir.kernel_ops import allowed_targets
 from dsa_compile.ir.program import Level, Program
 from dsa_compile.ir.region import Region, Role
@@ -74,6 +75,8 @@ def violations(program: Program, level: Level) -> Iterator[str]:
                 where = node.meta.get("path") or "top"
                 yield f"{region.name}: {where}: node {node.name} {reason}"
         yield from _weight_problems(program, region)
+        if level is Level.KERNEL:
+            yield from map(str, find_hazards(region))
     yield from _value_problems(program)
 
 

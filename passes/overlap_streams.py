@@ -1,0 +1,129 @@
+"""Run independent calls of a region side by side, on two streams.
+
+Before::                            After::
+
+    q = dsa.linear_fp8(x, w_q)          q = dsa.linear_fp8(x, w_q)
+    k = dsa.linear_fp8(x, w_k)          dsa.record_event(0)
+    k2 = dsa.rms_norm(k, …)             dsa.on_stream(1)
+    y = dsa.add(q, k2)                  …
+
+A decode step is a chain of short kernels, few of which keep the whole GPU busy. What does not
+depend on one another, by data or through a cache, may overlap: the indexer's work with that of the
+attention's queries, for one. Where each call goes is decided by a model of the step
+(:mod:`dsa_compile.ir.schedule`) on the costs of calls (:mod:`dsa_compile.ir.costs`); waits between
+streams are part of it. A region whose model gains less than a wait or two is left as it is.
+
+The order of calls stays one that a single stream could run. Tensors that another stream still
+reads are held by ``dsa.keep_alive``. :mod:`dsa_compile.ir.hazards` checks the result.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+from torch import fx
+
+from dsa_compile.ir.costs import DEVICES, CostModel
+from dsa_compile.ir.edit import Editor
+from dsa_compile.ir.hazards_streams import early_frees
+from dsa_compile.ir.passes import Numerics, RegionPass
+from dsa_compile.ir.program import Program
+from dsa_compile.ir.schedule import Schedule, Task, schedule, waits
+from dsa_compile.ir.storage import Memory, Storage
+from dsa_compile.ir.streams import MAIN, Moment, Timeline, has_streams
+from dsa_compile.ops import KEEP_ALIVE, ON_STREAM, RECORD_EVENT, WAIT_EVENT
+
+
+class OverlapStreams(RegionPass):
+    """Put calls on side streams where a model of the step says that it is faster."""
+
+    numerics = Numerics.BITWISE
+
+    def __init__(self, streams: int = 2) -> None:
+        self.streams = streams
+
+    def rewrite(self, edit: Editor, program: Program) -> None:
+        """Plan one region; on a CPU there is nothing to overlap."""
+        device = DEVICES.get(program.config.target)
+        if device is None or has_streams(edit.graph):
+            return
+        model = CostModel(device, program.config.block_size)
+        memory = Memory(edit.graph)
+        if not memory.uses:
+            return
+        tasks = _tasks(memory, model)
+        plan = schedule(tasks, self.streams)
+        if not any(plan.streams):
+            return
+        edit.begin_site()
+        _emit(edit, list(memory.uses), tasks, plan)
+        _hold(edit)
+        edit.close_site()
+
+
+def _tasks(memory: Memory, model: CostModel) -> list[Task]:
+    """The region's beginning, its calls, its end."""
+    number = {node: index for index, node in enumerate(memory.uses, start=1)}
+    tasks = [Task(0.0, 0.0, frozenset(), pinned=True)]
+    for node, before in memory.dependencies().items():
+        cost = model.of(node)
+        # a result lives on in the caller, whose stream is 0
+        pinned = not memory.results.isdisjoint(memory.uses[node].makes)
+        after = frozenset({0, *(number[other] for other in before)})
+        tasks.append(Task(cost.us, cost.load, after, pinned))
+    return [*tasks, Task(0.0, 0.0, frozenset(range(len(tasks))), pinned=True)]
+
+
+def _emit(edit: Editor, calls: Sequence[fx.Node], tasks: Sequence[Task], plan: Schedule) -> None:
+    """Put the calls into the plan's order, with what the plan says between them.
+
+    Args:
+        edit: the region.
+        calls: task 1, 2, …
+        tasks: one more at each end.
+        plan: of the tasks.
+    """
+    needed = waits(tasks, plan.order, plan.streams)
+    awaited = {other for others in needed.values() for other in others}
+    events: Mapping[int, int] = {
+        task: event for event, task in enumerate(t for t in plan.order if t in awaited)
+    }
+    end = edit.graph.output_node()
+    pending = dict.fromkeys(n for n in edit.graph.nodes if n.op == "call_function")
+
+    def place(node: fx.Node) -> None:
+        for source in node.all_input_nodes:
+            if source in pending:
+                place(source)
+        del pending[node]
+        end.prepend(node)
+
+    current = MAIN
+    for task in plan.order:
+        if plan.streams[task] != current:
+            current = plan.streams[task]
+            edit.call(ON_STREAM, current, before=end, path="")
+        for other in needed.get(task, ()):
+            edit.call(WAIT_EVENT, events[other], before=end, path="")
+        if 1 <= task <= len(calls):
+            place(calls[task - 1])
+        if task in events:
+            edit.call(RECORD_EVENT, events[task], before=end, path="")
+    for node in list(pending):  # views for the results
+        if node in pending:
+            place(node)
+
+
+def _hold(edit: Editor) -> None:
+    """Keep tensors until the stream that they were made on has waited for their other uses."""
+    memory = Memory(edit.graph)
+    time = Timeline(edit.graph, memory.uses)
+    until: dict[Storage, Moment] = {}
+    for storage, home, use, _ in early_frees(memory, time):
+        after = (m for m in time.of_stream(home) if m.index > use.index and m.follows(use))
+        moment = next(after, time.moments[-1])
+        until[storage] = max(moment, until.get(storage, moment), key=lambda m: m.index)
+    held = defaultdict(list)
+    for storage, moment in until.items():
+        held[moment.node].append(memory.holder(storage))
+    for node, tensors in held.items():
+        edit.call(KEEP_ALIVE, tensors, before=node, path="")

@@ -1,0 +1,86 @@
+"""The stream ops of a graph on CUDA streams and events, run eagerly or captured.
+
+In a CUDA graph an event becomes an edge between kernels: a side stream joins the capture with its
+first wait for stream 0, and must be waited for before the capture ends. Graphs that are not so are
+refused when an artifact is opened (:mod:`dsa_compile.ir.hazards`).
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from dsa_compile.ir.streams import MAIN
+from dsa_compile.ops import KEEP_ALIVE, ON_STREAM, RECORD_EVENT, WAIT_EVENT
+
+
+class SideStreams:
+    """Streams 1, 2, … of whatever runs one region at a time, each made when first used."""
+
+    def __init__(self) -> None:
+        self._made: dict[int, torch.cuda.Stream] = {}
+
+    def __getitem__(self, number: int) -> torch.cuda.Stream:
+        """The stream of that number, on the current device."""
+        found = self._made.get(number)
+        if found is None:
+            found = self._made[number] = torch.cuda.Stream()
+        return found
+
+
+class StreamSwitch:
+    """What the stream ops of one region do.
+
+    Args:
+        side: the region's side streams; its stream 0 is the current one of each call.
+    """
+
+    def __init__(self, side: SideStreams) -> None:
+        self._side = side
+        self._events: dict[int, torch.cuda.Event] = {}
+        self._main: torch.cuda.Stream | None = None
+        self._current: torch.cuda.Stream | None = None
+
+    def function(self, op: OpOverload) -> Callable[..., None]:
+        """The function that stands for a stream op."""
+        made: dict[OpOverload, Callable[..., None]] = {
+            ON_STREAM: self._on_stream,
+            RECORD_EVENT: self._record_event,
+            WAIT_EVENT: self._wait_event,
+            KEEP_ALIVE: _keep_alive,
+        }
+        return made[op]
+
+    def around(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+        """``forward``, with the caller's stream as stream 0, and left current even by an error."""
+
+        def call(*args: Tensor) -> Any:
+            main = self._main = self._current = torch.cuda.current_stream()
+            try:
+                return forward(*args)
+            except BaseException:
+                torch.cuda.set_stream(main)
+                raise
+
+        return call
+
+    def _on_stream(self, stream: int) -> None:
+        current = self._main if stream == MAIN else self._side[stream]
+        assert current is not None
+        torch.cuda.set_stream(current)
+        self._current = current
+
+    def _record_event(self, event: int) -> None:
+        found = self._events.get(event)
+        if found is None:
+            found = self._events[event] = torch.cuda.Event()
+        found.record(self._current)
+
+    def _wait_event(self, event: int) -> None:
+        self._events[event].wait(self._current)
+
+
+def _keep_alive(tensors: Sequence[Tensor]) -> None:
+    """Nothing: the generated code has held the tensors for it until now."""

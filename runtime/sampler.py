@@ -43,6 +43,12 @@ class SamplingState:
         eos_ids: the model's own end tokens.
         vocab_size: V.
 
+    Attributes:
+        generated: tokens so far.
+        needs_host: whether the next token needs what only :class:`Sampler` does: bias, penalties,
+            masks, log-probabilities.
+        plain: whether it is the argmax and nothing else.
+
     Raises:
         RequestError: a biased token or a stop token is outside the vocabulary.
     """
@@ -80,10 +86,8 @@ class SamplingState:
         if self.penalties != (1.0, 0.0, 0.0):
             # Only the repetition penalty looks at the prompt.
             self.counts = TokenCounts(prompt_ids if self.penalties[0] != 1.0 else ())
-        self._always_plain = (
-            params.greedy and not bias and self.counts is None and params.logprobs is None
-        )
-        self.plain = self._always_plain and not self.masks_ends
+        self._unaltered = not bias and self.counts is None and params.logprobs is None
+        self._note_progress()
 
     @property
     def masks_ends(self) -> bool:
@@ -95,7 +99,13 @@ class SamplingState:
         self.generated += 1
         if self.counts is not None:
             self.counts.append(token)
-        self.plain = self._always_plain and not self.masks_ends
+        self._note_progress()
+
+    def _note_progress(self) -> None:
+        # Whether anything but temperature and filters applies to the next token, and whether
+        # nothing does.
+        self.needs_host = not self._unaltered or self.masks_ends
+        self.plain = self.params.greedy and not self.needs_host
 
 
 class Sampler:

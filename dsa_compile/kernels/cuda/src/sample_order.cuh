@@ -1,0 +1,212 @@
+// Finding a token by its place in the order of a row, without sorting the row.
+//
+// The token wanted is the one at which a running count, or a running weight, passes a target. A
+// histogram over intervals of keys says in which interval that happens. The few tokens of that
+// interval are listed and ranked; if they are not few, a histogram of the interval comes first.
+#pragma once
+#include "sample_tokens.cuh"
+
+constexpr u32 BINS = 2048;
+constexpr u32 BIN_BITS = 11;
+constexpr u32 MEMBERS = THREADS / 2;
+constexpr float BINS_PER_UNIT = 64.f;  // of distance, in the first histogram
+
+// Keys from `low` up to `high`, and how many tokens and how much weight come before them.
+struct Interval {
+  u64 low, high;
+  u64 before_weight, before_count;
+  u64 count;
+};
+
+struct Place {
+  u64 key, before, weight;
+};
+
+struct Bins {
+  // Weights in three parts of 15 bits (the last has the rest), so that 2^17 of each fit 32 bits:
+  // shared memory adds 32 bits at once, and 64 only in a loop.
+  u32 count[BINS], low[BINS], middle[BINS], high[BINS];
+  u64 keys[MEMBERS], weights[MEMBERS];
+  u32 members;
+  Interval found;
+  Place place;
+};
+
+class Order {
+ public:
+  DEVICE Order(const Row& row, Bins& bins) : row_(row), bins_(bins) {}
+
+  // Count and weight of all tokens that weigh something.
+  DEVICE void totals(u64& count, u64& weight) {
+    fill_first();
+    u64 counts, weights;
+    mine(counts, weights);
+    count = block_scan(counts).total;
+    weight = block_scan(weights).total;
+  }
+
+  // The token whose share of the running count (or weight) contains `target`, below the total.
+  DEVICE Place find(bool by_weight, u64 target) {
+    if (!listed(by_weight, target)) {
+      fill_first();
+      Interval at = locate({0, ~u64(0), 0, 0, 0}, true, by_weight, target);
+      // All from the start, if they can be listed: what is looked for next mostly lies there.
+      if (at.before_count + at.count <= MEMBERS) {
+        at = {0, at.high, 0, 0, at.before_count + at.count};
+      }
+      while (at.count > MEMBERS) {
+        fill(at);
+        at = locate(at, false, by_weight, target);
+      }
+      list(at);
+    }
+    const u64 place = by_weight ? before_ : rank_;
+    if (member_ && place <= target && target < place + (by_weight ? weight_ : 1)) {
+      bins_.place = {key_, before_, weight_};
+    }
+    __syncthreads();
+    const Place found = bins_.place;
+    __syncthreads();
+    return found;
+  }
+
+ private:
+  const Row& row_;
+  Bins& bins_;
+  bool first_ = false;  // whether the histogram is the one of all tokens
+  u64 start_count_ = 0, end_count_ = 0, start_weight_ = 0, end_weight_ = 0;  // of the list
+  bool member_ = false;  // whether this thread has a token of the list, and which
+  u64 key_ = 0, weight_ = 0, before_ = 0, rank_ = 0;
+
+  DEVICE bool listed(bool by_weight, u64 target) const {
+    return by_weight ? start_weight_ <= target && target < end_weight_
+                     : start_count_ <= target && target < end_count_;
+  }
+
+  DEVICE static u32 first_bin(u32 distance) {
+    return u32(__uint_as_float(distance) * BINS_PER_UNIT);
+  }
+  DEVICE static u64 first_low(u32 bin) {
+    return u64(__float_as_uint(float(bin) / BINS_PER_UNIT)) << ID_BITS;
+  }
+  DEVICE static u32 shift_of(const Interval& interval) {
+    const int bits = 64 - __clzll(interval.high - interval.low - 1);
+    return bits > int(BIN_BITS) ? bits - BIN_BITS : 0;
+  }
+
+  // Calls back with every token that weighs something.
+  template <class F>
+  DEVICE void each(const F& callback) const {
+#pragma unroll 4
+    for (u32 token = threadIdx.x; token < row_.vocab; token += THREADS) {
+      const u32 distance = row_.distance(token);
+      const u64 weight = weight_of(distance);
+      if (weight) callback(token, distance, weight);
+    }
+  }
+
+  DEVICE void clear() {
+    for (u32 bin = threadIdx.x; bin < BINS; bin += THREADS) {
+      bins_.count[bin] = bins_.low[bin] = bins_.middle[bin] = bins_.high[bin] = 0;
+    }
+    __syncthreads();
+  }
+
+  DEVICE void add(u32 bin, u64 weight) {
+    atomicAdd(&bins_.count[bin], 1u);
+    const u32 low = weight & 0x7fff, middle = weight >> 15 & 0x7fff, high = weight >> 30;
+    if (low) atomicAdd(&bins_.low[bin], low);
+    if (middle) atomicAdd(&bins_.middle[bin], middle);
+    if (high) atomicAdd(&bins_.high[bin], high);
+  }
+
+  DEVICE void fill_first() {
+    if (first_) return;
+    clear();
+    each([&](u32, u32 distance, u64 weight) { add(first_bin(distance), weight); });
+    __syncthreads();
+    first_ = true;
+  }
+
+  DEVICE void fill(const Interval& of) {
+    const u32 shift = shift_of(of);
+    clear();
+    each([&](u32 token, u32 distance, u64 weight) {
+      const u64 key = key_of(distance, token);
+      if (of.low <= key && key < of.high) add(u32((key - of.low) >> shift), weight);
+    });
+    __syncthreads();
+    first_ = false;
+  }
+
+  DEVICE u64 weight_in(u32 bin) const {
+    return bins_.low[bin] + (u64(bins_.middle[bin]) << 15) + (u64(bins_.high[bin]) << 30);
+  }
+
+  // Of the bins that are this thread's.
+  DEVICE void mine(u64& count, u64& weight) const {
+    count = weight = 0;
+    for (u32 i = 0; i < BINS / THREADS; ++i) {
+      const u32 bin = threadIdx.x * (BINS / THREADS) + i;
+      count += bins_.count[bin];
+      weight += weight_in(bin);
+    }
+  }
+
+  // The bin in which the running count or weight passes the target; `from` is what the histogram
+  // was made of.
+  DEVICE Interval locate(const Interval& from, bool first, bool by_weight, u64 target) {
+    u64 counts, weights;
+    mine(counts, weights);
+    u64 count = from.before_count + block_scan(counts).before;
+    u64 weight = from.before_weight + block_scan(weights).before;
+    const u32 shift = first ? 0 : shift_of(from);
+    for (u32 i = 0; i < BINS / THREADS; ++i) {
+      const u32 bin = threadIdx.x * (BINS / THREADS) + i;
+      const u64 before = by_weight ? weight : count;
+      const u64 inside = by_weight ? weight_in(bin) : bins_.count[bin];
+      if (before <= target && target < before + inside) {
+        const u64 low = first ? first_low(bin) : from.low + (u64(bin) << shift);
+        const u64 high =
+            first ? first_low(bin + 1) : min(low + (u64(1) << shift), from.high);
+        bins_.found = {low, high, weight, count, bins_.count[bin]};
+      }
+      count += bins_.count[bin];
+      weight += weight_in(bin);
+    }
+    __syncthreads();
+    const Interval found = bins_.found;
+    __syncthreads();
+    return found;
+  }
+
+  // Lists an interval of at most MEMBERS tokens, a token a thread, with what comes before each.
+  DEVICE void list(const Interval& of) {
+    if (threadIdx.x == 0) bins_.members = 0;
+    __syncthreads();
+    each([&](u32 token, u32 distance, u64 weight) {
+      const u64 key = key_of(distance, token);
+      if (of.low <= key && key < of.high) {
+        const u32 slot = atomicAdd(&bins_.members, 1u);
+        bins_.keys[slot] = key;
+        bins_.weights[slot] = weight;
+      }
+    });
+    __syncthreads();
+    const u32 members = bins_.members;
+    member_ = threadIdx.x < members;
+    key_ = member_ ? bins_.keys[threadIdx.x] : 0;
+    weight_ = member_ ? bins_.weights[threadIdx.x] : 0;
+    before_ = of.before_weight;
+    rank_ = of.before_count;
+    for (u32 other = 0; member_ && other < members; ++other) {
+      const bool above = bins_.keys[other] < key_;
+      before_ += above ? bins_.weights[other] : 0;
+      rank_ += above;
+    }
+    start_count_ = of.before_count;
+    end_count_ = start_count_ + members;
+    start_weight_ = of.before_weight;
+    end_weight_ = start_weight_ + block_scan(weight_).total;
+  }
+};

@@ -1,0 +1,94 @@
+// Order and weights of a row's tokens, and sums over the threads of a block.
+#pragma once
+#include "common.cuh"
+
+constexpr u32 FULL = 0xffffffffu;
+constexpr u32 WARPS = THREADS / 32;
+
+// Threads of a warp and warps of a block add, scan and compare in one fixed way, and weights are
+// integers: every sum is exact, whatever the order of its terms.
+
+DEVICE u64 warp_scan(u64 value) {
+#pragma unroll
+  for (u32 step = 1; step < 32; step *= 2) {
+    const u64 other = __shfl_up_sync(FULL, value, step);
+    if (lane_id() >= step) value += other;
+  }
+  return value;
+}
+
+// The sum over the threads before this one, and over all.
+struct Sums {
+  u64 before, total;
+};
+
+DEVICE Sums block_scan(u64 value) {
+  __shared__ u64 ends[WARPS];
+  const u32 warp = threadIdx.x / 32;
+  const u64 inclusive = warp_scan(value);
+  if (lane_id() == 31) ends[warp] = inclusive;
+  __syncthreads();
+  if (warp == 0) {
+    const u64 sum = warp_scan(lane_id() < WARPS ? ends[lane_id()] : 0);
+    if (lane_id() < WARPS) ends[lane_id()] = sum;
+  }
+  __syncthreads();
+  const Sums sums = {(warp ? ends[warp - 1] : 0) + inclusive - value, ends[WARPS - 1]};
+  __syncthreads();  // before the next scan
+  return sums;
+}
+
+DEVICE u64 block_max(u64 value) {
+  __shared__ u64 highest[WARPS];
+#pragma unroll
+  for (u32 step = 16; step; step /= 2) {
+    const u64 other = __shfl_xor_sync(FULL, value, step);
+    value = other > value ? other : value;
+  }
+  if (lane_id() == 0) highest[threadIdx.x / 32] = value;
+  __syncthreads();
+  for (u32 warp = 0; warp < WARPS; ++warp) value = highest[warp] > value ? highest[warp] : value;
+  __syncthreads();
+  return value;
+}
+
+// Bits that order as the numbers do; -0 as +0. No NaN.
+DEVICE u32 ordered(float x) {
+  const u32 raw = __float_as_uint(x + 0.f);
+  return raw & 0x80000000u ? ~raw : raw | 0x80000000u;
+}
+
+// ---- one row ---------------------------------------------------------------------------------------
+
+// A token's place among all: by how far its scaled logit lies below the largest, then by its id.
+// The distance is never negative, so its bits order as it does.
+constexpr u32 ID_BITS = 17;
+constexpr u32 INFINITE = 0x7f800000u;  // of an impossible token
+
+// Weights are exp(-distance) in units of 2^-44: what lies further than this weighs nothing.
+constexpr float WEIGHT_ONE = 0x1p44f;
+constexpr float WEIGHTLESS = 30.5f;
+
+struct Row {
+  const LOGITS* logits;
+  u32 vocab;
+  float largest, temperature, floor;
+
+  // Distance of a token; infinite if min-p excludes it.
+  DEVICE u32 distance(u32 token) const {
+    const float scaled = (static_cast<float>(logits[token]) - largest) / temperature;
+    return scaled < floor ? INFINITE : __float_as_uint(scaled) & 0x7fffffffu;
+  }
+};
+
+DEVICE u64 weight_of(u32 distance) {
+  const float far = __uint_as_float(distance);
+  return far < WEIGHTLESS ? static_cast<u64>(expf(-far) * WEIGHT_ONE) : 0;
+}
+
+DEVICE u64 key_of(u32 distance, u32 token) { return u64(distance) << ID_BITS | token; }
+DEVICE u32 token_of(u64 key) { return u32(key) & ((1u << ID_BITS) - 1); }
+DEVICE u32 distance_of(u64 key) { return u32(key >> ID_BITS); }
+
+// floor(a * b / 2^64)
+DEVICE u64 share_of(u64 fraction, u64 mass) { return __umul64hi(fraction, mass); }

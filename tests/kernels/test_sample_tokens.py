@@ -1,0 +1,179 @@
+"""Sampling on the device: the kernel, emulated and on a GPU, against the sampler of the CPU."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("cuda.bindings")
+
+from dsa_compile.kernels.cuda.compiler import build
+from dsa_compile.kernels.cuda.launch import CudaKernel
+from dsa_compile.kernels.cuda.sample_tokens import OPTIONS, sample_tokens
+from dsa_compile.runtime.device_sampler import DeviceSampler
+from dsa_compile.runtime.sampler import Sampler, SamplingState
+from dsa_compile.runtime.sampling_params import SamplingParams
+from tests.kernels import emulator
+from tests.kernels.compile_only import inspect
+
+on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+INFINITY, NAN = float("inf"), float("nan")
+
+OPTION_SETS = [
+    {"temperature": 0.0},
+    {},
+    {"temperature": 0.7},
+    {"top_k": 1},
+    {"top_k": 20},
+    {"top_k": 900, "temperature": 2.0},
+    {"top_p": 0.9},
+    {"top_p": 1e-9},
+    {"top_p": 0.999999, "temperature": 5.0},
+    {"top_k": 50, "top_p": 0.8},
+    {"min_p": 0.05},
+    {"min_p": 0.2, "top_k": 40, "top_p": 0.95, "temperature": 1.3},
+    {"min_p": 1.0, "top_p": 0.5},
+]
+
+
+@pytest.fixture
+def emulated(monkeypatch, tmp_path):
+    if not emulator.available():
+        pytest.skip("needs g++")
+    extra = Path(__file__).parent / "sample_emulator.h"
+    header = tmp_path / "common.h"
+    header.write_text(emulator.HEADER.read_text() + extra.read_text())
+    monkeypatch.setattr(emulator, "HEADER", header)
+    monkeypatch.setattr(CudaKernel, "__call__", emulator.launch)
+
+
+def states_of(count, vocab, options=None):
+    several = OPTION_SETS if options is None else [options]
+    chosen = [several[i % len(several)] for i in range(count)]
+    return [
+        SamplingState(SamplingParams(seed=100 + i, **one), [1], (), vocab)
+        for i, one in enumerate(chosen)
+    ]
+
+
+def options_of(states, steps):
+    """As the device sampler lays them out, request i in row i."""
+    rows = torch.zeros(len(states), dtype=torch.int64)
+    sampler = DeviceSampler(states[0].top_k, rows)
+    for row, state in enumerate(states):
+        sampler._remember(row, state)
+    records = sampler._known.copy()
+    records["step"] = steps
+    return torch.from_numpy(records.view(np.uint8))
+
+
+def kernel_tokens(logits, states, threads=64):
+    for state in states:
+        state.generated = 5
+    last, out = torch.full((2, len(states)), -7)
+    sample_tokens(logits, options_of(states, 5), last, out, threads=threads)
+    assert torch.equal(last, out.clamp(min=0))
+    return out.tolist()
+
+
+def host_tokens(logits, states):
+    chosen = Sampler(logits.shape[1]).sample(logits.float(), states)
+    return [choice.token_id for choice in chosen]
+
+
+def check(logits, options=None):
+    states = states_of(len(logits), logits.shape[1], options)
+    assert kernel_tokens(logits, states) == host_tokens(logits, states)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_draws_are_those_of_the_host(emulated, dtype):
+    """Every option, on rows that are peaked, flat, and long-tailed."""
+    generator = torch.Generator().manual_seed(0)
+    for spread in (0.1, 1.0, 6.0):
+        logits = torch.randn(len(OPTION_SETS), 700, generator=generator) * spread
+        check(logits.to(dtype))
+
+
+@pytest.mark.parametrize("options", [{"top_k": 33}, {"top_p": 0.37}, {}, {"temperature": 0.0}])
+def test_ties(emulated, options):
+    """Equal logits rank by id, however many there are: more than are listed at once."""
+    logits = torch.zeros(4, 3000)
+    logits[1, 100:] = -1.0
+    logits[2] = torch.arange(3000) % 3
+    logits[3, ::2] = -0.0
+    check(logits, options)
+
+
+def test_the_likeliest_is_the_first_of_equals(emulated):
+    logits = torch.zeros(2, 500)
+    logits[0, [77, 300]] = 3.0
+    logits[1] = -torch.arange(500.0)
+    assert kernel_tokens(logits, states_of(2, 500, {"temperature": 0.0})) == [77, 0]
+
+
+def test_rows_without_a_choice_fail_alone(emulated):
+    logits = torch.zeros(6, 300)
+    logits[0, 7] = NAN
+    logits[1, 299] = INFINITY
+    logits[2] = -INFINITY
+    logits[3, :] = -INFINITY
+    logits[3, 250] = -5.0
+    logits[4, 0] = -NAN
+    for options in ({"temperature": 0.0}, {}, {"top_p": 0.9}):
+        tokens = kernel_tokens(logits, states_of(6, 300, options))
+        assert tokens[:3] + tokens[4:5] == [-1] * 4
+        assert tokens[3] == 250
+        assert 0 <= tokens[5] < 300
+
+
+def test_a_row_of_another_width_apart(emulated):
+    """Rows that are a view of wider ones, and a vocabulary below a block's threads."""
+    wide = torch.randn(len(OPTION_SETS), 96, generator=torch.Generator().manual_seed(3))
+    check(wide[:, :50])
+
+
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
+@pytest.mark.parametrize("logits", ["float", "__nv_bfloat16"])
+def test_compiles_without_spills(arch, logits):
+    binary = inspect(
+        "sample_tokens",
+        build("sample_tokens.cu", arch=arch, defines={"THREADS": 1024, "LOGITS": logits}),
+    )
+    assert binary.local_bytes == 0
+    assert binary.registers <= 64
+    assert "ATOMS.ADD" in binary.sass
+    assert "ATOMS.CAS" not in binary.sass, "a 64-bit sum in shared memory is a loop"
+
+
+def test_options_are_as_the_kernel_reads_them():
+    assert OPTIONS.itemsize == 40
+    assert [OPTIONS.fields[name][1] for name in OPTIONS.names] == [0, 4, 8, 12, 16, 24, 32]
+
+
+@on_gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [1, 13, 256])
+def test_on_the_gpu(dtype, rows):
+    """The released vocabulary; a token differs only where a draw falls on the edge between two."""
+    vocab = 129_280
+    generator = torch.Generator().manual_seed(rows)
+    logits = (torch.randn(rows, vocab, generator=generator) * 3).to(dtype)
+    states = states_of(rows, vocab)
+    last = torch.full((rows,), -7, device="cuda")
+    sampler = DeviceSampler(vocab, last)
+    on_device = logits.cuda()
+    got, again = (
+        sampler.launch(on_device, list(range(rows)), states, [5] * rows).wait() for _ in range(2)
+    )
+    assert got == again == last.tolist()
+    for state in states:
+        state.generated = 5
+    want = host_tokens(logits, states)
+    assert sum(a != b for a, b in zip(got, want, strict=True)) <= rows // 100
+    order = torch.randperm(rows, generator=generator)
+    moved = sampler.launch(
+        on_device[order.cuda()], order.tolist(), [states[i] for i in order], [5] * rows
+    )
+    assert moved.wait() == [got[i] for i in order], "a row depends on those beside it"

@@ -164,7 +164,7 @@ def write_padded(batch: Batch | None, views: Mapping[str, NDArray[Any]]) -> None
 
 
 def padded_batch(batch: Batch, rows: int, columns: int) -> Batch:
-    """A decode step with padded rows behind its own; its logits are those of its own rows.
+    """A decode step with padded rows behind its own; it gives the logits of all of them.
 
     Args:
         batch: one token a request.
@@ -175,7 +175,7 @@ def padded_batch(batch: Batch, rows: int, columns: int) -> Batch:
     views = layout.in_numpy(np.empty(layout.nbytes, np.uint8))
     write_padded(batch, views)
     return Batch(
-        **views, cu_seqlens=np.arange(rows + 1, dtype=np.int32), logit_rows=batch.logit_rows
+        **views, cu_seqlens=np.arange(rows + 1, dtype=np.int32), logit_rows=np.arange(rows)
     )
 
 

@@ -1,6 +1,6 @@
 """Run an artifact's graphs over paged caches."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -14,7 +14,13 @@ from dsa_compile.errors import UserError
 from dsa_compile.ir.calls import EMBED, HEAD, step_calls
 from dsa_compile.ir.region import Region, Role
 from dsa_compile.runtime.batch import Batch
-from dsa_compile.runtime.cuda_graphs import ALIKE, DecodeGraphs, GraphPlan, padded_batch
+from dsa_compile.runtime.cuda_graphs import (
+    ALIKE,
+    DecodeGraphs,
+    GraphPlan,
+    Shape,
+    padded_batch,
+)
 from dsa_compile.runtime.devices import device_of
 from dsa_compile.runtime.executor import BoundRegion, bind
 from dsa_compile.runtime.staging import Layout, StagingRing
@@ -115,13 +121,18 @@ class ModelRunner:
         return tuple(self._calls)
 
     @torch.inference_mode()
-    def capture(self, plan: GraphPlan) -> None:
-        """Capture decode steps as CUDA graphs; before, every step runs without one."""
+    def capture(self, plan: GraphPlan, shapes: Sequence[Shape] | None = None) -> None:
+        """Capture decode steps as CUDA graphs; before, every step runs without one.
+
+        Args:
+            plan: the graphs that there may be.
+            shapes: those to capture now, the largest first; None for all.
+        """
         assert self._ring is not None, "CUDA graphs need a GPU"
         self._graphs = DecodeGraphs(
             plan, self._step, resolve_token_ids, self.token_buffer, self.vocab_size, self._ring
         )
-        self._graphs.capture()
+        self._graphs.capture(shapes)
 
     @torch.inference_mode()
     def execute(self, batch: Batch) -> torch.Tensor:
@@ -146,7 +157,8 @@ class ModelRunner:
                 return self._sampled(batch, logits)
         if alike and batch.num_requests < ALIKE:
             columns = -(-self.max_model_len // self.block_size)
-            batch = padded_batch(batch, ALIKE, columns)
+            padded = padded_batch(batch, ALIKE, columns)
+            return self._sampled(batch, self._step(self._to_device(padded), short))
         tensors = self._to_device(batch)
         if len(batch.logit_rows):
             return self._step(tensors, short)
@@ -160,11 +172,10 @@ class ModelRunner:
         return tensors["logits"]
 
     def _sampled(self, batch: Batch, logits: Tensor) -> Tensor:
-        """Of the logits of every request of a decode step, those that are wanted."""
+        """Of the logits of every row of a decode step, those that are wanted."""
         if len(batch.logit_rows) == batch.num_requests:
-            return logits
-        rows = torch.from_numpy(batch.logit_rows)
-        return logits.index_select(0, rows.pin_memory().to(self.device, non_blocking=True))
+            return logits[: batch.num_requests]
+        return logits.index_select(0, self._upload({"rows": batch.logit_rows})["rows"])
 
     def _to_device(self, batch: Batch) -> dict[str, Tensor]:
         """The batch's tensors by name, with the tokens that only the device knows."""

@@ -16,12 +16,12 @@ from torch import fx
 
 from dsa_compile.config import FP8_RECIPES
 from dsa_compile.ir.edit import Editor
-from dsa_compile.ir.match import Call, Const, NearMiss, Node, find, getitem
+from dsa_compile.ir.match import Call, Const, NearMiss, Node, calls, find, getitem
 from dsa_compile.ir.passes import Numerics, RegionPass
 from dsa_compile.ir.program import Program
 from dsa_compile.ir.region import Region
 from dsa_compile.passes.fuse_norm_quantize import take_quantized
-from dsa_compile.passes.shared import each_layer
+from dsa_compile.passes.shared import each_layer, gated_mlps
 from dsa_compile.weights.dtypes import dtype_name
 
 dsa = torch.ops.dsa
@@ -55,8 +55,9 @@ class FuseAddNormQuantize(RegionPass):
     recipes = FP8_RECIPES
 
     def expects(self, program: Program, region: Region) -> int | None:
-        """The norm between attention and MLP."""
-        return each_layer(region, 1)
+        """The norm between attention and MLP, unless experts in bf16 alone read it."""
+        wide = any(calls(region.graph, dsa.experts.default)) and not gated_mlps(region)
+        return each_layer(region, 0 if wide else 1)
 
     def rewrite(self, edit: Editor, program: Program) -> None:
         """Replace every match."""

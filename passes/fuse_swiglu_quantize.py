@@ -19,7 +19,7 @@ from dsa_compile.ir.match import Call, Const, Node, find
 from dsa_compile.ir.passes import Numerics, RegionPass
 from dsa_compile.ir.program import Program
 from dsa_compile.ir.region import Region
-from dsa_compile.passes.shared import each_layer
+from dsa_compile.passes.shared import gated_mlps
 
 dsa = torch.ops.dsa
 
@@ -32,8 +32,8 @@ class FuseSwigluQuantize(RegionPass):
     recipes = FP8_RECIPES
 
     def expects(self, program: Program, region: Region) -> int | None:
-        """The dense MLP, or the shared expert."""
-        return each_layer(region, 1)
+        """The dense MLP, or the shared expert where it is not one of the grouped ones."""
+        return gated_mlps(region)
 
     def rewrite(self, edit: Editor, program: Program) -> None:
         """Replace every match."""

@@ -15,6 +15,7 @@ from dsa_compile.passes.fuse_norm_quantize_across_layers import FuseNormQuantize
 from dsa_compile.passes.fuse_swiglu_quantize import FuseSwigluQuantize
 from dsa_compile.passes.insert_paged_caches import InsertPagedCaches
 from dsa_compile.passes.merge_projections import MergeProjections
+from dsa_compile.passes.merge_shared_expert import MergeSharedExpert
 from dsa_compile.passes.pack_swiglu import PackSwiglu
 from dsa_compile.passes.quantize_experts import QuantizeExperts
 from dsa_compile.passes.quantize_indexer import QuantizeIndexer
@@ -65,6 +66,7 @@ PIPELINE: tuple[Pass | Level, ...] = (
     # fuse
     MergeProjections(),
     PackSwiglu(),
+    MergeSharedExpert(),
     FuseAddNorm(),
     FuseAddNormAcrossLayers(),
     # quantise: recipes fp8 and fp8-kv-tensor

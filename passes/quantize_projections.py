@@ -24,7 +24,7 @@ from dsa_compile.ir.passes import Numerics, RegionPass
 from dsa_compile.ir.program import Program
 from dsa_compile.ir.region import Region
 from dsa_compile.passes.quantized_weights import power_of_two_scales, quantized_inputs
-from dsa_compile.passes.shared import each_layer
+from dsa_compile.passes.shared import each_layer, gated_mlps
 from dsa_compile.weights.plan import Concat, Expr, Load
 
 dsa = torch.ops.dsa
@@ -39,8 +39,8 @@ class QuantizeProjections(RegionPass):
 
     def expects(self, program: Program, region: Region) -> int | None:
         """The merged low ranks, the queries', the index queries', the output's, and two of the MLP;
-        more where they are not merged."""
-        return each_layer(region, 6)
+        more where they are not merged, fewer where the MLP is one of the experts."""
+        return each_layer(region, 4) + 2 * gated_mlps(region)
 
     def rewrite(self, edit: Editor, program: Program) -> None:
         """Quantise every projection of a layer."""

@@ -20,6 +20,7 @@ def router(
     top_k: int,
     normalize: bool,
     scale: float,
+    shared_experts: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """Choose experts: sigmoid scores, group-limited top-k (``DeepseekV32TopkRouter``).
 
@@ -34,9 +35,11 @@ def router(
         top_k: experts per token.
         normalize: divide the chosen weights by their sum.
         scale: last factor on the weights.
+        shared_experts: S experts that are numbered from E on and taken by every token, weight 1.
 
     Returns:
-        weights fp32 ``[N, top_k]`` and expert indices int64 ``[N, top_k]``, in no set order.
+        weights fp32 ``[N, top_k + S]`` and expert indices int64 ``[N, top_k + S]``; those chosen
+        come first, in no set order, and the shared ones last.
     """
     if bias.dtype is not torch.float32:
         raise bad_input(
@@ -54,7 +57,12 @@ def router(
     weights = scores.gather(1, indices)
     if normalize:
         weights.div_(weights.sum(-1, keepdim=True).add_(1e-20))
-    return weights.mul_(scale), indices
+    weights.mul_(scale)
+    if shared_experts:
+        every = torch.arange(shared_experts, device=x.device).add_(weight.shape[0])
+        indices = torch.cat([indices, every.expand(x.shape[0], -1)], 1)
+        weights = F.pad(weights, (0, shared_experts), value=1.0)
+    return weights, indices
 
 
 def _router_fake(
@@ -66,8 +74,9 @@ def _router_fake(
     top_k: int,
     normalize: bool,
     scale: float,
+    shared_experts: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    shape = (x.shape[0], top_k)
+    shape = (x.shape[0], top_k + shared_experts)
     return x.new_empty(shape, dtype=torch.float32), x.new_empty(shape, dtype=torch.int64)
 
 
@@ -126,7 +135,7 @@ def _experts_fake(
 
 ROUTER = define(
     "router(Tensor x, Tensor weight, Tensor bias, int n_group, int topk_group, int top_k,"
-    " bool normalize, float scale) -> (Tensor weights, Tensor indices)",
+    " bool normalize, float scale, int shared_experts=0) -> (Tensor weights, Tensor indices)",
     router,
     _router_fake,
 )

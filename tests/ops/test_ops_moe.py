@@ -79,6 +79,18 @@ def test_router_matches_the_reference_model(groups, normalize, dtype):
     torch.testing.assert_close(got[0], want[0], rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.parametrize("tokens", [0, 5])
+def test_router_appends_the_shared_experts(tokens):
+    x, weight, bias = torch.randn(tokens, 24), torch.randn(16, 24) * 0.3, torch.randn(16) * 0.3
+    args = (x, weight, bias, 4, 2, 4, True, 2.5)
+    chosen, got = torch.ops.dsa.router(*args), torch.ops.dsa.router(*args, 2)
+    for alone, longer in zip(chosen, got, strict=True):
+        assert torch.equal(longer[:, :4], alone)
+        assert longer.dtype is alone.dtype
+    assert torch.equal(got[0][:, 4:], torch.ones(tokens, 2))
+    assert got[1][:, 4:].tolist() == [[16, 17]] * tokens
+
+
 def test_router_refuses_a_rounded_bias():
     with pytest.raises(ValueError, match="dsa::router takes bias as float32"):
         torch.ops.dsa.router(

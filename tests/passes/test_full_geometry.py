@@ -42,6 +42,7 @@ SITES = {
     "insert_paged_caches": LAYERS,
     "merge_projections": 2 * LAYERS,
     "pack_swiglu": LAYERS,
+    "merge_shared_expert": MOE_LAYERS,
     "fuse_add_norm": LAYERS,
     "fuse_add_norm_across_layers": LAYERS,
     "select_logit_rows": 1,

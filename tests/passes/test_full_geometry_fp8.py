@@ -1,5 +1,7 @@
 """The released geometry and format in recipe fp8: contracts, legal form, a kernel for every op."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 
@@ -9,9 +11,9 @@ from dsa_compile.ir.region import Role
 from dsa_compile.ir.spec import violations
 from dsa_compile.lowering.binding import bind_kernels
 from dsa_compile.passes.manager import pass_names
-from dsa_compile.weights.plan import Concat, Load, QuantizedValues
+from dsa_compile.weights.plan import Concat, Expr, Load, QuantizedValues, Reshape
 
-from .test_full_geometry import LAYERS, MOE_LAYERS, SITES, records, released
+from .test_full_geometry import DENSE_LAYERS, LAYERS, MOE_LAYERS, SITES, records, released
 
 dsa = torch.ops.dsa
 
@@ -24,13 +26,13 @@ QUANTIZATION = {
     "weight_block_size": [128, 128],
 }
 FP8_SITES = {
-    "quantize_projections": 6 * LAYERS,
+    "quantize_projections": 4 * LAYERS + 2 * DENSE_LAYERS,
     "quantize_experts": MOE_LAYERS,
     "quantize_latent_cache": LAYERS,
     "quantize_indexer": LAYERS,
     "fuse_norm_quantize": LAYERS,
     "fuse_add_norm_quantize": LAYERS,
-    "fuse_swiglu_quantize": LAYERS,
+    "fuse_swiglu_quantize": DENSE_LAYERS,
     "fuse_norm_quantize_across_layers": LAYERS,
 }
 
@@ -99,11 +101,23 @@ def test_all_that_is_stored_in_blocks_is_taken_as_stored(program: Program, kind:
         for key, entry in program.weights.entries(kind).items()
         if key.endswith("_e4m3")
     }
-    assert len(values) == {"dense": 6, "moe": 8}[kind]
+    assert len(values) == 6
     for expr in values.values():
-        for part in expr.parts if isinstance(expr, Concat) else (expr,):
+        for part in parts(expr):
             assert isinstance(part, QuantizedValues)
             assert isinstance(part.of, Load)
+
+
+def parts(expr: Expr) -> Iterator[Expr]:
+    """What is put together, one above the other."""
+    match expr:
+        case Concat():
+            for part in expr.parts:
+                yield from parts(part)
+        case Reshape():
+            yield from parts(expr.of)
+        case _:
+            yield expr
 
 
 def test_bytes_of_a_cached_token(program: Program) -> None:

@@ -112,7 +112,7 @@ def optional(recipe: str) -> list[str]:
 
 def test_fusions_and_the_split_can_be_switched_off() -> None:
     common = {"split_short_long"}
-    assert common | {"pack_swiglu", "fuse_add_norm_across_layers"} <= set(optional("fp32"))
+    assert common | {"merge_shared_expert", "fuse_add_norm_across_layers"} <= set(optional("fp32"))
     fusions = {
         "fuse_norm_quantize_across_layers", "fuse_swiglu_quantize", "fuse_attention_inputs",
     }  # fmt: skip
@@ -143,10 +143,12 @@ def test_a_recipes_passes_run_under_it_alone() -> None:
 
 
 def test_what_needs_a_pass_of_another_recipe_does_not_bind_this_one() -> None:
-    """``fuse_swiglu_quantize`` needs ``pack_swiglu``, but does not run in fp32."""
-    check_selection(CompileConfig(disable=("pack_swiglu",)))
-    with pytest.raises(UserError, match="'pack_swiglu': fuse_swiglu_quantize needs it"):
-        check_selection(CompileConfig(recipe="fp8", disable=("pack_swiglu",)))
+    """``fuse_norm_quantize_across_layers`` does not run in fp32."""
+    norm = ("fuse_add_norm_across_layers",)
+    check_selection(CompileConfig(disable=norm))
+    says = "'fuse_add_norm_across_layers': fuse_norm_quantize_across_layers needs it"
+    with pytest.raises(UserError, match=says):
+        check_selection(CompileConfig(recipe="fp8", disable=norm))
 
 
 def test_stop_after_is_the_last_pass_and_progress_sees_each(exported: Program) -> None:

@@ -14,8 +14,11 @@ EXPERTS, HIDDEN = 256, 7168
 OPTIONS = (8, 4, 8, True, 2.5)
 """Groups, groups kept, experts chosen, normalise, scale: DeepSeek-V3.2's."""
 TOKENS = (1, 16, 64, 256, 1024, 4096, 8192)
-MOST_DIFFERENT = 1e-3
-"""Share of the chosen experts that may differ: scores that rounding makes equal."""
+MOST_DIFFERENT = 2e-3
+"""Share of the tokens that may choose otherwise, between scores that sums in another order make
+equal: of 8,192 none or one does on an H200."""
+LARGEST_DIFFERENCE = 1e-5
+"""Of a weight of the other tokens; 2e-6 on an H200."""
 
 
 def plans() -> Iterator[Plan]:
@@ -44,15 +47,22 @@ def _router(count: int) -> Case:
     )
 
 
-def _check(weights: Tensor, indices: Tensor) -> Callable[[tuple[Tensor, Tensor]], str | None]:
-    want = torch.zeros(indices.shape[0], EXPERTS, device="cuda").scatter_(1, indices, weights)
+def _check(
+    reference_weights: Tensor, reference_indices: Tensor
+) -> Callable[[tuple[Tensor, Tensor]], str | None]:
+    """A tie that falls otherwise changes all of a token's weights: they share one sum."""
+    want = _by_expert(reference_weights, reference_indices)
 
     def check(result: tuple[Tensor, Tensor]) -> str | None:
-        got = torch.zeros_like(want).scatter_(1, result[1], result[0])
-        differ = float(((got > 0) != (want > 0)).sum() / indices.numel())
-        if differ > MOST_DIFFERENT:
-            return f"{differ:.1e} of the choices differ"
-        worst = float(((got - want).abs() * ((got > 0) == (want > 0))).max())
-        return None if worst < 1e-2 else f"weights differ by {worst:.1e}"
+        got = _by_expert(*result)
+        same = ((got > 0) == (want > 0)).all(1)
+        if (differ := 1 - float(same.float().mean())) > MOST_DIFFERENT:
+            return f"{differ:.1e} of the tokens choose otherwise"
+        worst = float((got - want)[same].abs().max())
+        return None if worst < LARGEST_DIFFERENCE else f"weights differ by {worst:.1e}"
 
     return check
+
+
+def _by_expert(weights: Tensor, indices: Tensor) -> Tensor:
+    return weights.new_zeros(indices.shape[0], EXPERTS).scatter_(1, indices, weights)

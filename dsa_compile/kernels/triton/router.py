@@ -69,6 +69,7 @@ def router_choice_kernel(
     scale: float,
     PARTS: tl.constexpr,
     TOP_K: tl.constexpr,
+    SHARED: tl.constexpr,
     NORMALIZE: tl.constexpr,
     GROUPS: tl.constexpr,
     SIZE: tl.constexpr,
@@ -113,9 +114,11 @@ def router_choice_kernel(
         values = tl.where(slot == i, score, values)
     if NORMALIZE:
         values /= tl.sum(values, 0) + 1e-20
-    to = token * TOP_K + slot
-    tl.store(weights + to, values * scale, slot < TOP_K)
-    tl.store(indices + to, chosen, slot < TOP_K)
+    values = tl.where(slot < TOP_K, values * scale, 1.0)
+    chosen = tl.where(slot < TOP_K, chosen, (experts + slot - TOP_K).to(tl.int64))
+    to = token * (TOP_K + SHARED) + slot
+    tl.store(weights + to, values, slot < TOP_K + SHARED)
+    tl.store(indices + to, chosen, slot < TOP_K + SHARED)
 
 
 def router(
@@ -127,6 +130,7 @@ def router(
     top_k: int,
     normalize: bool,
     scale: float,
+    shared_experts: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """``dsa::router`` for up to 1,024 experts; of equal scores the lowest expert wins.
 
@@ -150,8 +154,9 @@ def router(
             f"at most {_MAX_EXPERTS} experts in equal groups of which those kept hold top_k, "
             f"not {experts} in {n_group}, {topk_group} kept, for {top_k}",
         )
-    weights = torch.empty(tokens, top_k, dtype=torch.float32, device=x.device)
-    indices = torch.empty(tokens, top_k, dtype=torch.int64, device=x.device)
+    columns = top_k + shared_experts
+    weights = torch.empty(tokens, columns, dtype=torch.float32, device=x.device)
+    indices = torch.empty(tokens, columns, dtype=torch.int64, device=x.device)
     if tokens == 0:
         return weights, indices
     block_t = 16 if tokens <= 16 else 32 if tokens <= 32 else 64
@@ -188,10 +193,11 @@ def router(
         scale,
         PARTS=count,
         TOP_K=top_k,
+        SHARED=shared_experts,
         NORMALIZE=normalize,
         GROUPS=triton.next_power_of_2(n_group),
         SIZE=triton.next_power_of_2(size),
-        SLOTS=triton.next_power_of_2(top_k),
+        SLOTS=triton.next_power_of_2(columns),
         num_warps=1 if experts <= 256 else 4,
     )
     return weights, indices

@@ -1,0 +1,92 @@
+"""Let the grouped experts do the shared expert's work: one more expert, which every token takes.
+
+Before::                                    After::
+
+    w, i = dsa.router(x, …, scale)              w, i = dsa.router(x, …, scale, 1)
+    a = dsa.experts(x, w, i, gate_up, down)     y = dsa.experts(x, w, i, gate_up_and_shared,
+    b = dsa.linear(dsa.swiglu_packed(                   down_and_shared)
+            dsa.linear(x, s_gate_up)), s_down)
+    y = add(a, b)
+
+At a few tokens the shared expert's three launches and the addition cost as much as reading its
+weights. The sum over the experts takes in the shared one before it is rounded.
+
+Declines: a shared expert that is not as wide as a routed one.
+"""
+
+import torch
+from torch import fx
+
+from dsa_compile.ir.edit import Editor, describe
+from dsa_compile.ir.match import ANY, Call, Match, NearMiss, Node, find, getitem
+from dsa_compile.ir.passes import Numerics, RegionPass
+from dsa_compile.ir.program import Program
+from dsa_compile.ir.region import Region, Role
+from dsa_compile.weights.plan import Concat, Reshape, WeightEntry
+
+aten, dsa = torch.ops.aten, torch.ops.dsa
+
+
+def _pattern() -> Call:
+    x = Node("x")
+    options = [ANY] * 7  # weight, bias and how to choose
+    router = Call(dsa.router.default, x, *options, name="router")
+    chosen = (getitem(router, 0), getitem(router, 1))
+    routed = Call(dsa.experts.default, x, *chosen, Node("gate_up"), Node("down"))
+    hidden = Call(dsa.swiglu_packed.default, Call(dsa.linear.default, x, Node("shared_gate_up")))
+    shared = Call(dsa.linear.default, hidden, Node("shared_down"))
+    return Call(aten.add.Tensor, routed, shared, commutes=True)
+
+
+class MergeSharedExpert(RegionPass):
+    """The shared expert becomes the last of the grouped ones."""
+
+    numerics = Numerics.TOLERANCE
+    requires = ("recognize_router", "recognize_experts", "pack_swiglu")
+
+    def expects(self, program: Program, region: Region) -> int | None:
+        """Every MoE layer, if its one shared expert is as wide as the others."""
+        return int(region.kind == "moe" and program.spec.n_shared_experts == 1)
+
+    def rewrite(self, edit: Editor, program: Program) -> None:
+        """Replace every match."""
+        matches = find(edit.graph, _pattern())
+        edit.note(matches.misses)
+        for m in matches.found:
+            if (miss := _differ(m)) is not None:
+                edit.note([miss])
+                continue
+            self._merge(edit, program, m)
+
+    def _merge(self, edit: Editor, program: Program, m: Match) -> None:
+        edit.begin_site()
+        old = m["router"]
+        router = edit.call(dsa.router.default, *old.args, 1, before=old)
+        chosen = edit.unpack(router, "expert_weights", "expert_indices", before=old)
+        matrices = [
+            _stacked(edit, program, m["gate_up"], m["shared_gate_up"]),
+            _stacked(edit, program, m["down"], m["shared_down"]),
+        ]
+        args = (m["x"], *chosen, *matrices)
+        edit.replace(m.root, edit.call(dsa.experts.default, *args, before=m.root))
+
+
+def _stacked(edit: Editor, program: Program, routed: fx.Node, shared: fx.Node) -> fx.Node:
+    """The routed experts' matrices ``[E, N, K]`` and after them the shared one's ``[N, K]``."""
+    kind = edit.region.kind
+    first, last = (program.weights.remove(kind, node.meta["key"]) for node in (routed, shared))
+    count, *matrix = first.shape
+    shape = (count + 1, *matrix)
+    expr = Concat(0, (first.expr, Reshape((1, *matrix), last.expr)))
+    key = f"{routed.meta['key']}_and_shared"
+    program.weights.define(kind, key, WeightEntry(first.dtype, shape, expr))
+    return edit.input(Role.WEIGHT, key, shape, first.torch_dtype)
+
+
+def _differ(m: Match) -> NearMiss | None:
+    for routed, shared in (("gate_up", "shared_gate_up"), ("down", "shared_down")):
+        wide, narrow = m[routed].meta["val"], m[shared].meta["val"]
+        if wide.shape[1:] != narrow.shape or wide.dtype is not narrow.dtype:
+            reason = f"adds an expert {describe(narrow)} to experts {describe(wide)}"
+            return NearMiss(m.root.meta["path"], m.root.name, reason, len(m.interior))
+    return None

@@ -4,6 +4,7 @@ import difflib
 import hashlib
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from dsa_compile.artifact.manifest import Manifest
@@ -60,6 +61,7 @@ def emit(
         variants=program.variants,
         weights=weights,
         caches=_caches(program),
+        exported=_write_exported(writer, program),
         passes=_write_records(writer, program.records),
         tokenizer=writer.add_tokenizer(model_dir),
     )
@@ -99,6 +101,14 @@ def _caches(program: Program) -> tuple[CacheRecord, ...]:
     return tuple(found.values())
 
 
+def _write_exported(writer: ArtifactWriter, program: Program) -> str | None:
+    if not program.exported:
+        return None
+    path = "passes/00_export/graphs.json"
+    writer.add_stage(path, program.exported.values(), ())
+    return path
+
+
 def _write_records(
     writer: ArtifactWriter, records: Sequence[PassRecord]
 ) -> tuple[PassSummary, ...]:
@@ -109,8 +119,9 @@ def _write_record(writer: ArtifactWriter, number: int, record: PassRecord) -> Pa
     folder = f"passes/{number:02d}_{record.name}"
     before: str | None = None
     after: str | None = None
+    graphs: str | None = None
     if record.before:
-        before, after = f"{folder}/before.py", f"{folder}/after.py"
+        before, after, graphs = (f"{folder}/{n}" for n in ("before.py", "after.py", "graphs.json"))
         texts = [
             "\n\n".join(text for text in side.values() if text)
             for side in (record.before, record.after)
@@ -118,6 +129,7 @@ def _write_record(writer: ArtifactWriter, number: int, record: PassRecord) -> Pa
         writer.add_text(before, texts[0])
         writer.add_text(after, texts[1])
         writer.add_text(f"{folder}/changes.diff", _diff(*texts))
+        writer.add_stage(graphs, record.graphs.values(), map(asdict, record.journal.sites))
     return PassSummary(
         name=record.name,
         numerics=record.numerics.value,
@@ -130,6 +142,7 @@ def _write_record(writer: ArtifactWriter, number: int, record: PassRecord) -> Pa
         near_misses=tuple(str(miss) for miss in record.near_misses),
         before=before,
         after=after,
+        graphs=graphs,
     )
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 from dsa_compile.config import CompileConfig
 from dsa_compile.errors import UserError
+from dsa_compile.ir.graph_json import region_to_json
 from dsa_compile.ir.passes import Pass, PassRecord
 from dsa_compile.ir.program import Level, Program
 from dsa_compile.ir.spec import verify
@@ -83,6 +84,8 @@ def run_pipeline(
         CompileError: a pass broke its promise, or a level's form is not met.
     """
     check_selection(program.config, pipeline)
+    if program.config.records:
+        program.exported = {name: region_to_json(r) for name, r in program.regions.items()}
     for step in pipeline:
         if isinstance(step, Level):
             verify(program, step)

@@ -24,7 +24,7 @@ from dsa_compile.config import CompileConfig
 from dsa_compile.errors import ArtifactError
 from dsa_compile.ir.argument_json import DTYPES
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 MANIFEST = "manifest.json"
 _REGION_NAME = re.compile(r"[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)?")
 _EDITED = "the file was edited, recompile"
@@ -41,6 +41,7 @@ class Manifest:
         kernels: for each op in the graphs, by full name, the providers bound to it, in ascending
             order of tokens; the last takes any number.
         variants: ``("long", "short")`` if regions are split by context length, else empty.
+        exported: the file with the graphs before the first pass, if records were kept.
         tokenizer: files of the tokenizer and the generation defaults.
         files: every file but the manifest itself.
         digest: hex SHA-256 of the rest of the manifest, and so, through the hashes in it, of
@@ -62,6 +63,7 @@ class Manifest:
     variants: tuple[str, ...]
     weights: WeightsRecord
     caches: tuple[CacheRecord, ...]
+    exported: str | None
     passes: tuple[PassSummary, ...]
     tokenizer: tuple[str, ...]
     files: tuple[FileRecord, ...] = ()
@@ -79,6 +81,7 @@ class Manifest:
         variants: tuple[str, ...],
         weights: WeightsRecord,
         caches: tuple[CacheRecord, ...],
+        exported: str | None = None,
         passes: tuple[PassSummary, ...] = (),
         tokenizer: tuple[str, ...] = (),
     ) -> "Manifest":
@@ -99,6 +102,7 @@ class Manifest:
             variants=variants,
             weights=weights,
             caches=caches,
+            exported=exported,
             passes=passes,
             tokenizer=tokenizer,
         )
@@ -182,7 +186,10 @@ class Manifest:
         for region in self.regions:
             yield from (region.graph, region.source)
         for summary in self.passes:
-            yield from (path for path in (summary.before, summary.after) if path is not None)
+            files = (summary.before, summary.after, summary.graphs)
+            yield from (path for path in files if path is not None)
+        if self.exported is not None:
+            yield self.exported
         if self.weights.plan is not None:
             yield self.weights.plan
         yield from self.tokenizer

@@ -119,9 +119,12 @@ class CacheRecord:
 
 @dataclass(frozen=True)
 class PassSummary:
-    """What one pass did; ``before`` and ``after`` are files of the artifact, if anything changed.
+    """What one pass did.
 
     ``rewrites`` and ``expected`` count sites over all layers, ``by_region`` once a graph.
+    ``before``, ``after`` and ``graphs`` are files of the artifact, if records were kept and
+    anything changed: the changed regions as Python, and their graphs after the pass with its sites
+    (:class:`~dsa_compile.ir.journal.Site`).
     """
 
     name: str
@@ -135,6 +138,7 @@ class PassSummary:
     near_misses: tuple[str, ...]
     before: str | None
     after: str | None
+    graphs: str | None
 
 
 @dataclass(frozen=True)

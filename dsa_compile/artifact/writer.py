@@ -113,6 +113,20 @@ class ArtifactWriter:
         self.add_text(record.source, region_to_python(region))
         return record
 
+    def add_stage(
+        self, path: str, regions: Iterable[dict[str, Any]], sites: Iterable[dict[str, Any]]
+    ) -> None:
+        """Write the graphs after a pass and its rewrites, one node or rewrite a line.
+
+        Args:
+            path: a new file.
+            regions: the JSON form of the regions that changed.
+            sites: the fields of :class:`~dsa_compile.ir.journal.Site`.
+        """
+        graphs = ",\n".join(_graph_text(data).rstrip() for data in regions)
+        rewrites = ",\n".join(map(_one_line, sites))
+        self.add_text(path, f'{{"regions": [\n{graphs}\n], "sites": [\n{rewrites}\n]}}\n')
+
     def add_tokenizer(self, model_dir: Path) -> tuple[str, ...]:
         """Copy those of :data:`TOKENIZER_FILES` that the model has; returns their new paths."""
         present = [name for name in TOKENIZER_FILES if (model_dir / name).is_file()]
@@ -173,10 +187,11 @@ class ArtifactWriter:
         )
 
 
-def _graph_text(data: dict[str, Any]) -> str:
-    def one_line(value: Any) -> str:
-        return json.dumps(value, allow_nan=False, ensure_ascii=False)
+def _one_line(value: Any) -> str:
+    return json.dumps(value, allow_nan=False, ensure_ascii=False)
 
-    nodes = ",\n".join(map(one_line, data["nodes"]))
-    head = f'"name": {one_line(data["name"])}, "outputs": {one_line(data["outputs"])}'
+
+def _graph_text(data: dict[str, Any]) -> str:
+    nodes = ",\n".join(map(_one_line, data["nodes"]))
+    head = f'"name": {_one_line(data["name"])}, "outputs": {_one_line(data["outputs"])}'
     return f'{{{head}, "nodes": [\n{nodes}\n]}}\n'

@@ -94,6 +94,12 @@ def build_parser() -> argparse.ArgumentParser:
         help="scale of the latent cache in recipe fp8-kv-tensor (default: %(default)s)",
     )
 
+    what.add_argument(
+        "--no-records",
+        action="store_true",
+        help="leave out what each pass did, which dsa-inspect shows",
+    )
+
     kernels = parser.add_argument_group("kernels")
     kernels.add_argument(
         "--kernel",
@@ -164,6 +170,7 @@ def _compile(args: argparse.Namespace) -> int:
         "disable": tuple(args.disable),
         "stop_after": args.stop_after,
         "kernels": tuple(args.kernel),
+        "records": not args.no_records,
         "kv_scale": args.kv_scale,
     }
     started = time.perf_counter()

@@ -9,11 +9,12 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from dsa_compile.config import RECIPES
 from dsa_compile.errors import CompileError
 from dsa_compile.ir.edit import Editor
+from dsa_compile.ir.graph_json import region_to_json
 from dsa_compile.ir.journal import Journal, Site, SiteLimit
 from dsa_compile.ir.match import NearMiss
 from dsa_compile.ir.printer import region_to_python
@@ -36,7 +37,8 @@ class PassRecord:
 
     ``rewrites`` and ``expected`` count sites over all layers; ``by_region`` counts them once a
     graph, and ``journal`` has them one by one. ``before`` and ``after`` hold readable Python of the
-    regions that changed.
+    regions that changed, ``graphs`` the JSON form of those after it; all three are empty where the
+    configuration asks for no records.
     """
 
     name: str
@@ -51,6 +53,7 @@ class PassRecord:
     journal: Journal = field(default_factory=Journal)
     before: dict[str, str] = field(default_factory=dict)
     after: dict[str, str] = field(default_factory=dict)
+    graphs: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
 class Pass:
@@ -93,7 +96,8 @@ class Pass:
         record = PassRecord(self.name, self.numerics, journal=Journal(limit))
         started = time.perf_counter()
         promised = {name: self.expects(program, r) for name, r in program.regions.items()}
-        before = {name: _printed(region) for name, region in program.regions.items()}
+        keep = program.config.records
+        before = {name: _printed(region) for name, region in program.regions.items() if keep}
         record.nodes_before = _nodes(program)
         if not record.journal.full:
             self._run(program, record)
@@ -102,10 +106,10 @@ class Pass:
         _drop_unused_values(program)
         record.nodes_after = _nodes(program)
         for name, region in program.regions.items():
-            text = _printed(region)
-            if before.get(name) != text:
+            if keep and before.get(name) != (text := _printed(region)):
                 record.before[name] = before.get(name, "")
                 record.after[name] = text
+                record.graphs[name] = region_to_json(region)
         for name in before.keys() - program.regions.keys():
             record.before[name], record.after[name] = before[name], ""
         self._account(program, record, promised if limit is None else {})

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
@@ -42,7 +42,11 @@ class LayerEntry:
 
 @dataclass
 class Program:
-    """Graphs per region, the layer plan and the weight plan, at one :class:`Level`."""
+    """Graphs per region, the layer plan and the weight plan, at one :class:`Level`.
+
+    ``records`` and ``exported`` are its history, for those who inspect it: what each pass did, and
+    the JSON form of the regions before the first.
+    """
 
     spec: ModelSpec
     config: CompileConfig
@@ -52,6 +56,7 @@ class Program:
     weights: WeightPlan
     level: Level = Level.EXPORTED
     records: list["PassRecord"] = field(default_factory=list)
+    exported: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @property
     def layer_kinds(self) -> tuple[str, ...]:
@@ -87,7 +92,9 @@ class Program:
         assert (config.recipe, config.layers) == (self.config.recipe, self.config.layers)
         regions = {name: region.copy(name) for name, region in self.regions.items()}
         weights = WeightPlan.from_json(self.weights.to_json())
-        return replace(self, config=config, regions=regions, weights=weights, records=[])
+        return replace(
+            self, config=config, regions=regions, weights=weights, records=[], exported={}
+        )
 
 
 def add_input(

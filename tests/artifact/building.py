@@ -137,6 +137,7 @@ def build(
                     near_misses=("nothing came near",),
                     before="passes/00_noop/before.py",
                     after="passes/00_noop/after.py",
+                    graphs=None,
                 ),
             ),
             tokenizer=writer.add_tokenizer(model_dir),

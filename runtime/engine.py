@@ -1,24 +1,26 @@
-"""From prompts to tokens: schedule, run, sample, again."""
+"""From prompts to tokens: requests in, steps, outputs."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from dsa_compile.errors import RequestError, UserError
-from dsa_compile.runtime.batch import build_batch
+from dsa_compile.runtime.generation import Generation
 from dsa_compile.runtime.limits import SchedulerConfig
 from dsa_compile.runtime.logprobs import TokenLogprobs
-from dsa_compile.runtime.outputs import Completion, RequestOutput
+from dsa_compile.runtime.outputs import Completion, RequestOutput, Transcript
+from dsa_compile.runtime.pipeline import Pipeline
 from dsa_compile.runtime.prompts import Prompt, load_tokenizer, token_ids_of
 from dsa_compile.runtime.request import Request, Status
-from dsa_compile.runtime.runner import Runner
-from dsa_compile.runtime.sampler import SampledToken, Sampler, SamplingState
+from dsa_compile.runtime.runner import DeviceRunner, Runner, keeps_tokens
+from dsa_compile.runtime.sampler import SamplingState
 from dsa_compile.runtime.sampling_params import SamplingParams
-from dsa_compile.runtime.scheduler import Failure, Scheduler, SchedulerStats
-from dsa_compile.runtime.step import ScheduledStep
+from dsa_compile.runtime.scheduler import Scheduler
+from dsa_compile.runtime.stats import SchedulerStats
+
+# A deterministic decode step is padded to this many rows, whatever it holds.
+DETERMINISTIC_ROWS = 32
 
 
 @dataclass(frozen=True)
@@ -31,23 +33,26 @@ class EngineConfig:
         max_model_len: most tokens, prompt and generated, of one request; None for the model's own
             limit.
         enable_prefix_cache: reuse the cache rows of earlier requests with the same prefix.
+        overlap: launch the next step while one runs; None where the model runs on a GPU. That a
+            request ended is then seen one step late, which costs that step a row.
+        deterministic: a request's tokens must not depend, to the last bit of its logits, on what
+            runs beside it: prompts are computed alone in chunks of ``max_batched_tokens`` (rounded
+            down to whole blocks), decode steps hold at most 32 requests. Slower under load.
     """
 
     max_batched_tokens: int = 2048
     max_running: int = 256
     max_model_len: int | None = None
     enable_prefix_cache: bool = True
+    overlap: bool | None = None
+    deterministic: bool = False
 
-
-@dataclass(slots=True, eq=False)
-class _Generation:
-    """What the engine keeps of a request beside its place in the schedule."""
-
-    prompt_ids: list[int]
-    sampling: SamplingState
-    completion: Completion
-    logprobs: list[TokenLogprobs] | None
-    token_ids: list[int] = field(default_factory=list)
+    @property
+    def rows(self) -> int:
+        """Most requests of one step."""
+        if not self.deterministic:
+            return self.max_running
+        return min(self.max_running, DETERMINISTIC_ROWS)
 
 
 class Engine:
@@ -63,10 +68,12 @@ class Engine:
             ``decode(ids, skip_special_tokens=...)``, as ``tokenizers.Tokenizer``); None works in
             token ids alone.
 
-    ``scheduler`` is open for those who move cache pages: a lost page is reported to it.
+    ``scheduler`` is open for those who move cache pages: a lost page is reported to it, after
+    :meth:`drain`.
 
     Raises:
-        UserError: a limit below 1, or ``max_model_len`` above the model's.
+        UserError: a limit below 1, ``max_model_len`` above the model's, ``overlap`` of a model that
+            cannot, or a deterministic engine that computes less than a block of a prompt at once.
     """
 
     def __init__(
@@ -83,18 +90,19 @@ class Engine:
             )
         self._runner = runner
         self._tokenizer = tokenizer
-        self._sampler = Sampler(runner.vocab_size)
         self.scheduler = Scheduler(
             SchedulerConfig(
                 num_blocks=runner.num_blocks,
                 block_size=runner.block_size,
                 max_batched_tokens=config.max_batched_tokens,
-                max_running=config.max_running,
+                max_running=config.rows,
                 max_model_len=max_model_len,
                 enable_prefix_cache=config.enable_prefix_cache,
+                deterministic=config.deterministic,
             )
         )
-        self._live: dict[Request, _Generation] = {}
+        self._live: dict[Request, Generation] = {}
+        self._pipeline = Pipeline(self.scheduler, runner, self._live, _overlapped(runner, config))
         self._generate_calls = 0
 
     @classmethod
@@ -107,8 +115,13 @@ class Engine:
         max_running: int = EngineConfig.max_running,
         max_model_len: int | None = None,
         enable_prefix_cache: bool = True,
+        overlap: bool | None = None,
+        deterministic: bool = False,
+        cuda_graphs: bool = True,
+        load_format: str = "auto",
         verify: str = "full",
         model_dir: str | Path | None = None,
+        progress: Callable[[str], None] = lambda line: None,
     ) -> "Engine":
         """Load an artifact.
 
@@ -119,19 +132,41 @@ class Engine:
             max_running: see :class:`EngineConfig`.
             max_model_len: see :class:`EngineConfig`.
             enable_prefix_cache: see :class:`EngineConfig`.
+            overlap: see :class:`EngineConfig`.
+            deterministic: see :class:`EngineConfig`.
+            cuda_graphs: on a GPU, run decode steps as CUDA graphs, captured here.
+            load_format: ``auto`` for the model's weights, ``dummy`` for random ones.
             verify: check the weight files' contents ("full") or their headers ("header").
             model_dir: where the referenced weights are now, if not where they were compiled from.
+            progress: is told what has been done, a line each.
 
         Raises:
             ArtifactError: the artifact or its weights are absent, edited or of another version.
-            UserError: as the constructor.
+            UserError: as the constructor, or the caches do not fit into memory.
         """
         # Here, so that an engine over another runner loads nothing of the artifact's reader.
         from dsa_compile.runtime.loading import load_runner
 
-        moved = None if model_dir is None else Path(model_dir)
-        runner = load_runner(path, num_blocks=num_blocks, verify=verify, model_dir=moved)
-        config = EngineConfig(max_batched_tokens, max_running, max_model_len, enable_prefix_cache)
+        config = EngineConfig(
+            max_batched_tokens,
+            max_running,
+            max_model_len,
+            enable_prefix_cache,
+            overlap,
+            deterministic,
+        )
+        runner = load_runner(
+            path,
+            num_blocks=num_blocks,
+            verify=verify,
+            model_dir=None if model_dir is None else Path(model_dir),
+            load_format=load_format,
+            max_running=config.rows,
+            max_model_len=max_model_len,
+            cuda_graphs=cuda_graphs,
+            deterministic=deterministic,
+            progress=progress,
+        )
         return cls(runner, config, load_tokenizer(Path(path)))
 
     def generate(
@@ -155,7 +190,7 @@ class Engine:
             params = [params or SamplingParams()] * len(prompts)
         if len(params) != len(prompts):
             raise RequestError(f"{len(prompts)} prompts but {len(params)} sampling parameters")
-        if self.has_unfinished():
+        if self.scheduler.has_unfinished():
             raise RequestError("generate() needs an idle engine; finish or abort its requests")
         self._generate_calls += 1
         ids = [f"generate-{self._generate_calls}-{index}" for index in range(len(prompts))]
@@ -164,13 +199,13 @@ class Engine:
             for request_id, prompt, chosen in zip(ids, prompts, params, strict=True):
                 self.add_request(request_id, prompt, chosen)
             while self.has_unfinished():
-                # Outputs of unfinished requests are copies nobody would see.
-                for request in self._advance():
+                for request in self._pipeline.advance():
                     if request.status is Status.FINISHED:
                         outputs[request.request_id] = self._output(request)
         finally:
             for request_id in ids:
                 self.abort(request_id)
+            self.drain()
         return [outputs[request_id] for request_id in ids]
 
     def add_request(
@@ -192,25 +227,26 @@ class Engine:
         # Before anything is sized by max_tokens, which may be huge.
         self.scheduler.check_admissible(request_id, len(prompt_ids), params.max_tokens)
         eos_ids = self._runner.eos_token_ids
-        generation = _Generation(
-            prompt_ids,
-            SamplingState(params, prompt_ids, eos_ids, self._runner.vocab_size),
-            Completion(params, eos_ids, self._tokenizer),
-            None if params.logprobs is None else [],
-        )
-        request = Request(
-            request_id, prompt_ids, params.max_tokens, generation.completion, priority
-        )
+        sampling = SamplingState(params, prompt_ids, eos_ids, self._runner.vocab_size)
+        completion = Completion(params, eos_ids, self._tokenizer)
+        logprobs: list[TokenLogprobs] | None = None if params.logprobs is None else []
+        transcript = Transcript(prompt_ids, completion.pieces, logprobs)
+        request = Request(request_id, prompt_ids, params.max_tokens, completion, priority)
         self.scheduler.add(request)
-        self._live[request] = generation
+        self._live[request] = Generation(sampling, completion, transcript)
 
     def step(self) -> list[RequestOutput]:
-        """Run one step; the requests that got a token or finished, with all they have so far.
+        """Finish one step; the requests that got a token or ended with it.
 
-        If the model raises, the step is undone and the exception passes on: its requests are still
-        there, to be tried again or aborted.
+        If the model raises, the step and those launched after it are undone and the exception
+        passes on: their requests are still there, to be tried again or aborted.
         """
-        return [self._output(request) for request in self._advance()]
+        return [self._output(request) for request in self._pipeline.advance()]
+
+    def drain(self) -> list[RequestOutput]:
+        """Finish the steps in flight and launch no other: no page is in use afterwards."""
+        changed = dict.fromkeys(self._pipeline.drain())
+        return [self._output(request) for request in changed]
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request now and return what it has, or None if it is unknown or finished."""
@@ -218,65 +254,41 @@ class Engine:
         return None if request is None else self._output(request)
 
     def has_unfinished(self) -> bool:
-        """Whether any request waits or runs."""
-        return self.scheduler.has_unfinished()
+        """Whether :meth:`step` has anything to do: a request waits or runs, or a step is in flight.
+
+        The last step may hold nothing but requests that have ended meanwhile.
+        """
+        return self.scheduler.has_unfinished() or self._pipeline.busy
 
     def stats(self) -> SchedulerStats:
         """Requests, blocks, preemptions and prefix hits."""
         return self.scheduler.stats()
 
-    def _advance(self) -> list[Request]:
-        """Run one step; the requests that got a token or failed."""
-        step = self.scheduler.schedule()
-        if not step.entries:
-            return []
-        try:
-            logits = self._runner.execute(build_batch(step))
-            sampled = self._sample(step, logits)
-        except BaseException:
-            self.scheduler.discard(step)
-            raise
-        return self.scheduler.commit(step, self._keep(sampled))
-
-    def _sample(self, step: ScheduledStep, logits: torch.Tensor) -> dict[Request, SampledToken]:
-        requests = [entry.request for entry in step.entries if entry.samples]
-        # A request aborted while the step ran has a row of logits but nobody to sample it for.
-        rows = [i for i, r in enumerate(requests) if r.status is not Status.FINISHED]
-        if len(rows) < len(requests):
-            logits, requests = logits[rows], [requests[i] for i in rows]
-        states = [self._live[request].sampling for request in requests]
-        return dict(zip(requests, self._sampler.sample(logits, states), strict=True))
-
-    def _keep(self, sampled: dict[Request, SampledToken]) -> dict[str, int | Failure]:
-        """Note the sampled tokens with their generations; the results to commit."""
-        results: dict[str, int | Failure] = {}
-        for request, choice in sampled.items():
-            request_id = request.request_id
-            if choice.failed is not None:
-                results[request_id] = Failure(f"request {request_id!r}: {choice.failed}")
-                continue
-            generation = self._live[request]
-            generation.token_ids.append(choice.token_id)
-            generation.sampling.append(choice.token_id)
-            if generation.logprobs is not None and choice.logprob is not None:
-                generation.logprobs.append(choice.logprob)
-            results[request_id] = choice.token_id
-        return results
-
     def _output(self, request: Request) -> RequestOutput:
         """What ``request`` has so far; forgets it if it is finished."""
-        generation = self._live[request]
+        output = self._live[request].output(request)
         if request.finish_reason is not None:
             del self._live[request]
-            if generation.completion.finish_reason is None:  # not ended by its tokens
-                generation.completion.finish(request.finish_reason)
-        return RequestOutput(
-            request_id=request.request_id,
-            prompt_token_ids=generation.prompt_ids,
-            token_ids=list(generation.token_ids),
-            text=generation.completion.text,
-            finish_reason=request.finish_reason,
-            logprobs=None if generation.logprobs is None else list(generation.logprobs),
-            error=request.error,
-            cached_tokens=request.cached_tokens,
+        return output
+
+
+def _overlapped(runner: Runner, config: EngineConfig) -> DeviceRunner | None:
+    """The runner, if its steps are to overlap.
+
+    Raises:
+        UserError: they are asked to and cannot, or its tokens are not kept for that many requests.
+    """
+    if not keeps_tokens(runner):
+        if config.overlap:
+            raise UserError("overlap=True: this runner keeps no tokens on its device; leave it out")
+        return None
+    on_gpu = runner.token_buffer.is_cuda
+    if config.overlap is False or (config.overlap is None and not on_gpu):
+        return None
+    rows = len(runner.token_buffer)
+    if rows < config.rows:
+        raise UserError(
+            f"max_running={config.rows}: the runner keeps tokens of {rows} requests; "
+            "load it with as many"
         )
+    return runner

@@ -16,9 +16,10 @@ class SchedulerConfig:
         max_running: most requests one step can hold.
         max_model_len: most tokens, prompt and generated, of one request.
         enable_prefix_cache: reuse the blocks of earlier requests with the same prefix.
+        deterministic: what a step computes for a request has the same shapes whatever else runs.
 
     Raises:
-        UserError: a limit is not an integer >= 1.
+        UserError: a limit is not an integer >= 1, or a deterministic step takes less than a block.
     """
 
     num_blocks: int
@@ -27,12 +28,23 @@ class SchedulerConfig:
     max_running: int
     max_model_len: int
     enable_prefix_cache: bool = True
+    deterministic: bool = False
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
             if field.type is int and (type(value) is not int or value < 1):
                 raise UserError(f"{field.name} must be an integer >= 1; got {value!r}")
+        if self.deterministic and self.max_batched_tokens < self.block_size:
+            raise UserError(
+                f"max_batched_tokens={self.max_batched_tokens}: a deterministic engine computes "
+                f"prompts in whole blocks; use at least {self.block_size}"
+            )
+
+    @property
+    def chunk(self) -> int:
+        """Tokens between the fixed boundaries at which a deterministic step cuts a prompt."""
+        return self.max_batched_tokens // self.block_size * self.block_size
 
     @property
     def capacity(self) -> int:

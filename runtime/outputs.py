@@ -1,7 +1,7 @@
 """What a caller gets back for a request, and when a request ends."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from dsa_compile.errors import RequestError
@@ -11,32 +11,105 @@ from dsa_compile.runtime.sampling_params import SamplingParams
 from dsa_compile.runtime.stop import StopStrings
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+_Extent = tuple[int, int]  # tokens, and pieces of text
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
+class Transcript:
+    """All that one request has generated; it only grows, so what was read of it stays true.
+
+    Args:
+        prompt_token_ids: the prompt's tokens.
+        pieces: of the decoded text, or None without a tokenizer.
+        logprobs: one entry a generated token, or None when none were asked for.
+        token_ids: every token generated.
+    """
+
+    prompt_token_ids: list[int]
+    pieces: list[str] | None = None
+    logprobs: list[TokenLogprobs] | None = None
+    token_ids: list[int] = field(default_factory=list)
+    _told: _Extent = (0, 0)
+
+    def output(
+        self,
+        request_id: str,
+        finish_reason: FinishReason | None = None,
+        error: str | None = None,
+        cached_tokens: int = 0,
+    ) -> "RequestOutput":
+        """What there is now; new in it is what the output before did not have."""
+        before = self._told
+        self._told = (len(self.token_ids), 0 if self.pieces is None else len(self.pieces))
+        return RequestOutput(
+            request_id, finish_reason, error, cached_tokens, self, before, self._told
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class RequestOutput:
     """One request's result so far.
 
+    Nothing is copied until it is read, so a step costs the same however long its requests are. A
+    stream reads ``new_token_ids`` and ``new_text``; reading all of it at every step adds up to a
+    cost that is quadratic in the length.
+
     Args:
         request_id: the caller's name for the request.
-        prompt_token_ids: the prompt's tokens.
-        token_ids: every token generated, with the end token if one ended the request.
-        text: the decoded tokens, or None when the engine has no tokenizer.
         finish_reason: "stop" (end token, stop id or stop string), "length" (max_tokens), "abort",
             "error", or None while the request runs.
-        logprobs: one entry a generated token, or None when none were asked for.
         error: what went wrong when ``finish_reason`` is "error".
         cached_tokens: prompt tokens whose cache rows were reused rather than computed.
     """
 
     request_id: str
-    prompt_token_ids: list[int]
-    token_ids: list[int]
-    text: str | None = None
-    finish_reason: FinishReason | None = None
-    logprobs: list[TokenLogprobs] | None = None
-    error: str | None = None
-    cached_tokens: int = 0
+    finish_reason: FinishReason | None
+    error: str | None
+    cached_tokens: int
+    _transcript: Transcript
+    _before: _Extent
+    _now: _Extent
+
+    @property
+    def prompt_token_ids(self) -> list[int]:
+        """The prompt's tokens."""
+        return self._transcript.prompt_token_ids
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Every token generated, with the end token if one ended the request."""
+        return self._transcript.token_ids[: self._now[0]]
+
+    @property
+    def new_token_ids(self) -> list[int]:
+        """The tokens that the output before this one did not have."""
+        return self._transcript.token_ids[self._before[0] : self._now[0]]
+
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens were generated."""
+        return self._now[0]
+
+    @property
+    def text(self) -> str | None:
+        """The decoded tokens, or None when the engine has no tokenizer."""
+        pieces = self._transcript.pieces
+        return None if pieces is None else "".join(pieces[: self._now[1]])
+
+    @property
+    def new_text(self) -> str | None:
+        """The text that the output before this one did not have.
+
+        Never part of a stop string that is cut later, nor of a character.
+        """
+        pieces = self._transcript.pieces
+        return None if pieces is None else "".join(pieces[self._before[1] : self._now[1]])
+
+    @property
+    def logprobs(self) -> list[TokenLogprobs] | None:
+        """One entry a generated token, or None when none were asked for."""
+        logprobs = self._transcript.logprobs
+        return None if logprobs is None else logprobs[: self._now[0]]
 
     @property
     def finished(self) -> bool:
@@ -76,13 +149,17 @@ class Completion:
         self._count = 0
         self._detokenizer = None if tokenizer is None else Detokenizer(tokenizer)
         self._stops = StopStrings(params.stop_strings, params.include_stop_str_in_output)
-        self._text = ""
-        self._taken = 0
+        self._pieces: list[str] = []
+
+    @property
+    def pieces(self) -> list[str] | None:
+        """The text that is certain so far, as it came; grows in place. None without a tokenizer."""
+        return None if self._detokenizer is None else self._pieces
 
     @property
     def text(self) -> str | None:
         """The text that is certain so far, all of it once finished; None without a tokenizer."""
-        return None if self._detokenizer is None else self._text
+        return None if self._detokenizer is None else "".join(self._pieces)
 
     def append(self, token_id: int) -> FinishReason | None:
         """Add a token; return why the request ends with it, or None when it goes on."""
@@ -108,18 +185,13 @@ class Completion:
         may_end = self._count > self._params.min_tokens
         if self._push(self._detokenizer.finish(), may_end) and reason == "length":
             self.finish_reason = "stop"
-        self._text += self._stops.finish()
-
-    def take_new_text(self) -> str:
-        """The certain text not taken before: what a stream sends next.
-
-        Never part of a stop string that is cut later, nor of a character.
-        """
-        new = self._text[self._taken :]
-        self._taken = len(self._text)
-        return new
+        self._show(self._stops.finish())
 
     def _push(self, text: str, may_end: bool) -> bool:
         shown, stopped = self._stops.push(text, live=may_end)
-        self._text += shown
+        self._show(shown)
         return stopped
+
+    def _show(self, text: str) -> None:
+        if text:
+            self._pieces.append(text)

@@ -28,6 +28,9 @@ class Residency:
         self._free_rows = list(range(config.max_running - 1, -1, -1))
         self._block_size = config.block_size
         self._reuse = config.enable_prefix_cache
+        # A deterministic engine reuses only what every request computes alike: whole chunks of
+        # prompts.
+        self._prompt_chunk = config.chunk if config.deterministic else None
 
     def admit(self, request: Request) -> bool:
         """Give a waiting request a row and blocks for all its known tokens, reusing its prefix.
@@ -39,7 +42,7 @@ class Residency:
             return False
         chain: list[PrefixNode] = []
         if self._reuse:
-            chain = self.cache.match(request.token_ids[: request.num_tokens])
+            chain = self._match(request)
         taken_back = sum(self.pool.references(node.block) == 0 for node in chain)
         missing = -(-request.num_tokens // self._block_size) - len(chain)
         if missing + taken_back > self.pool.num_available:
@@ -78,7 +81,10 @@ class Residency:
     def register_full_blocks(self, request: Request) -> None:
         """Put the blocks that the computed tokens filled up into the prefix cache."""
         size = self._block_size
-        while (end := (request.num_registered + 1) * size) <= request.num_computed:
+        limit = request.num_computed
+        if self._prompt_chunk is not None:
+            limit = min(limit, request.prompt_len - request.prompt_len % self._prompt_chunk)
+        while (end := (request.num_registered + 1) * size) <= limit:
             if request.node is None:
                 return
             index = request.num_registered
@@ -141,6 +147,12 @@ class Residency:
         rows = [request.row for request in running]
         rows += [row for step in self.in_flight for row in step.retired_rows]
         assert sorted(rows + self._free_rows) == list(range(len(self.block_rows))), "rows are lost"
+
+    def _match(self, request: Request) -> list[PrefixNode]:
+        if self._prompt_chunk is None:
+            return self.cache.match(request.token_ids[: request.num_tokens])
+        chain = self.cache.match(request.token_ids[: request.prompt_len])
+        return chain[: len(chain) - len(chain) % (self._prompt_chunk // self._block_size)]
 
     def _retire(self, blocks: list[int], rows: list[int]) -> None:
         if self.in_flight:

@@ -1,6 +1,6 @@
-"""What the engine needs of a model: sizes and one method."""
+"""What the engine needs of a model: sizes and one method; two more to launch ahead."""
 
-from typing import Protocol
+from typing import Protocol, TypeGuard
 
 import torch
 
@@ -46,3 +46,28 @@ class Runner(Protocol):
         so a token attends to itself and to the tokens before it in the same step.
         """
         ...
+
+
+class DeviceRunner(Runner, Protocol):
+    """A runner that can be given a step whose tokens are still being chosen."""
+
+    @property
+    def token_buffer(self) -> torch.Tensor:
+        """int64 [R] on the device: the last token of each row of the scheduler.
+
+        Whoever samples writes it; an input id of -1 is read from it.
+        """
+        ...
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        """Launch a step on the current stream and return its logits without waiting for them.
+
+        Returns:
+            [N, V] on the device, fp32 or bf16, to be read by work launched before the next call.
+        """
+        ...
+
+
+def keeps_tokens(runner: Runner) -> TypeGuard[DeviceRunner]:
+    """Whether a runner is a :class:`DeviceRunner`."""
+    return getattr(runner, "token_buffer", None) is not None

@@ -11,37 +11,14 @@ its ``commit``: a caller may schedule step n+1 before it commits step n.
 
 from bisect import bisect_left, insort
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from dsa_compile.errors import RequestError
 from dsa_compile.runtime.limits import SchedulerConfig
 from dsa_compile.runtime.outputs import FinishReason
 from dsa_compile.runtime.request import Request, Status
 from dsa_compile.runtime.residency import Residency
-from dsa_compile.runtime.step import ScheduledEntry, ScheduledStep
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """Stands for a request's token in ``commit`` when none could be sampled."""
-
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerStats:
-    """Counts at one moment; ``preemptions`` and ``prefix_hit_tokens`` are since the start.
-
-    ``prefix_hit_tokens`` includes what preempted requests got back when they were admitted again.
-    """
-
-    running: int
-    waiting: int
-    free_blocks: int
-    cached_blocks: int
-    owned_blocks: int
-    preemptions: int
-    prefix_hit_tokens: int
+from dsa_compile.runtime.stats import SchedulerStats
+from dsa_compile.runtime.step import Failure, ScheduledEntry, ScheduledStep
 
 
 def _rank(request: Request) -> tuple[int, int]:
@@ -111,31 +88,10 @@ class Scheduler:
         """
         step = ScheduledStep([], self._residency.block_rows, self.config.block_size)
         entries = step.entries
-        budget = self.config.max_batched_tokens
-        preemptions = self._preemptions
-        prefills: list[Request] = []
-        for request in tuple(self._running):
-            if request.status is not Status.RUNNING:  # preempted for one before it
-                continue
-            count = request.num_to_compute
-            if count > 1:
-                prefills.append(request)
-            elif count == 1 and self._residency.grow(request, self._make_room):
-                entries.append(ScheduledEntry(request, request.num_scheduled, 1, True))
-                budget -= 1
-                if budget == 0:
-                    break
-        for request in prefills:
-            if budget > 0 and request.status is Status.RUNNING:
-                budget -= _take_chunk(request, budget, entries)
-        # What was just preempted must not come straight back for the blocks it gave up.
-        if self._preemptions == preemptions:
-            while budget > 0 and self._waiting and self._residency.admit(self._waiting[0]):
-                request = self._waiting.pop(0)
-                request.status = Status.RUNNING
-                insort(self._running, request, key=_rank)
-                budget -= _take_chunk(request, budget, entries)
-
+        if self.config.deterministic:
+            self._choose_alike(entries)
+        else:
+            self._choose_mixed(entries)
         for request, start, count, samples in entries:
             request.num_scheduled = start + count
             request.num_pending += samples
@@ -225,6 +181,60 @@ class Scheduler:
         listed = {request.request_id for request in self._running + self._waiting}
         assert listed == self._requests.keys(), "a request is lost or listed twice"
         assert not any(request.blocks for request in self._waiting), "a waiting request has blocks"
+
+    def _choose_mixed(self, entries: list[ScheduledEntry]) -> None:
+        """Decoding requests, then chunks of prompts, up to the budget."""
+        budget = self.config.max_batched_tokens
+        preemptions = self._preemptions
+        prefills: list[Request] = []
+        for request in tuple(self._running):
+            if request.status is not Status.RUNNING:  # preempted for one before it
+                continue
+            count = request.num_to_compute
+            if count > 1:
+                prefills.append(request)
+            elif count == 1 and self._residency.grow(request, self._make_room):
+                entries.append(ScheduledEntry(request, request.num_scheduled, 1, True))
+                budget -= 1
+                if budget == 0:
+                    break
+        for request in prefills:
+            if budget > 0 and request.status is Status.RUNNING:
+                budget -= _take_chunk(request, budget, entries)
+        # What was just preempted must not come straight back for the blocks it gave up.
+        if self._preemptions == preemptions:
+            while budget > 0 and self._waiting and self._residency.admit(self._waiting[0]):
+                budget -= _take_chunk(self._admitted(), budget, entries)
+
+    def _choose_alike(self, entries: list[ScheduledEntry]) -> None:
+        """One prompt's next chunk between fixed boundaries, or decoding requests alone.
+
+        Prompts come first. A token that was once generated is computed in a step of its own kind
+        again when its request was preempted, for its cache rows to be the same.
+        """
+        prompts = (r for r in self._running if r.num_scheduled < r.prompt_len)
+        request = next(prompts, None)
+        if request is None and self._waiting and self._residency.admit(self._waiting[0]):
+            request = self._admitted()
+        if request is not None:
+            chunk, start = self.config.chunk, request.num_scheduled
+            end = min(start - start % chunk + chunk, request.prompt_len)
+            _take_chunk(request, end - start, entries)
+            return
+        for request in tuple(self._running):
+            if len(entries) == self.config.max_batched_tokens:
+                break
+            if request.status is not Status.RUNNING or request.num_to_compute == 0:
+                continue
+            if self._residency.grow(request, self._make_room):
+                _take_chunk(request, 1, entries)
+
+    def _admitted(self) -> Request:
+        """The first waiting request, which holds its blocks now, moved to the running ones."""
+        request = self._waiting.pop(0)
+        request.status = Status.RUNNING
+        insort(self._running, request, key=_rank)
+        return request
 
     def _make_room(self, request: Request) -> bool:
         """Preempt the lowest rank below ``request`` that no step in flight computes, if any."""

@@ -1,4 +1,4 @@
-"""One scheduled step: which request computes which of its tokens."""
+"""One scheduled step: which request computes which of its tokens, and what comes of it."""
 
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -17,6 +17,13 @@ class ScheduledEntry(NamedTuple):
     start: int
     num_tokens: int
     samples: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Stands for a request's token in ``commit`` when none could be sampled."""
+
+    message: str
 
 
 @dataclass(slots=True, eq=False)

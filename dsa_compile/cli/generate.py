@@ -140,7 +140,34 @@ def _parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="the model's weights, if they moved since dsa-compile ran",
     )
+    engine.add_argument(
+        "--deterministic",
+        action="store_true",
+        help="the same tokens whatever else is in the batch, to the last bit; slower under load",
+    )
+    engine.add_argument(
+        "--no-overlap",
+        dest="overlap",
+        action="store_false",
+        help="on a GPU, wait for each step's tokens before the next is launched",
+    )
+    engine.add_argument(
+        "--no-cuda-graphs",
+        dest="cuda_graphs",
+        action="store_false",
+        help="on a GPU, launch every kernel of every step, and capture nothing at the start",
+    )
     return parser
+
+
+_ENGINE_OPTIONS = (
+    "num_blocks",
+    "max_batched_tokens",
+    "model_dir",
+    "deterministic",
+    "overlap",
+    "cuda_graphs",
+)
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -149,14 +176,12 @@ def _run(args: argparse.Namespace) -> int:
 
     given = vars(args)
     params = SamplingParams(**_those(given, SamplingParams.__dataclass_fields__))
-    engine = Engine.load(
-        args.artifact, **_those(given, ("num_blocks", "max_batched_tokens", "model_dir"))
-    )
+    engine = Engine.load(args.artifact, **_those(given, _ENGINE_OPTIONS))
     printer = JsonPrinter(prompts) if args.json else TextPrinter(prompts, stream=args.stream)
     start = time.perf_counter()
     outputs = _generate(engine, prompts, params, printer)
     seconds = time.perf_counter() - start
-    tokens = sum(len(output.token_ids) for output in outputs)
+    tokens = sum(output.num_tokens for output in outputs)
     print(
         f"{counted(tokens, 'token')} for {counted(len(prompts), 'prompt')} "
         f"in {seconds:.2f} s: {tokens / seconds:.1f} tok/s",

@@ -13,6 +13,16 @@ Prompt = str | list[int]
 _CONTROL_CHARACTERS = {
     code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n"
 }
+# Of an output, in JSON.
+_FIELDS = (
+    "prompt_token_ids",
+    "token_ids",
+    "text",
+    "finish_reason",
+    "logprobs",
+    "error",
+    "cached_tokens",
+)
 _ENDINGS = {
     "stop": "the model or a stop option ended it",
     "length": "reached --max-tokens",
@@ -22,7 +32,7 @@ _ENDINGS = {
 
 
 class JsonPrinter:
-    """One JSON object a line for each finished output: :class:`RequestOutput`'s fields.
+    """One JSON object a line for each finished output: what :class:`RequestOutput` has.
 
     Args:
         prompts: the prompts as given; texts are repeated in the objects.
@@ -39,8 +49,9 @@ class JsonPrinter:
         prompt = self._prompts[index]
         if isinstance(prompt, str):
             record["prompt"] = prompt
-        record.update(asdict(output))
-        del record["request_id"]
+        record.update({name: getattr(output, name) for name in _FIELDS})
+        if output.logprobs is not None:
+            record["logprobs"] = [asdict(entry) for entry in output.logprobs]
         print(json.dumps(record, ensure_ascii=False), flush=True)
 
 
@@ -63,7 +74,7 @@ class TextPrinter:
         if not output.finished and not self._stream:
             return
         # Who gives ids wants ids back.
-        ids = output.text is None or not isinstance(self._prompts[index], str)
+        ids = output.new_text is None or not isinstance(self._prompts[index], str)
         if self._begun != index:
             self._begun, self._printed = index, 0
             print(f"[{index + 1}/{len(self._prompts)}] prompt: {_shown(self._prompts[index])}")
@@ -77,7 +88,7 @@ class TextPrinter:
             if ids and output.text:
                 print(f"text: {_shown(output.text)}")
             ending = _ENDINGS[output.finish_reason]
-            print(f"({counted(len(output.token_ids), 'token')}; {ending})")
+            print(f"({counted(output.num_tokens, 'token')}; {ending})")
             for entry in output.logprobs or ():
                 top = ", ".join(f"{token}: {value:.3f}" for token, value in entry.top)
                 print(

@@ -10,7 +10,7 @@ import dsa_compile.runtime
 from dsa_compile.cli.generate import main
 from dsa_compile.errors import ArtifactError, RequestError
 from dsa_compile.runtime.logprobs import TokenLogprobs
-from dsa_compile.runtime.outputs import Completion, RequestOutput
+from dsa_compile.runtime.outputs import Completion, Transcript
 from dsa_compile.runtime.sampling_params import SamplingParams
 
 
@@ -63,17 +63,10 @@ class StubEngine:
                 error = f"request {name!r}: logits hold NaN"
             wanted = completion._params.logprobs is not None
             entries = [TokenLogprobs(t, -0.5, 1, ((t, -0.5),)) for t in tokens]
-            outputs.append(
-                RequestOutput(
-                    name,
-                    prompt,
-                    list(tokens),
-                    completion.text,
-                    completion.finish_reason,
-                    entries if wanted else None,
-                    error,
-                )
+            transcript = Transcript(
+                prompt, completion.pieces, entries if wanted else None, list(tokens)
             )
+            outputs.append(transcript.output(name, completion.finish_reason, error))
         return outputs
 
 
@@ -181,7 +174,7 @@ def test_options_reach_the_engine(engine):
         "art --prompt-ids 1 --max-tokens 5 --min-tokens 1 --temperature 0.5 --top-k 4 --top-p 0.9 "
         "--min-p 0.1 --seed 7 --repetition-penalty 1.1 --presence-penalty 0.2 "
         "--frequency-penalty 0.3 --stop-token-ids 8 9 --logprobs 2 --ignore-eos --num-blocks 12 "
-        "--max-batched-tokens 64 --model-dir weights"
+        "--max-batched-tokens 64 --model-dir weights --deterministic --no-overlap --no-cuda-graphs"
     )
     assert main(command.split()) == 0
     assert engine.params == SamplingParams(
@@ -199,7 +192,14 @@ def test_options_reach_the_engine(engine):
         logprobs=2,
         ignore_eos=True,
     )
-    options = {"num_blocks": 12, "max_batched_tokens": 64, "model_dir": Path("weights")}
+    options = {
+        "num_blocks": 12,
+        "max_batched_tokens": 64,
+        "model_dir": Path("weights"),
+        "deterministic": True,
+        "overlap": False,
+        "cuda_graphs": False,
+    }
     assert engine.loaded == ("art", options)
 
 

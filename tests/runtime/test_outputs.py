@@ -3,7 +3,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dsa_compile.errors import RequestError
-from dsa_compile.runtime.outputs import Completion, RequestOutput
+from dsa_compile.runtime.logprobs import TokenLogprobs
+from dsa_compile.runtime.outputs import Completion, Transcript
 from dsa_compile.runtime.sampling_params import SamplingParams
 from dsa_compile.runtime.stop import StopStrings
 
@@ -28,7 +29,7 @@ def run(pieces, eos=False, **options):
     ids = [*range(1, len(pieces) + 1), *([EOS] if eos else [])]
     for used, token in enumerate(ids, start=1):
         reason = completion.append(token)
-        parts.append(completion.take_new_text())
+        parts.append(completion.text[sum(map(len, parts)) :])
         assert reason == completion.finish_reason
         if reason:
             return completion, parts, used
@@ -57,7 +58,7 @@ def test_stop_strings_over_any_token_boundary(pieces, stops, include):
     if want is None:
         assert text.startswith(completion.text)
         completion.finish("abort")
-        parts.append(completion.take_new_text())
+        parts.append(completion.text[sum(map(len, parts)) :])
         assert completion.finish_reason == "abort"
     assert completion.text == (text if want is None else want)
     assert "".join(parts) == completion.text
@@ -149,11 +150,37 @@ def test_no_tokenizer():
     assert completion.append(5) is None
     assert completion.append(6) == "length"
     assert completion.text is None
-    assert completion.take_new_text() == ""
+    assert completion.pieces is None
     with pytest.raises(RequestError, match="stop needs a tokenizer"):
         Completion(SamplingParams(stop="x"), [EOS])
 
 
 def test_request_output_is_finished_when_it_has_a_reason():
-    assert not RequestOutput("a", [1], []).finished
-    assert RequestOutput("a", [1], [2], finish_reason="length").finished
+    transcript = Transcript([1])
+    assert not transcript.output("a").finished
+    assert transcript.output("a", "length").finished
+
+
+def test_an_output_stays_as_it_was_and_knows_what_is_new():
+    transcript = Transcript([1, 2], pieces=[], logprobs=[])
+    outputs = [transcript.output("a")]
+    for token in range(3, 7):
+        transcript.token_ids.append(token)
+        transcript.logprobs.append(TokenLogprobs(token, -1.0, 1, ()))
+        if token % 2:
+            transcript.pieces.append(f"<{token}>")
+        outputs.append(transcript.output("a"))
+    assert [o.token_ids for o in outputs] == [list(range(3, 3 + n)) for n in range(5)]
+    assert [o.new_token_ids for o in outputs] == [[], [3], [4], [5], [6]]
+    assert [o.num_tokens for o in outputs] == list(range(5))
+    assert [o.text for o in outputs] == ["", "<3>", "<3>", "<3><5>", "<3><5>"]
+    assert [o.new_text for o in outputs] == ["", "<3>", "", "<5>", ""]
+    assert [[e.token_id for e in o.logprobs] for o in outputs] == [o.token_ids for o in outputs]
+    outputs[1].token_ids.append(9)
+    assert outputs[1].token_ids == [3]
+    assert outputs[0].prompt_token_ids == [1, 2]
+
+
+def test_without_a_tokenizer_there_is_no_text():
+    output = Transcript([1], token_ids=[2]).output("a")
+    assert (output.text, output.new_text, output.logprobs) == (None, None, None)

@@ -1,0 +1,33 @@
+"""What is kept of a request beside its place in the schedule."""
+
+from dataclasses import dataclass
+
+from dsa_compile.runtime.logprobs import TokenLogprobs
+from dsa_compile.runtime.outputs import Completion, RequestOutput, Transcript
+from dsa_compile.runtime.request import Request
+from dsa_compile.runtime.sampler import SamplingState
+
+
+@dataclass(slots=True, eq=False)
+class Generation:
+    """How one request is sampled, when it ends, and what it has generated."""
+
+    sampling: SamplingState
+    completion: Completion
+    transcript: Transcript
+
+    def keep(self, token: int, logprob: TokenLogprobs | None) -> None:
+        """Note a chosen token; the scheduler tells the completion."""
+        self.transcript.token_ids.append(token)
+        self.sampling.append(token)
+        if self.transcript.logprobs is not None and logprob is not None:
+            self.transcript.logprobs.append(logprob)
+
+    def output(self, request: Request) -> RequestOutput:
+        """What ``request`` has so far."""
+        reason = request.finish_reason
+        if reason is not None and self.completion.finish_reason is None:
+            self.completion.finish(reason)  # not ended by its tokens
+        return self.transcript.output(
+            request.request_id, reason, request.error, request.cached_tokens
+        )

@@ -1,0 +1,173 @@
+"""Steps on their way through the model: one at a time, or the next while one runs.
+
+With a runner that keeps sampled tokens on its device, step n+1 is scheduled, laid out and launched
+before the tokens of step n are known to the host, so the device never waits for it. That a request
+ended with step n is then known one step late, and what step n+1 computed for it is dropped.
+
+A step that needs the host to choose its tokens waits for the steps before it and is waited for.
+"""
+
+from collections import deque
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from dsa_compile.runtime.batch import build_batch
+from dsa_compile.runtime.device_sampler import DeviceSampler, LaunchedTokens
+from dsa_compile.runtime.generation import Generation
+from dsa_compile.runtime.request import Request, Status
+from dsa_compile.runtime.runner import DeviceRunner, Runner
+from dsa_compile.runtime.sampler import SampledToken, Sampler
+from dsa_compile.runtime.scheduler import Scheduler
+from dsa_compile.runtime.step import Failure, ScheduledStep
+
+_BAD_LOGITS = SampledToken(-1, None, "the model's logits hold NaN or +inf, or no finite value")
+# One on the device, one behind it. More would only be told later that a request ended.
+_DEPTH = 2
+
+
+class _InFlight(NamedTuple):
+    step: ScheduledStep
+    samplers: list[Request]
+    tokens: LaunchedTokens
+
+
+class Pipeline:
+    """Runs steps in the order they are scheduled.
+
+    Args:
+        scheduler: decides what a step computes.
+        runner: the model.
+        live: what is kept of each unfinished request; a finished one may be missing.
+        overlap: the same runner, if the next step is launched while one runs; else None.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        live: Mapping[Request, Generation],
+        overlap: DeviceRunner | None,
+    ) -> None:
+        self._scheduler = scheduler
+        self._runner = runner
+        self._live = live
+        self._sampler = Sampler(runner.vocab_size)
+        self._device = overlap
+        self._device_sampler = (
+            None if overlap is None else DeviceSampler(runner.vocab_size, overlap.token_buffer)
+        )
+        self._in_flight: deque[_InFlight] = deque()
+        self._error: Exception | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether a step is in flight, or an error is still to be raised."""
+        return bool(self._in_flight) or self._error is not None
+
+    def advance(self) -> list[Request]:
+        """Launch what there is room for, and finish one step.
+
+        If the model raises, that step and those after it are undone and the exception passes on, a
+        launch's after the results of the steps before it.
+
+        Returns:
+            The requests that got a token or failed.
+        """
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+        while len(self._in_flight) < _DEPTH:
+            step = self._scheduler.schedule()
+            if not step.entries:
+                break
+            if self._device_sampler is None or not self._may_overlap(step, self._device_sampler):
+                if not self._in_flight:
+                    return self._run(step)
+                # The host chooses from all tokens so far: first those of the steps in flight.
+                self._scheduler.discard(step)
+                break
+            try:
+                self._in_flight.append(self._launch(step))
+            except Exception as error:
+                if not self._in_flight:
+                    raise
+                self._error = error
+                break
+        return self._collect() if self._in_flight else []
+
+    def drain(self) -> list[Request]:
+        """Finish every step in flight; the requests that got a token or failed, step by step.
+
+        A launch that failed is undone already, and will be tried again.
+        """
+        self._error = None
+        changed: list[Request] = []
+        while self._in_flight:
+            changed += self._collect()
+        return changed
+
+    def _may_overlap(self, step: ScheduledStep, sampler: DeviceSampler) -> bool:
+        live, takes = self._live, sampler.takes
+        return all(takes(live[e.request].sampling) for e in step.entries if e.samples)
+
+    def _run(self, step: ScheduledStep) -> list[Request]:
+        """Run a step and choose its tokens on the host."""
+        try:
+            logits = self._runner.execute(build_batch(step))
+            requests = [entry.request for entry in step.entries if entry.samples]
+            # One aborted while the step ran has a row of logits but nobody to sample it for.
+            rows = [i for i, r in enumerate(requests) if r.status is not Status.FINISHED]
+            if len(rows) < len(requests):
+                logits, requests = logits[rows], [requests[i] for i in rows]
+            states = [self._live[request].sampling for request in requests]
+            choices = self._sampler.sample(logits, states)
+        except BaseException:
+            self._scheduler.discard(step)
+            raise
+        return self._commit(step, requests, choices)
+
+    def _launch(self, step: ScheduledStep) -> _InFlight:
+        assert self._device is not None
+        assert self._device_sampler is not None
+        samplers = [entry.request for entry in step.entries if entry.samples]
+        try:
+            rows = [request.row for request in samplers]
+            states = [self._live[request].sampling for request in samplers]
+            # The token that this step chooses is pending already.
+            counts = [r.num_tokens - r.prompt_len + r.num_pending - 1 for r in samplers]
+            logits = self._device.forward(build_batch(step))
+            tokens = self._device_sampler.launch(logits, rows, states, counts)
+        except BaseException:
+            self._scheduler.discard(step)
+            raise
+        return _InFlight(step, samplers, tokens)
+
+    def _collect(self) -> list[Request]:
+        """Wait for the oldest step in flight."""
+        step, samplers, launched = self._in_flight[0]
+        try:
+            tokens = launched.wait()
+        except BaseException:
+            # Those behind it were computed from what it failed to give.
+            while self._in_flight:
+                self._scheduler.discard(self._in_flight.pop().step)
+            raise
+        self._in_flight.popleft()
+        choices = [SampledToken(token) if token >= 0 else _BAD_LOGITS for token in tokens]
+        return self._commit(step, samplers, choices)
+
+    def _commit(
+        self, step: ScheduledStep, samplers: list[Request], choices: list[SampledToken]
+    ) -> list[Request]:
+        """Note the chosen tokens with their generations, and commit the step."""
+        results: dict[str, int | Failure] = {}
+        for request, (token, logprob, failed) in zip(samplers, choices, strict=True):
+            if request.status is Status.FINISHED:
+                continue
+            name = request.request_id
+            if failed is not None:
+                results[name] = Failure(f"request {name!r}: {failed}")
+                continue
+            self._live[request].keep(token, logprob)
+            results[name] = token
+        return self._scheduler.commit(step, results)

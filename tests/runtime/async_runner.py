@@ -1,0 +1,70 @@
+"""A runner that keeps sampled tokens to itself, as one on a GPU does, and fails when told to."""
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from dsa_compile.runtime.device_sampler import DeviceSampler, LaunchedTokens
+from dsa_compile.testing.hash_runner import HashRunner
+
+
+class LaunchError(RuntimeError):
+    pass
+
+
+class ResultError(RuntimeError):
+    pass
+
+
+class AsyncHashRunner(HashRunner):
+    """``log`` lists launches, and waits for their tokens, by number."""
+
+    def __init__(self, num_blocks, block_size, vocab_size, rows=256, **options):
+        super().__init__(num_blocks, block_size, vocab_size, **options)
+        self.token_buffer = torch.zeros(rows, dtype=torch.int64)
+        self.log: list[tuple[str, int]] = []
+        self.launches = 0
+        self.failing_launches = 0
+        self.failing_results = 0
+        self.flatness = 1.0
+
+    def forward(self, batch):
+        if self.failing_launches:
+            self.failing_launches -= 1
+            raise LaunchError("no memory")
+        self.log.append(("launch", self.launches))
+        last = self.token_buffer.numpy()[np.repeat(batch.request_rows, np.diff(batch.cu_seqlens))]
+        ids = np.where(batch.input_ids < 0, last, batch.input_ids)
+        return super().execute(replace(batch, input_ids=ids)) / self.flatness
+
+    def execute(self, batch):
+        if self.failing_launches:
+            self.failing_launches -= 1
+            raise LaunchError("no memory")
+        self.log.append(("run", self.launches))
+        assert (batch.input_ids >= 0).all(), "a step for the host has a token only the device knows"
+        return super().execute(batch) / self.flatness
+
+
+def watch(engine, runner):
+    """Have the engine's waits logged, and failed when told to."""
+    sampler = engine._pipeline._device_sampler
+    launch = DeviceSampler.launch
+
+    class Watched(LaunchedTokens):
+        def wait(self):
+            runner.log.append(("wait", self.number))
+            if runner.failing_results:
+                runner.failing_results -= 1
+                raise ResultError("device lost")
+            return super().wait()
+
+    def watched(*args):
+        made = launch(sampler, *args)
+        result = Watched(made._tokens.clone(), None)  # the slot is reused, the token must not be
+        result.number = runner.launches
+        runner.launches += 1
+        return result
+
+    sampler.launch = watched

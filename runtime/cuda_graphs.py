@@ -219,13 +219,13 @@ class DecodeGraphs:
         self._starts = torch.arange(most + 1, dtype=torch.int32, device=device)
         self._every_row = torch.arange(most, dtype=torch.int64, device=device)
         self._captured: dict[Shape, _Captured] = {}
+        self._pool = torch.cuda.graph_pool_handle()
 
     def capture(self, shapes: Sequence[Shape] | None = None) -> None:
         """Capture all graphs, or these ones.
 
         Each runs once before, on padded rows only: kernels are compiled and loaded then.
         """
-        pool = torch.cuda.graph_pool_handle()
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -235,7 +235,7 @@ class DecodeGraphs:
                 self._run(shape, layout)
                 graph = torch.cuda.CUDAGraph()
                 stream.synchronize()
-                graph.capture_begin(pool=pool)
+                graph.capture_begin(pool=self._pool)
                 try:
                     self._run(shape, layout)
                 finally:

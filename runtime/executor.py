@@ -66,12 +66,17 @@ def bind(
             else:
                 node.target = switch.function(node.target)
         elif node.op == "call_function":
-            node.target = _function(node.target, kernels, target)
+            node.target = implementation(node.target, kernels, target)
     forward: Callable[..., tuple[Tensor, ...]] = fx.GraphModule(torch.nn.Module(), graph).forward
     return forward if switch is None else switch.around(forward)
 
 
-def _function(op: Any, kernels: Kernels, target: str) -> Callable[..., Any]:
+def implementation(op: Any, kernels: Kernels, target: str) -> Callable[..., Any]:
+    """What :func:`bind` calls for an op.
+
+    Raises:
+        ArtifactError: as :func:`bind`.
+    """
     name = str(op)
     if not name.startswith("dsa."):
         direct: Callable[..., Any] = _DIRECT.get(op, op)

@@ -24,6 +24,7 @@ from dsa_compile.runtime.cuda_graphs import (
 from dsa_compile.runtime.devices import device_of
 from dsa_compile.runtime.executor import BoundRegion, bind
 from dsa_compile.runtime.staging import Layout, StagingRing
+from dsa_compile.runtime.streams import SideStreams
 from dsa_compile.runtime.token_ids import resolve_token_ids
 
 LONG, SHORT = "long", "short"
@@ -83,8 +84,9 @@ class ModelRunner:
         inner = [kind not in (EMBED, HEAD) for kind in kinds]
         caches = [self._make_caches(manifest) if layer else {} for layer in inner]
         self.caches = tuple(cache for cache in caches if cache)
+        streams = SideStreams()
         functions = {
-            name: bind(region, manifest.kernels, manifest.target)
+            name: bind(region, manifest.kernels, manifest.target, streams)
             for name, region in regions.items()
         }
         self._calls: dict[str, list[BoundRegion]] = {}
@@ -129,9 +131,10 @@ class ModelRunner:
             shapes: those to capture now, the largest first; None for all.
         """
         assert self._ring is not None, "CUDA graphs need a GPU"
-        self._graphs = DecodeGraphs(
-            plan, self._step, resolve_token_ids, self.token_buffer, self.vocab_size, self._ring
-        )
+        if self._graphs is None or self._graphs.plan != plan:
+            self._graphs = DecodeGraphs(
+                plan, self._step, resolve_token_ids, self.token_buffer, self.vocab_size, self._ring
+            )
         self._graphs.capture(shapes)
 
     @torch.inference_mode()

@@ -5,6 +5,9 @@
 #undef DEVICE
 #define DEVICE inline
 
+struct int2 {
+  int x, y;
+};
 struct alignas(16) int4 {
   int x, y, z, w;
 };
@@ -16,6 +19,10 @@ static int __ffs(u32 x) { return __builtin_ffs(int(x)); }
 static float __fdividef(float x, float y) { return x / y; }
 static float __fadd_rn(float x, float y) {
   return std::isnan(x + y) ? bits<float>(0x7fffffffu) : x + y;
+}
+template <class T>
+static T __ldcg(const T* from) {
+  return *from;
 }
 static u32 __dp4a(u32 a, u32 b, u32 sum) {
   for (int i = 0; i < 32; i += 8) sum += (a >> i & 255) * (b >> i & 255);
@@ -99,6 +106,9 @@ static u32 __reduce_add_sync(u32, u32 x) {
 }
 static u32 __reduce_max_sync(u32, u32 x) {
   return with_warp(x, [](const u32* all) { return *std::max_element(all, all + 32); });
+}
+static u32 __reduce_min_sync(u32, u32 x) {
+  return with_warp(x, [](const u32* all) { return *std::min_element(all, all + 32); });
 }
 static u32 __ballot_sync(u32, bool x) {
   return with_warp(x, [](const u32* all) {

@@ -53,7 +53,15 @@ def warpgroups_for(heads: int, queries: int) -> Warpgroups:
 
 
 @functools.cache
-def scoring_kernel(keys: str, heads: int, queries: int) -> CudaKernel:
+def scoring_kernel(
+    keys: str,
+    heads: int,
+    queries: int,
+    *,
+    source: str = "",
+    defines: tuple[tuple[str, int], ...] = (),
+    extra_shared: int = 0,
+) -> CudaKernel:
     """A kernel of this family; a block has the threads of :func:`warpgroups_for`.
 
     Args:
@@ -61,14 +69,19 @@ def scoring_kernel(keys: str, heads: int, queries: int) -> CudaKernel:
         heads: index heads.
         queries: a block keeps at a time: 1, 2, 4 or 8. Eight are divided between the warpgroups;
             with fewer, the warpgroups divide the keys.
+        source: file of a kernel that does something else with the scores than to write them; its
+            name is the kernel's.
+        defines: macros of that file.
+        extra_shared: bytes of shared memory that it needs beside the family's.
     """
+    source = source or f"index_logits_{keys}.cu"
     groups = warpgroups_for(heads, queries)
     fixed = 2 * queries * heads * (DIM + 4) + 16 * 2 + 256
-    limit = _SHARED_BYTES // groups.blocks - 1024
+    limit = _SHARED_BYTES // groups.blocks - 1024 - extra_shared
     stages = min((limit - fixed) // (TILE * (DIM + 4) + 16), 20)
     return CudaKernel(
-        f"index_logits_{keys}.cu",
-        f"index_logits_{keys}",
+        source,
+        source.removesuffix(".cu"),
         {
             "HEADS": heads,
             "QUERIES": queries,
@@ -78,8 +91,9 @@ def scoring_kernel(keys: str, heads: int, queries: int) -> CudaKernel:
             "KEY_STAGES": stages,
             "MATH_REGISTERS": groups.math_registers,
             "COPY_REGISTERS": groups.copy_registers,
+            **dict(defines),
         },
-        shared=fixed + stages * (TILE * (DIM + 4) + 16),
+        shared=fixed + stages * (TILE * (DIM + 4) + 16) + extra_shared,
         overlap=True,
     )
 
@@ -155,6 +169,7 @@ def paged_index_logits(
     context_lens: Tensor,
     rows: tuple[int, int] | None = None,
     out: Tensor | None = None,
+    wanted: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Scores of each request's last rows against its keys in the cache, decode and prefill alike.
 
@@ -170,6 +185,7 @@ def paged_index_logits(
         context_lens: int32 ``[R]``, tokens in the cache including this step's.
         rows: score these only, from first to before last.
         out: fp32, one row each, at least ``M * block_size`` wide; or None.
+        wanted: int32 ``[1]``, 0 to write nothing at all; or None.
 
     Returns:
         The scores, one row for each of ``rows``, in the column of their position; how many leading
@@ -215,6 +231,7 @@ def paged_index_logits(
         Int64(out.stride(0)),
         ends,
         owners,
+        wanted,
     )
     return out, ends, owners
 

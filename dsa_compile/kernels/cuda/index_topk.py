@@ -3,12 +3,16 @@
 import torch
 from torch import Tensor
 
-from dsa_compile.kernels.cuda.index_logits import paged_index_logits
+from dsa_compile.kernels.cuda import index_candidates, index_logits
+from dsa_compile.kernels.cuda.index_candidates import Paged
 from dsa_compile.kernels.cuda.topk import topk as select
 
 SCORE_BYTES = 512 << 20
-"""Bound on the scores held at a time. Further rows are taken in further passes; their number goes
-by the width of the block table, so that it is the same in every replay of a CUDA graph."""
+"""Bound on the working memory: scores, or lists of candidates. Further rows are taken in further
+passes; their number goes by shapes, so that it is the same in every replay of a CUDA graph."""
+LISTED_ROWS = 1024
+LISTED_COLUMNS = 24_576
+"""From so many rows and columns on, listing candidates is faster than writing the scores."""
 
 
 def paged_index_topk_fp8(
@@ -25,34 +29,46 @@ def paged_index_topk_fp8(
     Takes 16, 32 or 64 heads of 128, pages of a power of two of keys from 4 on, and what
     :func:`~dsa_compile.kernels.cuda.topk.topk` takes of ``topk``.
     """
+    x = Paged(q, weights, cache, block_tables, cu_seqlens, context_lens)
     rows = q.shape[0]
-    block_size = cache.shape[1]
-    columns = block_tables.shape[1] * block_size
-    if not rows or not columns:
+    if not rows or not x.columns:
         return torch.full((rows, topk), -1, dtype=torch.int32, device=q.device)
-    step = min(rows, max(1, SCORE_BYTES // (4 * columns)))
-    scores = torch.empty((step, columns), dtype=torch.float32, device=q.device)
-    parts = []
-    for first in range(0, rows, step):
-        last = min(first + step, rows)
-        window, ends, owners = paged_index_logits(
-            q,
-            weights,
-            cache,
-            block_tables,
-            cu_seqlens,
-            context_lens,
-            (first, last),
-            scores[: last - first],
-        )
-        parts.append(
-            select(
-                window,
-                ends,
-                topk,
-                block_tables=block_tables,
-                requests=owners,
-                block_size=block_size,
-            )
-        )
+    listed = prefers_lists(x)
+    step = max(1, SCORE_BYTES // (4 * x.columns))
+    if listed:
+        step = min(step, index_candidates.most_rows(x.columns, SCORE_BYTES))
+    step = min(step, rows)
+    size = 4 * step * x.columns
+    if listed:
+        size = max(size, index_candidates.list_bytes(step))
+    memory = torch.empty(size, dtype=torch.uint8, device=q.device)
+    best = index_candidates.candidate_topk if listed else _score_topk
+    parts = [
+        best(x, topk, (first, min(first + step, rows)), memory) for first in range(0, rows, step)
+    ]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def prefers_lists(x: Paged) -> bool:
+    """Whether to keep only candidates of the scores; a matter of shapes."""
+    rows, requests = x.q.shape[0], x.block_tables.shape[0]
+    shared = index_logits.queries_per_block(rows, requests) == index_logits.SHARED_QUERIES
+    long = LISTED_COLUMNS <= x.columns <= index_candidates.MAX_COLUMNS
+    most = index_candidates.most_rows(x.columns, SCORE_BYTES) if shared and long else 0
+    return min(rows, most) >= LISTED_ROWS
+
+
+def _score_topk(x: Paged, topk: int, rows: tuple[int, int], memory: Tensor) -> Tensor:
+    count = rows[1] - rows[0]
+    scores = memory[: 4 * count * x.columns].view(torch.float32).view(count, x.columns)
+    _, ends, owners = index_logits.paged_index_logits(
+        x.q, x.weights, x.cache, x.block_tables, x.cu_seqlens, x.context_lens, rows, scores
+    )
+    return select(
+        scores,
+        ends,
+        topk,
+        block_tables=x.block_tables,
+        requests=owners,
+        block_size=x.cache.shape[1],
+    )

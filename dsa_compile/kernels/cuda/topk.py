@@ -91,6 +91,8 @@ def topk(
     block_tables: Tensor | None = None,
     requests: Tensor | None = None,
     block_size: int = 1,
+    wanted: Tensor | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Columns of each row's largest scores, or where their keys are cached.
 
@@ -109,6 +111,8 @@ def topk(
             Rows are cut to the ``M * block_size`` columns that these hold.
         requests: int32 ``[T]``, the row of ``block_tables`` for each row, or None for T = R.
         block_size: keys of a page, a power of two.
+        wanted: int32 ``[T]``, 0 for rows whose results are left as they are, or None for all rows.
+        out: int32 ``[T, k]``, contiguous, to write to, or None.
 
     Returns:
         int32 ``[T, k]``: columns counted from the row's start; with block tables the physical row
@@ -118,9 +122,14 @@ def topk(
     Raises:
         ValueError: what was given does not fit this description.
     """
-    _check(scores, ends, k, starts, block_tables, requests, block_size)
+    _check(scores, ends, k, starts, block_tables, requests, block_size, wanted)
     rows, width = scores.shape
-    out = torch.empty((rows, k), dtype=torch.int32, device=scores.device)
+    if out is None:
+        out = torch.empty((rows, k), dtype=torch.int32, device=scores.device)
+    elif out.dtype is not torch.int32 or out.shape != (rows, k) or not out.is_contiguous():
+        raise bad_input(
+            "topk", f"out as contiguous int32 {[rows, k]}, not {out.dtype} {list(out.shape)}"
+        )
     longest = width if max_length is None else min(width, max_length)
     table_stride = 0
     if block_tables is not None:
@@ -142,6 +151,7 @@ def topk(
         requests,
         block_size.bit_length() - 1,
         longest,
+        wanted,
         out,
         k,
     )
@@ -211,6 +221,7 @@ def _check(
     block_tables: Tensor | None,
     requests: Tensor | None,
     block_size: int,
+    wanted: Tensor | None,
 ) -> None:
     if scores.dtype is not torch.float32 or scores.dim() != 2 or scores.stride(1) != 1:
         raise bad_input(
@@ -227,6 +238,7 @@ def _check(
         ("ends", ends, [rows]),
         ("starts", starts, [rows]),
         ("requests", requests, [rows]),
+        ("wanted", wanted, [rows]),
     ):
         if tensor is not None and (
             tensor.dtype is not torch.int32

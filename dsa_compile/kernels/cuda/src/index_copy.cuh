@@ -6,10 +6,11 @@
 // cannot start copies as fast as memory serves them. `Cursor` walks over the query blocks of the
 // share while `valid()`: `row()`, `bounds(row)`, `key()` of the first tile, `tiles()`, and
 // `first_row()` of the launch. `Loader` fills a stage of keys: `load(cursor, key, stages, stage)`,
-// called by all lanes, expects and starts the copies.
-template <class Cursor, class Loader>
+// called by all lanes, expects and starts the copies. `describe(task, cursor)`, by all lanes of one
+// warp, adds what the sink wants to know.
+template <class Cursor, class Loader, class Describe>
 DEVICE void copy(const Stages& stages, Task* tasks, Cursor cursor, const CUtensorMap* query_map,
-                 const float* weights, int rows, Loader& loader) {
+                 const float* weights, int rows, Loader& loader, const Describe& describe) {
   constexpr int COPIERS = 4;
   const int warp = warp_id() % COPIERS;
   QueryRing queries;
@@ -28,6 +29,7 @@ DEVICE void copy(const Stages& stages, Task* tasks, Cursor cursor, const CUtenso
         task.key = cursor.key();
         task.tiles = count;
       }
+      describe(task, cursor);
       __syncwarp();
       if (lane_id() == 0) {
         const u32 full = stages.queries_full(queries.stage);
@@ -55,4 +57,10 @@ DEVICE void copy(const Stages& stages, Task* tasks, Cursor cursor, const CUtenso
       mbarrier_arrive(stages.queries_full(queries.stage));
     }
   }
+}
+
+template <class Cursor, class Loader>
+DEVICE void copy(const Stages& stages, Task* tasks, const Cursor& cursor,
+                 const CUtensorMap* query_map, const float* weights, int rows, Loader& loader) {
+  copy(stages, tasks, cursor, query_map, weights, rows, loader, [](Task&, const Cursor&) {});
 }

@@ -1,24 +1,8 @@
-// Scores of each request's last rows against its paged keys. Macros: see index_tasks.cuh.
+// Scores of each request's last rows against its paged keys; none if `wanted` is there and zero.
+// Macros: see index_tasks.cuh.
 #include "index_copy.cuh"
 #include "index_paged.cuh"
 #include "index_rows.cuh"
-
-// How many keys each row of the launch sees, and whose row it is; 0 keys for rows of no request. By a
-// warp of each block.
-DEVICE void describe_rows(const PagedWork& work, int* ends, int* owners) {
-  const int step = 32 * gridDim.x;
-  for (int row = work.row_begin + lane_id() * gridDim.x + blockIdx.x; row < work.row_end; row += step) {
-    int owner = 0, above = work.requests;  // the last request that starts at or before the row
-    while (above - owner > 1) {
-      const int middle = (owner + above) / 2;
-      (work.row_starts[middle] <= row ? owner : above) = middle;
-    }
-    const PagedWork::Rows rows = work.rows_of(owner);
-    const int at = row - rows.first;
-    ends[row - work.row_begin] = 0 <= at && at < rows.count ? rows.seen + at : 0;
-    owners[row - work.row_begin] = owner;
-  }
-}
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 index_logits_paged(const __grid_constant__ CUtensorMap query_map,
@@ -26,17 +10,18 @@ index_logits_paged(const __grid_constant__ CUtensorMap query_map,
                    const u8* cache, long long page_stride, int blocks, int page_shift,
                    const int* tables, int table_width, const int* row_starts, const int* contexts,
                    int requests, int row_begin, int row_end, int rows, float* logits,
-                   long long stride, int* ends, int* owners) {
+                   long long stride, int* ends, int* owners, const int* wanted) {
   extern __shared__ __align__(1024) u8 memory[];
   const Stages stages{smem_u32(memory)};
   if (threadIdx.x == 0) {
     prefetch_tensor_map(&query_map);
     prefetch_tensor_map(&key_map);
   }
-  if (threadIdx.x < 32) stages.initialise();
+  stages.initialise();
   __syncthreads();
   dependency_wait();
   dependency_release();
+  if (wanted && !*wanted) return;
   Task* tasks = reinterpret_cast<Task*>(memory + TASKS_AT);
   const int warpgroup = warp_id() / 4;
   if (warpgroup == WARPGROUPS) {

@@ -51,6 +51,23 @@ struct PagedWork {
   }
 };
 
+// How many keys each row of the launch sees, and whose row it is; 0 keys for rows of no request. By a
+// warp of each block.
+DEVICE void describe_rows(const PagedWork& work, int* ends, int* owners) {
+  const int step = 32 * gridDim.x;
+  for (int row = work.row_begin + lane_id() * gridDim.x + blockIdx.x; row < work.row_end; row += step) {
+    int owner = 0, above = work.requests;  // the last request that starts at or before the row
+    while (above - owner > 1) {
+      const int middle = (owner + above) / 2;
+      (work.row_starts[middle] <= row ? owner : above) = middle;
+    }
+    const PagedWork::Rows rows = work.rows_of(owner);
+    const int at = row - rows.first;
+    ends[row - work.row_begin] = 0 <= at && at < rows.count ? rows.seen + at : 0;
+    owners[row - work.row_begin] = owner;
+  }
+}
+
 // A block of QUERIES rows of a request.
 class PagedBlock {
  public:
@@ -90,6 +107,9 @@ class PagedCursor : public PagedBlock {
   DEVICE bool valid() const { return tiles_ > 0; }
   DEVICE int key() const { return first_ * TILE; }
   DEVICE int tiles() const { return tiles_; }
+  // Whether these are the first and the last tiles of the block of rows.
+  DEVICE bool begins() const { return first_ == 0; }
+  DEVICE bool ends() const { return first_ + tiles_ == work_.tiles_in(rows_, block_); }
   DEVICE void advance() {
     tiles_ = 0;
     if (!left_) return;

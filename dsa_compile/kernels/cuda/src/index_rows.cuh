@@ -4,6 +4,7 @@
 
 // Scores to rows of `stride` floats, in the column of their key; nothing outside a row's bounds.
 struct RowWriter {
+  static constexpr bool GATHERED = false;
   float* rows;
   long long stride;
   float* row;  // of this lane's first query
@@ -29,4 +30,6 @@ struct RowWriter {
       if (static_cast<u32>(key - low[g][i]) < static_cast<u32>(span[g][i]))
         row[(g * GROUP_QUERIES + 2 * i) * stride + key] = scores[i];
   }
+
+  DEVICE void end() const {}
 };

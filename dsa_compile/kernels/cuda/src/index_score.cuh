@@ -80,7 +80,8 @@ DEVICE int lane_query(int i) { return GROUP_QUERIES == 1 ? 0 : 2 * i + (lane_id(
 DEVICE bool lane_speaks() { return GROUP_QUERIES > 1 || !(lane_id() & 2); }
 
 // What a multiplying warpgroup does. `Sink` takes the scores: `begin(task, first_query)`, then, tile
-// by tile and in each group by group, `take<group>(key, scores)`.
+// by tile and in each group by group, `take<group>(key, scores)`, then `end()`. `Sink::GATHERED` says
+// that keys come by ordinary asynchronous copies.
 template <class Sink>
 DEVICE void score(const Stages& stages, const Task* tasks, int warpgroup, Sink& sink) {
   constexpr int STEP = SPLIT_KEYS ? WARPGROUPS : 1;
@@ -122,6 +123,7 @@ DEVICE void score(const Stages& stages, const Task* tasks, int warpgroup, Sink& 
     };
     const auto wait_keys = [&] {
       mbarrier_wait(stages.keys_full(keys.stage), keys.parity);
+      if constexpr (Sink::GATHERED) fence_async_shared();
       scale = load_shared(stages.scales(keys.stage) + 4 * lane_key());
     };
 
@@ -173,6 +175,7 @@ DEVICE void score(const Stages& stages, const Task* tasks, int warpgroup, Sink& 
       }
     }
     arrive(stages.queries_empty(queries.stage));
+    sink.end();
     skip = -left;
   }
 }

@@ -55,6 +55,7 @@ struct Task {
   int key;    // first key of the first tile
   int tiles;  // 0: there are no more tasks
   int2 bounds[QUERIES];  // keys that each query sees: from x to before y
+  float least[QUERIES];  // scores that each query wants, where not all are kept
 };
 static_assert(TASKS_AT + QUERY_STAGES * sizeof(Task) <= SHARED_BYTES, "");
 
@@ -90,18 +91,25 @@ struct Stages {
   DEVICE u32 keys_full(u32 stage) const { return queries_full(QUERY_STAGES + stage); }
   DEVICE u32 keys_empty(u32 stage) const { return keys_full(stage) + 8; }
 
-  // By the lanes of one warp; a block-wide barrier must follow.
-  DEVICE void initialise() const {
-    static_assert(KEY_STAGES <= 32 && QUERY_STAGES <= 32, "");
-    const int s = lane_id();
-    if (s < QUERY_STAGES) {
-      mbarrier_init(queries_full(s), 1);
-      mbarrier_init(queries_empty(s), 4 * WARPGROUPS);
+  // By all warps of the block, whose barrier must follow; lanes with different barriers would take
+  // turns. `copies`: arrivals that fill a stage of keys.
+  DEVICE void initialise(u32 copies = 1) const {
+    constexpr int WARPS = THREADS / 32;
+    static_assert(QUERY_STAGES <= WARPS, "");
+    const int warp = warp_id();
+    if (lane_id() == 0) {
+      if (warp < QUERY_STAGES) {
+        mbarrier_init(queries_full(warp), 1);
+        mbarrier_init(queries_empty(warp), 4 * WARPGROUPS);
+      }
+#pragma unroll
+      for (int s = 0; s < KEY_STAGES; s += WARPS) {
+        if (s + warp >= KEY_STAGES) break;
+        mbarrier_init(keys_full(s + warp), copies);
+        mbarrier_init(keys_empty(s + warp), SPLIT_KEYS ? 4 : 4 * WARPGROUPS);
+      }
+      fence_mbarrier_init();
     }
-    if (s < KEY_STAGES) {
-      mbarrier_init(keys_full(s), 1);
-      mbarrier_init(keys_empty(s), SPLIT_KEYS ? 4 : 4 * WARPGROUPS);
-    }
-    fence_mbarrier_init();
+    __syncwarp();
   }
 };

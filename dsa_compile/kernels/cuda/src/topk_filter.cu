@@ -209,7 +209,7 @@ DEVICE void select_from_memory(SelectShared& shared, const Row& row, Range range
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-    topk_filter(PROBLEM_PARAMETERS, int* out, int k) {
+    topk_filter(PROBLEM_PARAMETERS, const int* wanted, int* out, int k) {
   extern __shared__ uint4 memory[];
   Shared& shared = *reinterpret_cast<Shared*>(memory);
   if (CLUSTER > 1) cluster_arrive();  // the first block runs: awaited before writing to it
@@ -217,6 +217,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   const Sampler sampler(shared.select);
   dependency_wait();
   const u32 index = blockIdx.x / CLUSTER, rank = blockIdx.x % CLUSTER;
+  if (wanted && !wanted[index]) return;
   const Row row = PROBLEM.row(index);
   out += static_cast<long long>(index) * k;
   if (row.length <= k) {

@@ -31,11 +31,12 @@ struct RowKeys {
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-    topk_rows(PROBLEM_PARAMETERS, int* out, int k) {
+    topk_rows(PROBLEM_PARAMETERS, const int* wanted, int* out, int k) {
   alignas(16) __shared__ SelectShared shared;
   dependency_release();
   const Sampler sampler(shared);
   dependency_wait();
+  if (wanted && !wanted[blockIdx.x]) return;
   const Row row = PROBLEM.row(blockIdx.x);
   out += static_cast<long long>(blockIdx.x) * k;
   if (row.length <= k) return row.write_all(out, k);

@@ -9,6 +9,7 @@
 // THREADS is the size of the block: 256, 512 or 1,024.
 #pragma once
 #include "common.cuh"
+#include "ordered_keys.cuh"
 #include "topk_ptx.cuh"
 
 constexpr u32 ALL_LANES = 0xffffffffu;
@@ -16,19 +17,6 @@ constexpr u32 WARPS = THREADS / 32;
 constexpr u32 BIN_BITS = 12, BINS = 1u << BIN_BITS;
 constexpr u32 UNITS = 32, UNIT_BINS = BINS / UNITS;  // a warp adds up a unit, four bins a lane
 constexpr u32 LIST = 32;
-
-// Unsigned order of keys is the order of scores: -0 equals +0, every NaN is one key above all
-// numbers. No score has key 0.
-DEVICE u32 key_of(float score) {
-  const u32 bits = __float_as_uint(__fadd_rn(score, 0.0f));  // -0 to +0, any NaN to the positive
-  return bits ^ (static_cast<u32>(static_cast<int>(bits) >> 31) | 0x80000000u);
-}
-
-DEVICE float score_of(u32 key) {
-  return __uint_as_float(key >> 31 ? key ^ 0x80000000u : ~key);
-}
-
-constexpr u32 KEY_OF_MINUS_INFINITY = 0x007fffffu;
 
 DEVICE u32 warp_sum(u32 value) { return __reduce_add_sync(ALL_LANES, value); }
 
@@ -38,7 +26,7 @@ DEVICE u32 warp_prefix(u32 value) {  // inclusive
   return value;
 }
 
-struct Histogram {
+struct alignas(16) Histogram {
   u32 bins[BINS];   // larger keys first
   u32 outside[32];  // bin BINS + lane: what a lane counted that is in no other
   u32 units[UNITS];
@@ -49,11 +37,16 @@ struct Histogram {
   }
 };
 
-struct SelectShared {
-  Histogram sample, range;
+// What find_cut() needs.
+struct CutShared {
+  Histogram range;
   u32 warp_sums[2][32];
   u32 listed;
   u32 list[LIST];
+};
+
+struct SelectShared : CutShared {
+  Histogram sample;
 };
 
 DEVICE void clear(Histogram& histogram) {
@@ -127,7 +120,7 @@ DEVICE void find_bins(const Histogram& histogram, u32 through_units, const u32 (
 }
 
 // Appends to the list.
-DEVICE void append(SelectShared& shared, u32 key) {
+DEVICE void append(CutShared& shared, u32 key) {
   shared.list[count_up(smem_u32(&shared.listed))] = key;
 }
 
@@ -192,7 +185,7 @@ DEVICE Cut rank_listed(const u32* list, u32 count, u32 r) {
 }
 
 // Makes ready for another find_cut().
-DEVICE void reset(SelectShared& shared) {
+DEVICE void reset(CutShared& shared) {
   __syncthreads();
   clear(shared.range);
   if (threadIdx.x == 0) shared.listed = 0;
@@ -206,7 +199,7 @@ DEVICE void reset(SelectShared& shared) {
 // Where equal keys remain, a second call with keys that are ~0 for those above the cut, ~column for
 // those equal to it and 0 for the others takes the lowest columns and leaves no ties.
 template <class Keys>
-DEVICE Cut find_cut(SelectShared& shared, const Keys& keys, u32 wanted, Range range) {
+DEVICE Cut find_cut(CutShared& shared, const Keys& keys, u32 wanted, Range range) {
   Histogram& histogram = shared.range;
   while (true) {
     const u32 shift = max(static_cast<int>(32 - BIN_BITS) - __clz(range.span), 0);

@@ -1,0 +1,205 @@
+"""The best keys of each row without its scores in memory (``src/index_candidates.cu``), exact.
+
+For long prefills. A sample of the keys gives each row a threshold that, most likely, somewhat more
+than ``topk`` of its scores reach; only those are written, to lists, and the best selected from
+them. Where a row's threshold was too high, or far too low, the scores are computed once more and
+written after all: the result is exact either way, only then not fast. What happens is decided on
+the device.
+"""
+
+import functools
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dsa_compile.kernels.cuda import index_logits
+from dsa_compile.kernels.cuda.launch import CudaKernel, Int64
+from dsa_compile.kernels.cuda.topk import topk as select_scores
+
+CAPACITY = 192
+"""Of a list. A row has 64 for each thread block that scores a part of its keys."""
+QUERIES = index_logits.SHARED_QUERIES
+SHORT_KEYS = 4096
+"""Of rows that see no more, all scores are listed."""
+MAX_COLUMNS = 163_840
+"""With more, the sample would be too small for lists of this capacity."""
+
+_LISTS = 64
+_ENTRY_BYTES = 8
+_THREADS, _BLOCKS = 512, 3  # of the selecting kernel
+_CUT_BYTES = 17312  # of Shared in index_select.cu without the keys
+
+
+@dataclass(frozen=True)
+class Paged:
+    """The operands of :func:`~dsa_compile.kernels.cuda.index_logits.paged_index_logits`."""
+
+    q: Tensor
+    weights: Tensor
+    cache: Tensor
+    block_tables: Tensor
+    cu_seqlens: Tensor
+    context_lens: Tensor
+
+    @property
+    def columns(self) -> int:
+        """Keys for which the block tables have room."""
+        return self.block_tables.shape[1] * self.cache.shape[1]
+
+
+def list_bytes(rows: int) -> int:
+    """Of the lists of so many rows."""
+    return _lists(rows) * _LISTS * CAPACITY * _ENTRY_BYTES
+
+
+def most_rows(columns: int, limit: int) -> int:
+    """Rows at a time for which ``limit`` bytes hold their lists, or else their scores."""
+    return max(0, min(limit // (4 * columns), limit // list_bytes(1 - _lists(0)) - _lists(0)))
+
+
+def _lists(rows: int) -> int:
+    """Sets of lists, one for each row and for each block of the grid a query block more."""
+    return rows + QUERIES * index_logits.processors()
+
+
+def candidate_topk(x: Paged, topk: int, rows: tuple[int, int], memory: Tensor) -> Tensor:
+    """The best keys of some rows.
+
+    Args:
+        x: the op's operands, checked; rows of requests that have several.
+        topk: a multiple of 4 up to 2,048.
+        rows: from first to before last.
+        memory: uint8, contiguous, written: for ``list_bytes(rows)``, and for fp32 scores ``[rows,
+            columns]``.
+
+    Returns:
+        int32 ``[rows, topk]``, physical rows of the cache, then -1.
+    """
+    begin, end = rows
+    count, device = end - begin, x.q.device
+    blocks, block_size, _ = x.cache.shape
+    requests, table_width = x.block_tables.shape
+    shift = block_size.bit_length() - 1
+    heads = x.q.shape[1]
+    threads = index_logits.warpgroups_for(heads, QUERIES).threads
+    grid = (index_logits.processors(), 1, 1)
+    integers = functools.partial(torch.empty, dtype=torch.int32, device=device)
+    thresholds = torch.empty(count, dtype=torch.float32, device=device)
+    counts = torch.empty((_lists(count), _LISTS), dtype=torch.uint8, device=device)
+    parts, ends, owners, failed_rows = integers((count, 2)), *(integers(count) for _ in range(3))
+    failed, out = integers(1), integers((count, topk))
+
+    query_map = index_logits.query_map(x.q, QUERIES)
+    cache = (x.cache, Int64(x.cache.stride(0)), blocks, shift, x.block_tables, table_width)
+    work = (x.cu_seqlens, x.context_lens, requests, begin, end, x.q.shape[0])
+    sample_kernel(heads, sample_bits(x.columns))(
+        grid, threads, query_map, x.weights, *cache, *work, topk, thresholds, failed
+    )
+    candidates_kernel(heads)(
+        grid,
+        threads,
+        query_map,
+        index_logits.page_map(x.cache),
+        x.weights,
+        *cache,
+        *work,
+        thresholds,
+        topk,
+        memory,
+        counts,
+        parts,
+        ends,
+        owners,
+    )
+    select_kernel()(
+        (count, 1, 1),
+        _THREADS,
+        memory,
+        counts,
+        parts,
+        ends,
+        x.block_tables,
+        Int64(x.block_tables.stride(0)),
+        owners,
+        shift,
+        out,
+        topk,
+        failed_rows,
+        failed,
+    )
+    scores = memory[: 4 * count * x.columns].view(torch.float32).view(count, x.columns)
+    index_logits.paged_index_logits(
+        x.q,
+        x.weights,
+        x.cache,
+        x.block_tables,
+        x.cu_seqlens,
+        x.context_lens,
+        rows,
+        scores,
+        wanted=failed,
+    )
+    return select_scores(
+        scores,
+        ends,
+        topk,
+        block_tables=x.block_tables,
+        requests=owners,
+        block_size=block_size,
+        wanted=failed_rows,
+        out=out,
+    )
+
+
+def sample_bits(columns: int) -> int:
+    """Logarithm of the number of keys to sample of up to so many.
+
+    Fewer would cost more than they save: the smaller the sample, the lower the threshold must be to
+    be safe, and the longer the lists.
+    """
+    return 9 if columns <= 32768 else 10
+
+
+@functools.cache
+def sample_kernel(heads: int, bits: int) -> CudaKernel:
+    """What finds the thresholds, from two to the power ``bits`` keys."""
+    return index_logits.scoring_kernel(
+        "paged",
+        heads,
+        QUERIES,
+        source="index_sample.cu",
+        defines=(("SAMPLE_BITS", bits), ("SHORT_KEYS", SHORT_KEYS)),
+        extra_shared=4 * QUERIES * ((1 << bits) + 16),
+    )
+
+
+@functools.cache
+def candidates_kernel(heads: int) -> CudaKernel:
+    """What lists the scores that reach the thresholds."""
+    return index_logits.scoring_kernel(
+        "paged",
+        heads,
+        QUERIES,
+        source="index_candidates.cu",
+        defines=(
+            ("LIST_CAPACITY", CAPACITY),
+            ("LIST_QUERIES", QUERIES),
+            ("SHORT_KEYS", SHORT_KEYS),
+        ),
+    )
+
+
+@functools.cache
+def select_kernel(threads: int = _THREADS, capacity: int = CAPACITY) -> CudaKernel:
+    """What selects from the lists, of a capacity that 16 divides."""
+    shared = _CUT_BYTES + 4 * capacity * _LISTS
+    defines = {
+        "THREADS": threads,
+        "BLOCKS": _BLOCKS,
+        "LIST_CAPACITY": capacity,
+        "LIST_QUERIES": QUERIES,
+        "SHARED_BYTES": shared,
+        "PAGED": 1,
+    }
+    return CudaKernel("index_select.cu", "index_select", defines, shared=shared, overlap=True)

@@ -1,0 +1,59 @@
+// Scores to lists of candidates.
+#pragma once
+#include "index_lists.cuh"
+#include "index_score.cuh"
+
+static_assert(!SPLIT_KEYS && GROUP_QUERIES > 1 && LIST_QUERIES == QUERIES, "");
+
+// Scores that reach their row's threshold, to the lists of this lane.
+struct ListWriter {
+  static constexpr bool GATHERED = false;
+  static constexpr u32 STEP = LIST_LANES * sizeof(Candidate);  // bytes from an entry to the next
+  static constexpr u32 FULL = LIST_CAPACITY * STEP;
+  static constexpr int ROW_BYTES = LIST_WARPS * FULL;
+
+  Lists lists;
+  char* own;   // first entry of this lane's list for its first query
+  u8* counts;  // its count
+  u32 next[GROUPS][OUTPUTS], span[GROUPS][OUTPUTS];
+  float least[GROUPS][OUTPUTS];
+
+  static DEVICE constexpr int row_of(int g, int i) { return g * GROUP_QUERIES + 2 * i; }
+
+  DEVICE void begin(const Task& task, int first_query) {
+    const int warp = warp_id() % LIST_WARPS, lane = lane_key() % LIST_LANES;
+    const int query = first_query + lane_query(0);
+    const int number = Lists::number(task.row + query, blockIdx.x);
+    own = reinterpret_cast<char*>(lists.first(number, warp, lane));
+    counts = lists.count(number, warp, lane);
+#pragma unroll
+    for (int g = 0; g < GROUPS; ++g)
+#pragma unroll
+      for (int i = 0; i < OUTPUTS; ++i) {
+        next[g][i] = 0;
+        span[g][i] = task.bounds[query + row_of(g, i)].y;
+        least[g][i] = task.least[query + row_of(g, i)];
+      }
+  }
+
+  template <int g>
+  DEVICE void take(int key, const float (&scores)[OUTPUTS]) {
+#pragma unroll
+    for (int i = 0; i < OUTPUTS; ++i) {
+      const bool wanted = static_cast<u32>(key) < span[g][i] && !(scores[i] < least[g][i]);
+      if (wanted && next[g][i] < FULL) {
+        *reinterpret_cast<Candidate*>(own + row_of(g, i) * ROW_BYTES + next[g][i]) = {
+            __float_as_uint(scores[i]), key};
+        next[g][i] += STEP;
+      }
+    }
+  }
+
+  DEVICE void end() const {
+#pragma unroll
+    for (int g = 0; g < GROUPS; ++g)
+#pragma unroll
+      for (int i = 0; i < OUTPUTS; ++i)
+        if (span[g][i]) counts[row_of(g, i) * ROW_LISTS] = static_cast<u8>(next[g][i] / STEP);
+  }
+};

@@ -97,6 +97,18 @@ static T __shfl_xor_sync(u32, T x, int offset) {
   return bits<T>(other);
 }
 
+static u32 __shfl_up_sync(u32, u32 x, int offset) {
+  Warp& warp = my_warp();
+  warp.words[lane_id()][0] = x;
+  warp.gate.arrive_and_wait();
+  const int from = int(lane_id()) - offset;
+  const u32 other = from < 0 ? x : warp.words[from][0];
+  warp.gate.arrive_and_wait();
+  return other;
+}
+
+static int atomicAdd(int* to, int value) { return __atomic_fetch_add(to, value, __ATOMIC_SEQ_CST); }
+
 // ---- instructions --------------------------------------------------------------------------------
 
 template <typename T>

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from dsa_compile.kernels.cuda.compiler import Defines
+from dsa_compile.kernels.cuda.experts_fp8_many import COMBINE_COLUMNS, INDEX_TYPES
 from dsa_compile.kernels.cuda.launch import CudaKernel, tensor_map
 from dsa_compile.ops.experts_fp8 import check_experts_fp8
 from dsa_compile.ops.library import bad_input
@@ -14,8 +15,6 @@ from dsa_compile.ops.quantize import require_whole_blocks
 
 _THREADS = 384
 _BOX = 128  # rows and bytes of a weight's tile
-_COMBINE_COLUMNS = 1024
-_INDEX_TYPES = {torch.int64: "long long", torch.int32: "int"}
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,7 @@ class _Kernels:
 def _kernels(
     experts: int, hidden: int, inner: int, top_k: int, index: torch.dtype, shape: Shape
 ) -> _Kernels:
-    common: Defines = {"INDEX": _INDEX_TYPES[index], "EXPERTS": experts}
+    common: Defines = {"INDEX": INDEX_TYPES[index], "EXPERTS": experts}
     row: Defines = {"HIDDEN": hidden, "TOP_K": top_k}
     return _Kernels(
         CudaKernel("experts_fp8_plan.cu", "experts_plan", {**common, "TOKENS": shape.tokens}),
@@ -80,7 +79,7 @@ def _kernels(
             shared=shape.shared_bytes(),
             overlap=True,
         ),
-        CudaKernel("experts_fp8_combine.cu", "experts_combine", {**common, **row}, overlap=True),
+        CudaKernel("experts_fp8_combine.cu", "experts_combine", row, overlap=True),
     )
 
 
@@ -131,12 +130,12 @@ def experts_fp8(
     def empty(*sizes: int, dtype: torch.dtype = torch.int32) -> Tensor:
         return torch.empty(sizes, dtype=dtype, device=x.device)
 
-    pair_of, groups = empty(pairs), empty(groups_most, 4)
+    pair_of, row_of, groups = empty(pairs), empty(pairs), empty(groups_most, 4)
     count, finished = empty(1), empty(groups_most)
     inner_values = empty(pairs, inner, dtype=torch.uint8)
     inner_scale = empty(pairs, inner // _BOX, dtype=torch.float32)
     outputs = empty(pairs, hidden, dtype=torch.bfloat16)
-    kernels.plan((1, 1, 1), 1024, indices, pairs, pair_of, groups, count, finished)
+    kernels.plan((1, 1, 1), 1024, indices, pairs, pair_of, row_of, groups, count, finished)
     kernels.main(
         (_multiprocessors(x.device.index), 1, 1),
         _THREADS,
@@ -154,6 +153,6 @@ def experts_fp8(
         inner_scale,
         outputs,
     )
-    columns = -(-hidden // _COMBINE_COLUMNS)
-    kernels.combine((tokens, columns, 1), 128, outputs, weights, indices, out)
+    columns = -(-hidden // COMBINE_COLUMNS)
+    kernels.combine((tokens, columns, 1), 128, outputs, weights, row_of, out)
     return out

@@ -39,7 +39,7 @@ DEVICE void run_item(const Item& item, const Item& next, Ring& ring, WeightScale
 
 // x e4m3 [tokens, HIDDEN], x_scale [tokens, HIDDEN / 128]; the maps are of gate_up [experts * 2
 // INNER, HIDDEN] and down [experts * HIDDEN, INNER] in boxes of 128 x 128. `out` gets a row for
-// every pair that has an expert; the rest are as before.
+// every pair that has an expert, in the order of the experts.
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
     experts(const __grid_constant__ CUtensorMap gate_up, const __grid_constant__ CUtensorMap down,
             const u8* __restrict__ x, const float* __restrict__ x_scale,
@@ -70,7 +70,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     }
   } else {
     register_alloc<232>();
-    const Outputs to = {hidden, hidden_scale, finished, out, pair_of};
+    const Outputs to = {hidden, hidden_scale, finished, out};
     const Scales from = {gate_up_scale, down_scale};
     Ring ring;
     WeightScales scales;

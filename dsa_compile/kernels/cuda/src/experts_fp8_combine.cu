@@ -1,15 +1,14 @@
-// out[t] = sum over the slots s of token t of weights[t, s] * outputs[t * TOP_K + s], in fp32 and
-// in the order of the slots. Slots without an expert are skipped: their rows of `outputs` are not
-// written.
+// out[t] = sum over the slots s of token t of weights[t, s] * outputs[row_of[t, s]], in fp32 and in
+// the order of the slots. A slot without an expert has the row -1 and is skipped.
 //
-// Built with INDEX, EXPERTS, TOP_K and HIDDEN. Blocks: one a token along x, 1,024 columns along y.
+// Built with TOP_K and HIDDEN. Blocks: one a token along x, 1,024 columns along y.
 #include "common.cuh"
 
 static_assert(HIDDEN % 8 == 0, "threads take eight columns");
 
 extern "C" __global__ void __launch_bounds__(128)
-    experts_combine(const __nv_bfloat16* __restrict__ outputs, const float* __restrict__ weights,
-                    const INDEX* __restrict__ indices, __nv_bfloat16* __restrict__ out) {
+    experts_combine(const __nv_bfloat16* outputs, const float* __restrict__ weights,
+                    const int* row_of, __nv_bfloat16* __restrict__ out) {
   dependency_wait();
   const int column = (blockIdx.y * 128 + threadIdx.x) * 8;
   if (column >= HIDDEN) return;
@@ -17,11 +16,11 @@ extern "C" __global__ void __launch_bounds__(128)
   float sum[8] = {};
 #pragma unroll
   for (int slot = 0; slot < TOP_K; ++slot) {
-    const INDEX expert = indices[pair0 + slot];
-    if (expert < 0 || expert >= EXPERTS) continue;
+    const long long row = row_of[pair0 + slot];
+    if (row < 0) continue;
     const float weight = weights[pair0 + slot];
     const uint4 packed =
-        *reinterpret_cast<const uint4*>(outputs + (pair0 + slot) * HIDDEN + column);
+        *reinterpret_cast<const uint4*>(outputs + row * HIDDEN + column);
     const __nv_bfloat162* values = reinterpret_cast<const __nv_bfloat162*>(&packed);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {

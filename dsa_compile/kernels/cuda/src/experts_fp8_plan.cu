@@ -23,12 +23,13 @@ DEVICE int exclusive_sum(int value, int* warp_sums) {
   return before + sum - value;
 }
 
-// indices [pairs]; a pair whose index is not in [0, EXPERTS) gets no row. Out: pair_of [rows], the
-// groups, their number and a zero for each in `finished`. The order of the rows of one expert is
+// indices [pairs]; a pair whose index is not in [0, EXPERTS) gets no row. Out: pair_of [rows],
+// row_of [pairs] (-1 for a pair without a row), the groups, their number and a zero for each in
+// `finished`. The order of the rows of one expert is
 // that in which threads arrive; no result depends on it.
 extern "C" __global__ void __launch_bounds__(kThreads)
     experts_plan(const INDEX* __restrict__ indices, int pairs, int* __restrict__ pair_of,
-                 Group* __restrict__ groups, int* __restrict__ group_count,
+                 int* __restrict__ row_of, Group* __restrict__ groups, int* __restrict__ group_count,
                  u32* __restrict__ finished) {
   __shared__ int counts[EXPERTS];
   __shared__ int warp_sums[kThreads / 32];
@@ -58,6 +59,9 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   __syncthreads();
   for (int pair = thread; pair < pairs; pair += kThreads) {
     const INDEX expert = indices[pair];
-    if (expert >= 0 && expert < EXPERTS) pair_of[atomicAdd(&counts[expert], 1)] = pair;
+    const bool present = expert >= 0 && expert < EXPERTS;
+    const int to = present ? atomicAdd(&counts[expert], 1) : -1;
+    row_of[pair] = to;
+    if (present) pair_of[to] = pair;
   }
 }

@@ -6,8 +6,7 @@ struct Outputs {
   u8* hidden;           // e4m3 [rows, INNER]
   float* hidden_scale;  // [rows, INNER / 128]
   u32* finished;        // [groups]
-  __nv_bfloat16* out;   // [pairs, HIDDEN]
-  const int* pair_of;   // [rows]
+  __nv_bfloat16* out;   // [rows, HIDDEN]
 };
 
 DEVICE float block_scale(u32 amax) { return fmaxf(__uint_as_float(amax), 1e-4f) * (1.f / 448.f); }
@@ -121,8 +120,8 @@ DEVICE void store_out(float (&sum)[2][N / 2], const Item& item, const Outputs& t
       for (int i = thread; i < tokens * 8; i += 128) {
         const int token = i / 8;
         const int chunk = i % 8;
-        const long long pair = to.pair_of[item.group.row + first + token];
-        *reinterpret_cast<uint4*>(to.out + pair * HIDDEN + item.tile * 256 + box * 128 +
+        const long long row = item.group.row + first + token;
+        *reinterpret_cast<uint4*>(to.out + row * HIDDEN + item.tile * 256 + box * 128 +
                                   warpgroup * 64 + chunk * 8) =
             *reinterpret_cast<const uint4*>(staged + token * kBf16Pitch + chunk * 16);
       }

@@ -35,6 +35,8 @@ DEVICE void fence_registers(float (&d)[Count]) {
 #define T112 T104 ", " T4(52, 53, 54, 55)
 #define T120 T112 ", " T4(56, 57, 58, 59)
 #define T128 T120 ", " T4(60, 61, 62, 63)
+#define T136 T128 ", " T4(64, 65, 66, 67)
+#define T144 T136 ", " T4(68, 69, 70, 71)
 #define R8 R4(0)
 #define R16 R8, R4(4)
 #define R24 R16, R4(8)
@@ -51,6 +53,8 @@ DEVICE void fence_registers(float (&d)[Count]) {
 #define R112 R104, R4(52)
 #define R120 R112, R4(56)
 #define R128 R120, R4(60)
+#define R136 R128, R4(64)
+#define R144 R136, R4(68)
 
 // A, B, P: the numbers of the arguments after the accumulators.
 #define WGMMA_E4M3(N, A, B, P)                                                                \
@@ -75,6 +79,8 @@ WGMMA_E4M3(104, 52, 53, 54)
 WGMMA_E4M3(112, 56, 57, 58)
 WGMMA_E4M3(120, 60, 61, 62)
 WGMMA_E4M3(128, 64, 65, 66)
+WGMMA_E4M3(136, 68, 69, 70)
+WGMMA_E4M3(144, 72, 73, 74)
 #undef WGMMA_E4M3
 #undef R4
 #undef T4

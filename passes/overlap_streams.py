@@ -50,17 +50,16 @@ class OverlapStreams(RegionPass):
         memory = Memory(edit.graph)
         if not memory.uses:
             return
-        tasks = _tasks(memory, model)
+        tasks = region_tasks(memory, model)
         plan = schedule(tasks, self.streams)
         if not any(plan.streams):
             return
         edit.begin_site()
-        _emit(edit, list(memory.uses), tasks, plan)
-        _hold(edit)
+        place(edit, memory, tasks, plan)
         edit.close_site()
 
 
-def _tasks(memory: Memory, model: CostModel) -> list[Task]:
+def region_tasks(memory: Memory, model: CostModel) -> list[Task]:
     """The region's beginning, its calls, its end."""
     number = {node: index for index, node in enumerate(memory.uses, start=1)}
     tasks = [Task(0.0, 0.0, frozenset(), pinned=True)]
@@ -73,15 +72,20 @@ def _tasks(memory: Memory, model: CostModel) -> list[Task]:
     return [*tasks, Task(0.0, 0.0, frozenset(range(len(tasks))), pinned=True)]
 
 
-def _emit(edit: Editor, calls: Sequence[fx.Node], tasks: Sequence[Task], plan: Schedule) -> None:
-    """Put the calls into the plan's order, with what the plan says between them.
+def place(edit: Editor, memory: Memory, tasks: Sequence[Task], plan: Schedule) -> None:
+    """Bring a region into the order of a plan, with streams, events and lifetimes.
 
     Args:
-        edit: the region.
-        calls: task 1, 2, …
-        tasks: one more at each end.
-        plan: of the tasks.
+        edit: the region, in which no streams are.
+        memory: of the region.
+        tasks: as from :func:`region_tasks`.
+        plan: of these tasks.
     """
+    _emit(edit, list(memory.uses), tasks, plan)
+    _hold(edit)
+
+
+def _emit(edit: Editor, calls: Sequence[fx.Node], tasks: Sequence[Task], plan: Schedule) -> None:
     needed = waits(tasks, plan.order, plan.streams)
     awaited = {other for others in needed.values() for other in others}
     events: Mapping[int, int] = {
@@ -90,10 +94,10 @@ def _emit(edit: Editor, calls: Sequence[fx.Node], tasks: Sequence[Task], plan: S
     end = edit.graph.output_node()
     pending = dict.fromkeys(n for n in edit.graph.nodes if n.op == "call_function")
 
-    def place(node: fx.Node) -> None:
+    def move(node: fx.Node) -> None:
         for source in node.all_input_nodes:
             if source in pending:
-                place(source)
+                move(source)
         del pending[node]
         end.prepend(node)
 
@@ -105,12 +109,12 @@ def _emit(edit: Editor, calls: Sequence[fx.Node], tasks: Sequence[Task], plan: S
         for other in needed.get(task, ()):
             edit.call(WAIT_EVENT, events[other], before=end, path="")
         if 1 <= task <= len(calls):
-            place(calls[task - 1])
+            move(calls[task - 1])
         if task in events:
             edit.call(RECORD_EVENT, events[task], before=end, path="")
     for node in list(pending):  # views for the results
         if node in pending:
-            place(node)
+            move(node)
 
 
 def _hold(edit: Editor) -> None:

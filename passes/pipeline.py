@@ -10,12 +10,16 @@ from dsa_compile.passes.fuse_add_norm import FuseAddNorm
 from dsa_compile.passes.fuse_add_norm_across_layers import FuseAddNormAcrossLayers
 from dsa_compile.passes.fuse_add_norm_quantize import FuseAddNormQuantize
 from dsa_compile.passes.fuse_attention_inputs import FuseAttentionInputs
+from dsa_compile.passes.fuse_expand_quantize import FuseExpandQuantize
+from dsa_compile.passes.fuse_index_weights import FuseIndexWeights
 from dsa_compile.passes.fuse_norm_quantize import FuseNormQuantize
 from dsa_compile.passes.fuse_norm_quantize_across_layers import FuseNormQuantizeAcrossLayers
+from dsa_compile.passes.fuse_rope_absorb import FuseRopeAbsorb
 from dsa_compile.passes.fuse_swiglu_quantize import FuseSwigluQuantize
 from dsa_compile.passes.insert_paged_caches import InsertPagedCaches
 from dsa_compile.passes.merge_projections import MergeProjections
 from dsa_compile.passes.merge_shared_expert import MergeSharedExpert
+from dsa_compile.passes.overlap_streams import OverlapStreams
 from dsa_compile.passes.pack_swiglu import PackSwiglu
 from dsa_compile.passes.quantize_experts import QuantizeExperts
 from dsa_compile.passes.quantize_indexer import QuantizeIndexer
@@ -67,6 +71,8 @@ PIPELINE: tuple[Pass | Level, ...] = (
     MergeProjections(),
     PackSwiglu(),
     MergeSharedExpert(),
+    FuseRopeAbsorb(),
+    FuseIndexWeights(),
     FuseAddNorm(),
     FuseAddNormAcrossLayers(),
     # quantise: recipes fp8 and fp8-kv-tensor
@@ -80,8 +86,11 @@ PIPELINE: tuple[Pass | Level, ...] = (
     FuseSwigluQuantize(),
     FuseNormQuantizeAcrossLayers(),
     FuseAttentionInputs(),
+    FuseExpandQuantize(),
     # specialise
     SelectLogitRows(),
     SplitShortLong(),
+    # overlap: last, when all calls are what will run
+    OverlapStreams(),
     Level.KERNEL,
 )

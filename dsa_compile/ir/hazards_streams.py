@@ -104,7 +104,7 @@ class _Checker:
                     "before it records",
                     f"add record_event({wait.args[0]}) before {wait.name}",
                 )
-            elif recorded.stream != MAIN and not recorded.known.get(MAIN):
+            elif recorded.after is None and not recorded.known.get(MAIN):
                 yield self._hazard(
                     HazardKind.NOT_FORKED,
                     recorded.node,

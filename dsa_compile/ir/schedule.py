@@ -66,12 +66,23 @@ def schedule(tasks: Sequence[Task], streams: int = 2) -> Schedule:
             last.
         streams: how many there are.
     """
-    order = _by_urgency(tasks)
-    best = _improve(tasks, order, _greedy(tasks, order, streams), streams)
-    best = _prune(tasks, order, best)
+    order, start = _greedy(tasks, streams)
+    best = _prune(tasks, order, _improve(tasks, order, start, streams))
     if not any(best):
         return serial(tasks)
-    return Schedule(tuple(order), tuple(best), makespan(tasks, order, best))
+    return Schedule(tuple(gathered(tasks, order, best)), tuple(best), makespan(tasks, order, best))
+
+
+def gathered(tasks: Sequence[Task], order: Sequence[int], streams: Sequence[int]) -> list[int]:
+    """The same order on each stream, with few changes from one stream to another."""
+    queues = {s: [t for t in reversed(order) if streams[t] == s] for s in sorted(set(streams))}
+    done: list[int] = []
+    current = streams[order[0]]
+    while len(done) < len(order):
+        ready = [s for s, q in queues.items() if q and tasks[q[-1]].after.issubset(done)]
+        current = current if current in ready else ready[0]
+        done.append(queues[current].pop())
+    return done
 
 
 def waits(
@@ -84,12 +95,13 @@ def waits(
     known: list[dict[int, int]] = [{} for _ in tasks]  # once a task is done: stream -> ticks done
     clocks: dict[int, dict[int, int]] = {}
     ticks: dict[int, int] = {}
+    place = {task: index for index, task in enumerate(order)}
     needed: dict[int, list[int]] = {}
     for task in order:
         clock = clocks.setdefault(streams[task], {})
         foreign = [t for t in tasks[task].after if streams[t] != streams[task]]
-        # the latest of each stream first: it covers the others
-        for other in sorted(foreign, key=ticks.__getitem__, reverse=True):
+        # the latest first: it may know the others to be done, never the other way round
+        for other in sorted(foreign, key=place.__getitem__, reverse=True):
             if clock.get(streams[other], 0) < ticks[other]:
                 needed.setdefault(task, []).append(other)
                 for stream, tick in known[other].items():
@@ -128,30 +140,36 @@ def makespan(tasks: Sequence[Task], order: Sequence[int], streams: Sequence[int]
                     del running[stream]
 
 
-def _by_urgency(tasks: Sequence[Task]) -> list[int]:
-    """Tasks by the longest chain that starts at each, the longest first."""
+def _urgency(tasks: Sequence[Task]) -> list[float]:
+    """The longest chain of work that starts at each task."""
     rank = [task.us for task in tasks]
     for index in range(len(tasks) - 1, -1, -1):
         for before in tasks[index].after:
             rank[before] = max(rank[before], tasks[before].us + rank[index])
-    return sorted(range(len(tasks)), key=lambda index: (-rank[index], index))
+    return rank
 
 
-def _greedy(tasks: Sequence[Task], order: Sequence[int], streams: int) -> list[int]:
-    """Each task where it would be done first, were the device without limits."""
+def _greedy(tasks: Sequence[Task], streams: int) -> tuple[list[int], list[int]]:
+    """An order and streams: always the task that can start first, the most urgent of equals.
+
+    Each goes where it starts first, were the device without limits.
+    """
+    rank = _urgency(tasks)
     free = [0.0] * streams
-    done = [0.0] * len(tasks)
+    done: dict[int, float] = {}
     chosen = [MAIN] * len(tasks)
-    for task in order:
-        best: tuple[float, int] | None = None
-        for stream in range(1 if tasks[task].pinned else streams):
-            ready = [done[t] + EVENT_US * (chosen[t] != stream) for t in tasks[task].after]
-            end = max([free[stream], *ready]) + tasks[task].us
-            best = min(best or (end, stream), (end, stream))
-        assert best is not None
-        done[task], chosen[task] = best
-        free[chosen[task]] = done[task]
-    return chosen
+    while len(done) < len(tasks):
+        starts = []
+        for task, what in enumerate(tasks):
+            if task in done or not what.after.issubset(done):
+                continue
+            for stream in range(1 if what.pinned else streams):
+                ready = [done[t] + EVENT_US * (chosen[t] != stream) for t in what.after]
+                starts.append((max([free[stream], *ready]), -rank[task], task, stream))
+        start, _, task, stream = min(starts)
+        chosen[task] = stream
+        free[stream] = done[task] = start + tasks[task].us
+    return list(done), chosen
 
 
 def _improve(

@@ -1,6 +1,7 @@
 """Run an artifact's graphs over paged caches."""
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import fields
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from dsa_compile.artifact.manifest import Manifest
 from dsa_compile.errors import UserError
-from dsa_compile.ir.calls import EMBED, HEAD, step_calls
+from dsa_compile.ir.calls import step_calls
 from dsa_compile.ir.region import Region, Role
 from dsa_compile.runtime.batch import Batch
 from dsa_compile.runtime.cuda_graphs import (
@@ -80,27 +81,54 @@ class ModelRunner:
         self.eos_token_ids = spec.eos_token_ids
         self._topk = spec.index_topk
         self._deterministic = deterministic
+        self._manifest = manifest
+        self._weights = weights
+        self.caches = tuple(self._make_caches(manifest) for _ in manifest.layers)
+        self._calls = self._bound(regions)
+        self.token_buffer = torch.zeros(max_running, dtype=torch.int64, device=self.device)
+        self._ring = StagingRing() if self.device.type == "cuda" else None
+        self._graphs: DecodeGraphs | None = None
+
+    def _bound(self, regions: Mapping[str, Region]) -> dict[str, list[BoundRegion]]:
+        """The calls of a step, for each variant."""
+        manifest = self._manifest
         kinds = [call.kind for call in step_calls(manifest.layers)]
-        inner = [kind not in (EMBED, HEAD) for kind in kinds]
-        caches = [self._make_caches(manifest) if layer else {} for layer in inner]
-        self.caches = tuple(cache for cache in caches if cache)
+        caches: list[Mapping[str, Tensor]] = [{}, *self.caches, {}]  # of the prologue and the head
         streams = SideStreams()
         functions = {
             name: bind(region, manifest.kernels, manifest.target, streams)
             for name, region in regions.items()
         }
-        self._calls: dict[str, list[BoundRegion]] = {}
+        found = {}
         for variant in manifest.variants or (LONG,):
             names = [n if (n := f"{kind}.{variant}") in regions else kind for kind in kinds]
-            self._calls[variant] = [
+            found[variant] = [
                 BoundRegion(
                     regions[name], functions[name], {Role.WEIGHT: weight, Role.CACHE: cache}
                 )
-                for name, weight, cache in zip(names, weights, caches, strict=True)
+                for name, weight, cache in zip(names, self._weights, caches, strict=True)
             ]
-        self.token_buffer = torch.zeros(max_running, dtype=torch.int64, device=self.device)
-        self._ring = StagingRing() if self.device.type == "cuda" else None
-        self._graphs: DecodeGraphs | None = None
+        return found
+
+    def variation(
+        self, *, layers: int | None = None, regions: Mapping[str, Region] | None = None
+    ) -> "ModelRunner":
+        """A runner over the same weights and caches, without graphs of its own yet.
+
+        Args:
+            layers: run only so many, and the head after them; None for all.
+            regions: run these instead of the artifact's; they take the same inputs.
+        """
+        other = copy(self)
+        other._graphs = None
+        if regions is not None:
+            other._calls = self._bound(regions)
+        if layers is not None:
+            other._calls = {
+                variant: [*calls[: 1 + layers], calls[-1]]
+                for variant, calls in other._calls.items()
+            }
+        return other
 
     def _make_caches(self, manifest: Manifest) -> dict[str, torch.Tensor]:
         made = {}

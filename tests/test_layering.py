@@ -70,6 +70,10 @@ AREAS: dict[str, tuple[str, ...]] = {
         *FOUNDATION, "model_spec", "config", "weights", "ir", "artifact", "frontend", "passes",
         "lowering",
     ),
+    "bench.step": (
+        *FOUNDATION, "ops", "bench", "model_spec", "config", "weights", "ir", "artifact",
+        "frontend", "passes", "lowering", "runtime",
+    ),
     "cli": (
         *FOUNDATION, "model_spec", "config", "ir", "artifact", "passes", "compiling", "runtime",
         "evaluation", "lowering", "kernels", "bench",

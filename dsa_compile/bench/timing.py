@@ -80,7 +80,7 @@ def measure_ceilings() -> Ceilings:
         "bf16": work / graph_median([lambda: a @ b], 10),
         "fp8": work / graph_median([_fp8_product(a, b)], 10),
     }
-    return Ceilings(_copy_bytes_per_us(1 << 30), rates)
+    return Ceilings(copy_bytes_per_us(1 << 30), rates)
 
 
 def _fp8_product(a: Tensor, b: Tensor) -> Call:
@@ -89,7 +89,8 @@ def _fp8_product(a: Tensor, b: Tensor) -> Call:
     return lambda: torch._scaled_mm(a8, b8, one, one, out_dtype=torch.bfloat16, use_fast_accum=True)
 
 
-def _copy_bytes_per_us(size: int) -> float:
+def copy_bytes_per_us(size: int) -> float:
+    """Rate of a kernel that copies ``size`` bytes, reads plus writes."""
     # A kernel: a captured copy_ is a memcpy node, which reached two thirds of this on an H200.
     source = torch.randn(size // 4, device="cuda")
     target = torch.empty_like(source)

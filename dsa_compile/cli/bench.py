@@ -1,10 +1,11 @@
-"""``dsa-bench``: time of the kernels, beside those of other libraries that are installed."""
+"""``dsa-bench``: time of kernels and of whole steps, beside those of others."""
 
 import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from dsa_compile.cli.bench_step import add_step, run_step
 from dsa_compile.cli.common import Parser, guarded
 from dsa_compile.errors import UserError
 
@@ -30,7 +31,7 @@ Exit status: 0 measured, 1 a kernel was wrong or failed, 2 refused, 130 interrup
 
 def build_parser() -> argparse.ArgumentParser:
     """The command's arguments."""
-    parser = Parser(prog=PROGRAM, description="Measure kernels.")
+    parser = Parser(prog=PROGRAM, description="Measure kernels and steps.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     kernels = commands.add_parser(
         "kernels",
@@ -55,12 +56,15 @@ def build_parser() -> argparse.ArgumentParser:
     kernels.add_argument("--plot", type=Path, metavar="FILE", help="draw a bar chart into FILE")
     kernels.add_argument("--check", action="store_true", help="check the kernels, time nothing")
     kernels.add_argument("--list", action="store_true", help="print the cases and stop")
+    add_step(commands)
     return parser
 
 
 def run(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status."""
     args = build_parser().parse_args(argv)
+    if args.command == "step":
+        return run_step(args)
     import torch
 
     from dsa_compile.bench.suites import all_plans

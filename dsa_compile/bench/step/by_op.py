@@ -1,0 +1,115 @@
+"""Where the time of a step goes, by the op that launched each kernel."""
+
+import json
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from dsa_compile.bench.step.timeline import (
+    Event,
+    Share,
+    launched,
+    on_device,
+    relabel,
+    shares,
+    split,
+)
+from dsa_compile.ir.region import Region
+from dsa_compile.ops import STREAM_OPS
+from dsa_compile.runtime.batch import Batch
+from dsa_compile.runtime.executor import Kernels, implementation
+from dsa_compile.runtime.model_runner import ModelRunner
+
+
+class Ranges:
+    """Puts every op of regions into a range of the profiler, named by region, op and module.
+
+    Attributes:
+        names: of the ranges.
+        experts_hit: while ``watching``, the number of experts that each router's tokens take.
+        watching: count them; this waits for the GPU.
+    """
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+        self.experts_hit: list[int] = []
+        self.watching = False
+
+    def within(
+        self, regions: Mapping[str, Region], kernels: Kernels, target: str
+    ) -> dict[str, Region]:
+        """Copies of the regions, to be run in their place."""
+        return {name: self._copy(region, kernels, target) for name, region in regions.items()}
+
+    def _copy(self, region: Region, kernels: Kernels, target: str) -> Region:
+        copy = region.copy(region.name)
+        kind = region.name.partition(".")[0]
+        for node in copy.graph.nodes:
+            if isinstance(node.target, OpOverload) and node.target not in STREAM_OPS:
+                op = str(node.target).removeprefix("dsa.").removesuffix(".default")
+                label = f"{kind}: {op} {node.meta.get('path', '')}".strip()
+                self.names.add(label)
+                node.target = self._ranged(op, label, implementation(node.target, kernels, target))
+        return copy
+
+    def _ranged(self, op: str, label: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with record_function(label):
+                result = function(*args, **kwargs)
+            if self.watching and op == "router":
+                self.experts_hit.append(len(result[1].unique()))
+            return result
+
+        call.__name__ = call.__qualname__ = op.replace(".", "_")
+        return call
+
+
+def label_step(ranged: ModelRunner, batch: Batch, ranges: Ranges) -> list[Any]:
+    """The work of one step without graphs, in the order of its launches, labelled by op.
+
+    Args:
+        ranged: a runner over the regions of ``ranges``.
+        batch: the step, padded as the graph's is.
+        ranges: their labels.
+    """
+    ranged.forward(batch)
+    events = _trace(lambda: ranged.forward(batch))
+    return launched(events, frozenset(ranges.names))
+
+
+def by_op(
+    runner: ModelRunner, batch: Batch, labelled: list[Any], repeats: int = 8
+) -> tuple[dict[str, Share], float]:
+    """What each op adds to a step that is a CUDA graph, and the gaps; microseconds.
+
+    Args:
+        runner: with the step's graph captured.
+        batch: the step.
+        labelled: from :func:`label_step`.
+        repeats: steps traced; the one of median length is taken.
+    """
+
+    def run() -> None:
+        for _ in range(repeats):
+            runner.forward(batch)
+
+    steps = split(on_device(_trace(run)), repeats)
+    lengths = sorted((max(w.end for w in step) - step[0].start, i) for i, step in enumerate(steps))
+    return shares(relabel(steps[lengths[repeats // 2][1]], labelled))
+
+
+def _trace(run: Callable[[], object]) -> list[Event]:
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+        run()
+        torch.cuda.synchronize()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        profiler.export_chrome_trace(str(path))
+        events: list[Event] = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
+    return events

@@ -1,0 +1,97 @@
+"""The steps that are timed."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from dsa_compile.runtime.batch import Batch
+
+
+@dataclass(frozen=True)
+class Decode:
+    """Every request computes one token.
+
+    Attributes:
+        batch: requests.
+        context: tokens in the cache of each once the step is done.
+    """
+
+    batch: int
+    context: int
+
+    def label(self) -> str:
+        """For tables."""
+        return f"decode {self.batch} × {tokens(self.context)}"
+
+    def blocks(self, block_size: int) -> int:
+        """Pages it takes."""
+        return self.batch * -(-self.context // block_size)
+
+    def steps(self, block_size: int, vocab_size: int) -> Iterator[Batch]:
+        """The step, its pages scattered over the caches."""
+        generator = np.random.default_rng(self.batch + self.context)
+        pages = -(-self.context // block_size)
+        order = generator.permutation(self.batch * pages).astype(np.int32)
+        tables = order.reshape(self.batch, pages)
+        last = self.context - 1
+        slots = tables[:, -1].astype(np.int64) * block_size + last % block_size
+        yield Batch(
+            input_ids=generator.integers(0, vocab_size, self.batch),
+            positions=np.full(self.batch, last, np.int64),
+            slot_mapping=slots,
+            block_tables=tables,
+            cu_seqlens=np.arange(self.batch + 1, dtype=np.int32),
+            context_lens=np.full(self.batch, self.context, np.int32),
+            logit_rows=np.arange(self.batch),
+            request_rows=np.arange(self.batch, dtype=np.int32),
+        )
+
+
+@dataclass(frozen=True)
+class Prefill:
+    """One prompt from its first token, in chunks.
+
+    Attributes:
+        tokens: of the prompt.
+        chunk: most tokens of a step.
+    """
+
+    tokens: int
+    chunk: int = 8192
+
+    def label(self) -> str:
+        """For tables."""
+        return f"prefill {tokens(self.tokens)}"
+
+    def blocks(self, block_size: int) -> int:
+        """Pages it takes."""
+        return -(-self.tokens // block_size)
+
+    def steps(self, block_size: int, vocab_size: int) -> Iterator[Batch]:
+        """Its steps in order; the last gives logits."""
+        generator = np.random.default_rng(self.tokens)
+        table = generator.permutation(self.blocks(block_size)).astype(np.int32)
+        for start in range(0, self.tokens, self.chunk):
+            end = min(start + self.chunk, self.tokens)
+            positions = np.arange(start, end)
+            page, offset = np.divmod(positions, block_size)
+            last = [end - start - 1] if end == self.tokens else []
+            yield Batch(
+                input_ids=generator.integers(0, vocab_size, end - start),
+                positions=positions,
+                slot_mapping=table[page].astype(np.int64) * block_size + offset,
+                block_tables=table[None, : -(-end // block_size)],
+                cu_seqlens=np.array([0, end - start], np.int32),
+                context_lens=np.array([end], np.int32),
+                logit_rows=np.array(last, np.int64),
+                request_rows=np.zeros(1, np.int32),
+            )
+
+
+Case = Decode | Prefill
+
+
+def tokens(count: int) -> str:
+    """``8192`` as ``8K``."""
+    return f"{count // 1024}K" if count % 1024 == 0 and count else str(count)

@@ -1,0 +1,124 @@
+"""Results of steps as tables, JSON and plots."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from dsa_compile.bench.report import machine
+from dsa_compile.bench.step.ablation import Ablated
+from dsa_compile.bench.step.cases import Case
+from dsa_compile.bench.step.published import goal, vllm
+from dsa_compile.bench.step.run import Row
+
+
+def step_table(cases: Sequence[Case], rows: Sequence[Row], kind: str) -> Table:
+    """A row a case."""
+    table = Table(title=f"One {kind} layer (difference of models), GPU", box=None, pad_edge=False)
+    heads = (
+        "", "ms", "floor", "of floor", "vLLM", "÷ ours", "goal", "launches", "experts",
+        "step ms", "gaps µs", "host ms", "wall ms",
+    )  # fmt: skip
+    for head in heads:
+        table.add_column(head, justify="left" if not head else "right")
+    for case, row in zip(cases, rows, strict=True):
+        other, aim = vllm(case), goal(case)
+        table.add_row(
+            row.case,
+            f"{row.layer:.4f}",
+            _shown(row.floor, 4),
+            "–" if row.floor is None else f"{row.floor / row.layer:.0%}",
+            _shown(other, 3),
+            "–" if other is None else f"{other / row.layer:.2f}",
+            "–" if aim is None else f"{aim:g}{'' if row.layer > aim else ' ✓'}",
+            _shown(row.launches, 1),
+            _shown(row.experts_hit, 0),
+            f"{row.step:.3f}",
+            _shown(row.gaps_us, 1),
+            f"{row.host:.3f}",
+            f"{row.wall:.3f}" if row.wall else "–",
+        )
+    return table
+
+
+def op_table(row: Row, most: int = 24) -> Table:
+    """What each op adds to one layer."""
+    table = Table(title=f"{row.case}: µs added to a layer, by op", box=None, pad_edge=False)
+    table.add_column("op")
+    table.add_column("µs", justify="right")
+    table.add_column("launches", justify="right")
+    table.add_column("kernels", no_wrap=True, max_width=60)
+    for label, share in list(row.ops.items())[:most]:
+        table.add_row(label, f"{share.us:.1f}", f"{share.launches:g}", ", ".join(share.names))
+    total = sum(share.us for share in row.ops.values())
+    table.add_row("sum", f"{total:.1f}", f"{row.launches or 0:g}", "")
+    return table
+
+
+def ablation_table(rows: Sequence[Row], entries: Sequence[Ablated]) -> Table:
+    """A row a pass: how much longer a layer takes without it, in per cent of what it takes with."""
+    whole = {row.case: row.layer for row in rows}
+    cases = [case for case in whole if any(case in entry.layers for entry in entries)]
+    table = Table(title="A layer without the pass: % longer", box=None, pad_edge=False)
+    table.add_column("pass")
+    for case in cases:
+        table.add_column(case, justify="right")
+    table.add_column("")
+    for entry in entries:
+        changes = [
+            f"{100 * (entry.layers[case] / whole[case] - 1):+.1f}" if case in entry.layers else "–"
+            for case in cases
+        ]
+        table.add_row(entry.name, *changes, entry.problem)
+    return table
+
+
+def _shown(value: float | None, digits: int) -> str:
+    return "–" if value is None else f"{value:.{digits}f}"
+
+
+def to_json(rows: Sequence[Row], ablation: Sequence[Ablated] = ()) -> dict[str, Any]:
+    """Everything measured, with the machine."""
+    return {
+        "machine": machine(),
+        "rows": [asdict(row) for row in rows],
+        "ablation": [asdict(entry) for entry in ablation],
+    }
+
+
+def write_json(path: Path, rows: Sequence[Row], ablation: Sequence[Ablated] = ()) -> None:
+    """Write :func:`to_json`, whole or not at all."""
+    text = json.dumps(to_json(rows, ablation), indent=1, ensure_ascii=False) + "\n"
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)
+
+
+def plot(path: Path, cases: Sequence[Case], rows: Sequence[Row]) -> None:
+    """Bars: a layer's time, the other engine's, and the floor."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 1.2 + 0.45 * len(rows)), layout="constrained")
+    axes = figure.add_subplot()
+    places = range(len(rows))
+    axes.barh([p - 0.2 for p in places], [r.layer for r in rows], 0.4, label="dsa-compile")
+    axes.barh(
+        [p + 0.2 for p in places],
+        [vllm(case) or 0.0 for case in cases],
+        0.4,
+        label="vLLM 0.25.1",
+        color="0.7",
+    )
+    floors = [(p, r.floor) for p, r in zip(places, rows, strict=True) if r.floor is not None]
+    axes.plot(
+        [f for _, f in floors], [p for p, _ in floors], "k|", ms=18, label="bytes ÷ bandwidth"
+    )
+    axes.set_yticks(list(places), [r.case for r in rows], fontsize=8)
+    axes.invert_yaxis()
+    axes.set_xscale("log")
+    axes.set_xlabel("ms per MoE layer")
+    axes.legend()
+    figure.savefig(path, dpi=110)

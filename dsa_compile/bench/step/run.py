@@ -1,0 +1,163 @@
+"""Timing the steps of a compilation."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from dsa_compile.bench.lock import exclusive
+from dsa_compile.bench.step.by_op import Ranges, by_op, label_step
+from dsa_compile.bench.step.cases import Case, Decode
+from dsa_compile.bench.step.floor import decode_bytes
+from dsa_compile.bench.step.measure import time_steps
+from dsa_compile.bench.step.model import Compiled
+from dsa_compile.bench.step.timeline import Share
+from dsa_compile.errors import UserError
+from dsa_compile.runtime.cuda_graphs import GraphPlan, padded_batch
+from dsa_compile.runtime.model_runner import SHORT, ModelRunner
+
+DIFFERENCE = 2  # layers left out of the smaller model
+
+
+@dataclass
+class Row:
+    """One case; milliseconds, microseconds where the name says so.
+
+    Attributes:
+        case: its label.
+        step: GPU time of the step with all layers.
+        layer: of one layer, (all layers - all but the last two) / 2.
+        host: to launch the step; graphs are one launch whatever the number of layers.
+        wall: of steps that follow one another and are each waited for; 0 for prefill.
+        floor: bytes that a layer must read over the copy bandwidth, or None.
+        launches: kernels, fills and copies of one layer; None if not traced.
+        experts_hit: distinct experts that a layer's tokens take; None if not traced.
+        gaps_us: in which the GPU does nothing within a step; None if not traced.
+        ops: by op, what it adds to a layer; empty if not traced.
+    """
+
+    case: str
+    step: float
+    layer: float
+    host: float
+    wall: float
+    floor: float | None = None
+    launches: float | None = None
+    experts_hit: float | None = None
+    gaps_us: float | None = None
+    ops: dict[str, Share] = field(default_factory=dict)
+
+
+class StepBench:
+    """Times the last layers of a compilation, all of one kind.
+
+    Args:
+        compiled: of at least three layers.
+        runner: over it.
+        bytes_per_ms: copy bandwidth.
+
+    Raises:
+        UserError: too few layers, or the last ones differ.
+    """
+
+    def __init__(self, compiled: Compiled, runner: ModelRunner, bytes_per_ms: float) -> None:
+        layers = compiled.manifest.layers
+        kinds = {layer.kind for layer in layers[-DIFFERENCE:]}
+        if len(layers) <= DIFFERENCE or len(kinds) != 1:
+            raise UserError(
+                "the cost of a layer is a difference of models: choose --layers so that there are "
+                f"at least {DIFFERENCE + 1}, the last {DIFFERENCE} of one kind"
+            )
+        (self.kind,) = kinds
+        self._compiled, self._bytes_per_ms = compiled, bytes_per_ms
+        spec = compiled.manifest.model.spec
+        self._topk = spec.index_topk
+        self.plan = GraphPlan.of(
+            max_running=256,
+            max_model_len=spec.max_position_embeddings,
+            block_size=runner.block_size,
+            topk=self._topk if SHORT in runner.variants else None,
+        )
+        self._runner = runner
+        self._smaller = runner.variation(layers=len(layers) - DIFFERENCE)
+        self._ranges = Ranges()
+        manifest = compiled.manifest
+        regions = self._ranges.within(compiled.regions, manifest.kernels, manifest.target)
+        self._ranged = runner.variation(regions=regions)
+
+    def time(self, case: Case, repeats: int, traced: bool) -> Row:
+        """Time one case.
+
+        Args:
+            case: fits into the caches.
+            repeats: timed repetitions.
+            traced: attribute the time of a decode step to ops.
+
+        Raises:
+            UserError: the model's results are not finite.
+        """
+        steps = list(case.steps(self._runner.block_size, self._runner.vocab_size))
+        decode = isinstance(case, Decode)
+        times = []
+        for runner in (self._smaller, self._runner):
+            if decode:
+                shape = self.plan.choose(steps[0], steps[0].is_short(self._topk))
+                if shape is not None:
+                    runner.capture(self.plan, [shape])
+            with exclusive():
+                times.append(time_steps(runner, steps, repeats if decode else max(3, repeats // 8)))
+            if not all(bool(runner.forward(step).isfinite().all()) for step in steps):
+                raise UserError(f"{case.label()}: logits are not finite, so times mean nothing")
+        small, large = times
+        row = Row(
+            case.label(), large.gpu, (large.gpu - small.gpu) / DIFFERENCE, large.host, large.wall
+        )
+        if traced and isinstance(case, Decode):
+            self._trace(row, case)
+        return row
+
+    def _trace(self, row: Row, case: Decode) -> None:
+        (batch,) = case.steps(self._runner.block_size, self._runner.vocab_size)
+        shape = self.plan.choose(batch, batch.is_short(self._topk))
+        if shape is None:
+            return
+        ranges = self._ranges
+        ranges.experts_hit, ranges.watching = [], True
+        self._ranged.forward(batch)
+        ranges.watching = False
+        if ranges.experts_hit:
+            row.experts_hit = sum(ranges.experts_hit) / len(ranges.experts_hit)
+        row.floor = (
+            decode_bytes(self._compiled, self.kind, case, row.experts_hit or 0) / self._bytes_per_ms
+        )
+        labelled = label_step(
+            self._ranged, padded_batch(batch, shape.rows, shape.columns), self._ranges
+        )
+        found, row.gaps_us = by_op(self._runner, batch, labelled)
+        count = sum(layer.kind == self.kind for layer in self._compiled.manifest.layers)
+        prefix = f"{self.kind}: "
+        for label, share in found.items():
+            if label.startswith(prefix):
+                row.ops[label.removeprefix(prefix)] = Share(
+                    share.us / count, share.launches / count, share.names
+                )
+        row.launches = sum(share.launches for share in row.ops.values())
+
+
+def blocks_for(
+    cases: Sequence[Case], compiled: Compiled, reserve: float = 0.15, free: int | None = None
+) -> int:
+    """Pages for the largest case that fits into free memory.
+
+    Args:
+        cases: to be timed.
+        compiled: for the caches of its layers.
+        reserve: share of free memory kept for everything else.
+        free: bytes; None asks the device.
+    """
+    manifest = compiled.manifest
+    row = sum(c.width * getattr(torch, c.dtype).itemsize for c in manifest.caches)
+    page = row * manifest.block_size * len(manifest.layers)
+    room = (torch.cuda.mem_get_info()[0] if free is None else free) * (1 - reserve)
+    sizes = [case.blocks(manifest.block_size) for case in cases]
+    return max((size for size in sizes if size * page <= room), default=0)

@@ -1,0 +1,210 @@
+"""``dsa-bench step``: time of a whole step, per layer, by op and without passes."""
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dsa_compile.errors import UserError
+
+if TYPE_CHECKING:
+    from dsa_compile.bench.step.cases import Case
+
+_STEP = """\
+Time decode steps and prefills of a truncated model with random weights made on the GPU.
+
+The cost of a layer is (all layers - all but the last two) / 2: GPU time of the CUDA graphs' replay
+for decode, of eager steps for prefill. Contexts are set directly, over caches full of random rows.
+"""
+_EPILOG = """\
+examples:
+  dsa-bench step
+  dsa-bench step --batch 1 --context 8K --by-op
+  dsa-bench step --batch 1,64 --context 8K --prefill '' --ablate
+  dsa-bench step --model ./DeepSeek-V3.2 --layers 2-6 --json step.json --plot step.png
+"""
+
+
+def add_step(commands: Any) -> None:
+    """Add the subcommand."""
+    step = commands.add_parser(
+        "step",
+        help="time whole steps of a truncated model",
+        description=_STEP,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    step.add_argument(
+        "--model",
+        type=Path,
+        metavar="DIR",
+        help="directory with the config.json (default: the released DeepSeek-V3.2's)",
+    )
+    step.add_argument(
+        "--layers",
+        type=_layers,
+        default=(2, 6),
+        metavar="A-B",
+        help="layers of the model, the last two of one kind (default: 2-6, a dense and four MoE)",
+    )
+    step.add_argument("--recipe", default="fp8", metavar="NAME", help="default: %(default)s")
+    step.add_argument(
+        "--target", default="sm_90a", metavar="NAME", help="this GPU's (default: %(default)s)"
+    )
+    step.add_argument(
+        "--kernel", action="append", default=[], metavar="OP=PROVIDER", help="as in dsa-compile"
+    )
+    step.add_argument(
+        "--disable", default="", metavar="PASS,...", help="passes to leave out of everything"
+    )
+    step.add_argument(
+        "--batch",
+        type=_numbers,
+        default=(1, 16, 64, 128),
+        metavar="N,...",
+        help="decode batches; '' for none (default: 1,16,64,128)",
+    )
+    step.add_argument(
+        "--context",
+        type=_numbers,
+        default=(1024, 8192, 65536),
+        metavar="N,...",
+        help="of each request (default: 1K,8K,64K)",
+    )
+    step.add_argument(
+        "--prefill",
+        type=_numbers,
+        default=(2048, 8192, 32768),
+        metavar="N,...",
+        help="prompts, one at a time; '' for none (default: 2K,8K,32K)",
+    )
+    step.add_argument(
+        "--chunk",
+        type=int,
+        default=8192,
+        metavar="N",
+        help="most tokens of a prefill step (default: 8192)",
+    )
+    step.add_argument("--repeats", type=int, default=64, metavar="N", help="default: %(default)s")
+    step.add_argument("--by-op", action="store_true", help="say which op takes how much")
+    step.add_argument(
+        "--ablate",
+        nargs="?",
+        const="",
+        metavar="PASS,...",
+        help="compile without each pass in turn, or each of these, and time again",
+    )
+    step.add_argument("--json", type=Path, metavar="FILE", help="write all figures to FILE")
+    step.add_argument("--plot", type=Path, metavar="FILE", help="draw the layers' times into FILE")
+
+
+def _layers(text: str) -> tuple[int, int]:
+    first, _, last = text.partition("-")
+    try:
+        return int(first), int(last)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not A-B") from None
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(
+            int(part[:-1]) * 1024 if part[-1] in "kK" else int(part)
+            for part in text.split(",")
+            if part
+        )
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers") from None
+
+
+def run_step(args: argparse.Namespace) -> int:
+    """Run the subcommand; returns the exit status."""
+    import torch
+
+    from dsa_compile.bench.step.cases import Decode, Prefill
+
+    decodes = [Decode(batch, context) for batch in args.batch for context in args.context]
+    cases: list[Case] = [*decodes, *(Prefill(tokens, args.chunk) for tokens in args.prefill)]
+    if not cases or min(*args.batch, *args.context, *args.prefill, args.repeats, args.chunk, 1) < 1:
+        raise UserError("nothing to time: give positive numbers for --batch, --context, --prefill")
+    if not torch.cuda.is_available():
+        raise UserError("timing steps needs a CUDA GPU, and torch sees none")
+    with tempfile.TemporaryDirectory() as folder:
+        return _measure(args, cases, Path(folder))
+
+
+def _measure(args: argparse.Namespace, cases: "list[Case]", folder: Path) -> int:
+    from rich.console import Console
+
+    from dsa_compile.bench.report import machine
+    from dsa_compile.bench.step.ablation import Ablated, ablate
+    from dsa_compile.bench.step.model import Compiler, WeightPool, filled_runner
+    from dsa_compile.bench.step.released import write_released
+    from dsa_compile.bench.step.report import (
+        ablation_table,
+        op_table,
+        plot,
+        step_table,
+        write_json,
+    )
+    from dsa_compile.bench.step.run import StepBench, blocks_for
+    from dsa_compile.bench.timing import copy_bytes_per_us
+    from dsa_compile.config import CompileConfig
+
+    console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
+    console.print("  ".join(f"{name} {value}" for name, value in machine().items()))
+    config = CompileConfig(
+        target=args.target,
+        recipe=args.recipe,
+        weights="none",
+        layers=args.layers,
+        kernels=tuple(args.kernel),
+        disable=tuple(name for name in args.disable.split(",") if name),
+    )
+    compiler = Compiler(args.model or write_released(folder), config)
+    compiled = compiler.compile()
+    pool = WeightPool()
+    weights = pool.weights(compiled)
+    per_ms = copy_bytes_per_us(1 << 30) * 1e3
+    num_blocks = blocks_for(cases, compiled)
+    for case in [case for case in cases if case.blocks(config.block_size) > num_blocks]:
+        console.print(f"{case.label()}: its caches do not fit, left out")
+        cases.remove(case)
+    if not cases:
+        raise UserError("no case fits into the GPU's memory; choose fewer --layers")
+    runner = filled_runner(compiled, weights, num_blocks)
+    bench = StepBench(compiled, runner, per_ms)
+    names = ", ".join(layer.kind for layer in compiled.manifest.layers)
+    console.print(f"layers {names}; copy {per_ms / 1e9:.2f} TB/s\n")
+    rows = []
+    for case in cases:
+        rows.append(bench.time(case, args.repeats, True))
+        if args.by_op and rows[-1].ops:
+            console.print(op_table(rows[-1]))
+            console.print()
+    console.print(step_table(cases, rows, bench.kind))
+    entries: list[Ablated] = []
+    if args.ablate is not None:
+        wanted = {name for name in args.ablate.split(",") if name}
+        del bench, runner
+        decodes = [case for case in cases if case.label().startswith("decode")] or cases
+        most = max(case.blocks(config.block_size) for case in decodes)
+        for entry in ablate(
+            compiler,
+            args.recipe,
+            pool,
+            decodes,
+            most,
+            per_ms,
+            args.repeats,
+            lambda name: not wanted or name in wanted,
+        ):
+            entries.append(entry)
+            console.print(f"without {entry.name}: {entry.problem or entry.layers}")
+        console.print(ablation_table(rows, entries))
+    if args.json:
+        write_json(args.json, rows, entries)
+    if args.plot:
+        plot(args.plot, cases, rows)
+    return 0

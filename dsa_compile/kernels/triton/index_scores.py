@@ -34,6 +34,7 @@ def index_scores_kernel(
     dim: int,
     table_stride: int,
     block_size: int,
+    pages: int,
     page_stride: int,
     scale_stride: int,
     scale_start: int,
@@ -72,12 +73,13 @@ def index_scores_kernel(
     page = tl.load(
         block_tables + request.to(tl.int64) * table_stride + column // block_size, seen, 0
     ).to(tl.int64)
+    held = seen & (page >= 0) & (page < pages)  # what a page elsewhere scores is of no use
     offset = column % block_size
     head = tl.arange(0, HEADS)
     d = tl.arange(0, DIM)
     keys = tl.load(
         cache + (page * page_stride + offset * dim)[:, None] + d[None, :],
-        seen[:, None] & (d[None, :] < dim),
+        held[:, None] & (d[None, :] < dim),
         0.0,
     )
     queries = tl.load(
@@ -89,7 +91,7 @@ def index_scores_kernel(
     logits = tl.dot(keys, queries, input_precision="ieee") if EXACT else tl.dot(keys, queries)
     if FP8:
         scores = tl.sum(tl.maximum(logits, 0.0) * weight[None, :], 1)
-        scores *= tl.load(key_scales + page * scale_stride + scale_start + offset, seen, 0.0)
+        scores *= tl.load(key_scales + page * scale_stride + scale_start + offset, held, 0.0)
     else:
         scores = tl.sum(tl.maximum(logits * scale, 0.0) * weight[None, :], 1)
     tl.store(out + row.to(tl.int64) * width + column, scores, seen)
@@ -162,6 +164,7 @@ def paged_index_scores(
         dim,
         tables.stride(0),
         block_size,
+        cache.shape[0],
         page,
         page // 4,
         block_size * dim // 4,

@@ -24,6 +24,8 @@ from tests.kernels.samples import SAMPLES, Arguments
 OURS = ("cuda", "triton")
 Launch = tuple[str, Callable[[], Any]]
 
+PLACES = ("slots", "slot_mapping", "block_tables", "ids", "indices", "rows")
+"""Arguments whose values say where something lies; a kernel must not follow them outside."""
 # One of each way to select (rows, width): see topk's choices.
 TOPK_SHAPES = (
     (2, 8001), (2, 10001), (2, 16001), (140, 8001), (266, 8001), (266, 10001), (266, 16001),
@@ -47,13 +49,30 @@ def kernels(target: str) -> list[Implementation]:
     return list(found.values())
 
 
+def astray(kernel: Implementation, arguments: Arguments) -> Arguments | None:
+    """The same with places outside of what they point into, or None if there are none."""
+    schema = getattr(torch.ops.dsa, kernel.op).default._schema.arguments
+    names = [argument.name for argument in schema]
+    if not set(names) & set(PLACES):
+        return None
+    changed = list(arguments)
+    for place, value in zip(names, arguments, strict=False):
+        if place in PLACES:
+            flat = value.clone().view(-1)
+            flat[::3], flat[1::5] = 1 << 30, -9
+            changed[names.index(place)] = flat.view(value.shape)
+    return tuple(changed)
+
+
 def launches(target: str) -> Iterator[Launch]:
-    """Every kernel of ours on every sample it takes."""
+    """Every kernel of ours on every sample it takes, and on those gone astray."""
     for kernel in kernels(target):
         for number, arguments in enumerate(SAMPLES[kernel.op]()):
             if kernel.refusal(facts(kernel, arguments)) is None:
                 name = f"{kernel.op}/{kernel.provider} {number}"
                 yield name, lambda k=kernel, a=arguments: k.load()(*a)
+                if (wrong := astray(kernel, arguments)) is not None:
+                    yield f"{name} astray", lambda k=kernel, a=wrong: k.load()(*a)
     for rows, width in TOPK_SHAPES:
         yield f"topk/cuda {rows}x{width}", lambda shape=(rows, width): _topk(*shape)
 

@@ -1,0 +1,85 @@
+"""A layer of the released widths in recipes of less precision, beside recipe fp32.
+
+All have the same weights, in FP8 blocks; what differs is the rounding of activations, caches and
+products. e4m3 keeps four bits: an activation is off by some 2.6 % of its deviation, and so are the
+sums over many of them; what a layer adds passes three such roundings in a row.
+"""
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from .layer import LAYER, Layer, compiled, cosine
+
+STREAM_COSINE = 0.999
+"""Of the residual stream behind the layer, in any recipe."""
+UPDATE_COSINE = {"bf16": 0.9999, "fp8": 0.9975, "fp8-kv-tensor": 0.9975}
+"""Of what the layer adds to it."""
+# As in the released model, eight experts of each token out of four of eight groups.
+FEW_EXPERTS = 16
+
+PREFILL_AND_DECODE = [[(5, 5), (1, 1)], [(1, 6), (1, 2)]]
+# Beyond and below index_topk, 2,048.
+LONG_PREFILL_AND_DECODE = [[(4100, 4100), (300, 300)], [(1, 4101), (1, 301)]]
+
+Steps = list[tuple[torch.Tensor, torch.Tensor]]
+Run = Callable[..., Steps]
+needs_hopper = pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
+    reason="needs a Hopper GPU",
+)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """``run(kind, recipe, target, experts, steps)``: the stream into and out of the layer."""
+
+    @functools.cache
+    def artifact(kind: str, recipe: str, target: str, experts: int) -> Path:
+        folder = tmp_path_factory.mktemp("layer")
+        return compiled(folder, kind, recipe, target, n_routed_experts=experts)
+
+    @functools.cache
+    def results(kind: str, recipe: str, target: str = "cpu", experts: int = FEW_EXPERTS) -> Steps:
+        layer = Layer(artifact(kind, recipe, target, experts), pages=256)
+        steps = PREFILL_AND_DECODE if experts == FEW_EXPERTS else LONG_PREFILL_AND_DECODE
+        return [layer("long", lengths) for lengths in steps]
+
+    return results
+
+
+def agree(ours: Steps, theirs: Steps, stream: float, update: float) -> None:
+    """At least these cosines of the stream and of what the layer adds to it, at every step."""
+    for (before, after), (reference_before, reference_after) in zip(ours, theirs, strict=True):
+        assert torch.equal(before.cpu(), reference_before.cpu())
+        before, after, reference = before.cpu(), after.cpu(), reference_after.cpu()
+        assert cosine(after, reference) >= stream
+        assert update <= cosine(after - before, reference - before) < 1 - 1e-9
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", UPDATE_COSINE)
+@pytest.mark.parametrize("kind", LAYER)
+def test_a_layer_is_the_fp32_one_up_to_rounding(run: Run, kind: str, recipe: str) -> None:
+    agree(run(kind, recipe), run(kind, "fp32"), STREAM_COSINE, UPDATE_COSINE[recipe])
+
+
+@needs_hopper
+@pytest.mark.parametrize("recipe", UPDATE_COSINE)
+@pytest.mark.parametrize("kind", LAYER)
+def test_kernels_make_the_layer_that_the_references_make(run: Run, kind: str, recipe: str) -> None:
+    """Sums run in another order, which may turn a rounding."""
+    agree(run(kind, recipe, "sm_90a"), run(kind, recipe), 0.9999, 0.9995)
+
+
+@needs_hopper
+@pytest.mark.parametrize("recipe", UPDATE_COSINE)
+@pytest.mark.parametrize("kind", LAYER)
+def test_a_whole_layer_with_selection_on_a_gpu(run: Run, kind: str, recipe: str) -> None:
+    """All experts, and contexts of which most keys are left out."""
+    experts = 256 if torch.cuda.mem_get_info()[0] > 100 << 30 else 64  # in fp32, 45 GB
+    ours, theirs = (run(kind, name, "sm_90a", experts) for name in (recipe, "fp32"))
+    agree(ours, theirs, STREAM_COSINE, UPDATE_COSINE[recipe])

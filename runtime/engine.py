@@ -161,7 +161,8 @@ class Engine:
             verify=verify,
             model_dir=None if model_dir is None else Path(model_dir),
             load_format=load_format,
-            max_running=config.rows,
+            # Steps are padded to what the runner is made for: the same however many may run.
+            max_running=DETERMINISTIC_ROWS if deterministic else max_running,
             max_model_len=max_model_len,
             cuda_graphs=cuda_graphs,
             deterministic=deterministic,

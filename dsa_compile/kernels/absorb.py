@@ -7,6 +7,9 @@ head and copy that, which costs a prefill several times the product.
 import torch
 from torch import Tensor
 
+from dsa_compile.kernels.triton.quantize import quantize_blocks
+from dsa_compile.kernels.triton.rope import rope_interleaved
+from dsa_compile.ops.head_products import check_absorb_rope_query, check_expand_output_quantize
 from dsa_compile.ops.library import bad_input
 
 
@@ -18,6 +21,19 @@ def absorb_query(q_nope: Tensor, w_uk: Tensor) -> Tensor:
 def expand_output(o_latent: Tensor, w_uv: Tensor) -> Tensor:
     """``dsa::expand_output``."""
     return _per_head("expand_output", o_latent, w_uv.transpose(1, 2))
+
+
+def absorb_rope_query(q: Tensor, w_uk: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """``dsa::absorb_rope_query``: the product, then the rotation."""
+    check_absorb_rope_query(q, w_uk, cos, sin)
+    nope, rope = q.split([w_uk.shape[1], cos.shape[-1]], -1)
+    return absorb_query(nope, w_uk), rope_interleaved(rope, cos, sin)
+
+
+def expand_output_quantize(o_latent: Tensor, w_uv: Tensor, ue8m0: bool) -> tuple[Tensor, Tensor]:
+    """``dsa::expand_output_quantize``: the product, then the quantisation."""
+    check_expand_output_quantize(o_latent, w_uv)
+    return quantize_blocks(expand_output(o_latent, w_uv).flatten(1), ue8m0)
 
 
 def _per_head(op: str, x: Tensor, weight: Tensor) -> Tensor:

@@ -210,6 +210,15 @@ KERNELS: tuple[Implementation, ...] = (
         size_in("cos", -1, 64),
         note="a launch for each part",
     ),
+    _cuda(
+        "index_head_weights",
+        "head_weights",
+        dtype_in("x", _BF16),
+        size_multiple("x", 1, 1024),
+        size_at_most("x", 1, 8192),
+        max_tokens=32,
+    ),
+    _triton("index_head_weights", "head_weights"),
     _triton(
         "paged_index_topk",
         "index_topk",
@@ -246,6 +255,25 @@ KERNELS: tuple[Implementation, ...] = (
     _triton("latent_rows_fp8_tensor", "latent_rows"),
     _torch("absorb_query", "absorb"),
     _torch("expand_output", "absorb"),
+    _cuda(
+        "absorb_rope_query",
+        "head_products",
+        dtype_in("q", _BF16),
+        size_in("q", 2, 192),
+        size_in("w_uk", 1, 128),
+        size_in("w_uk", 2, 512),
+        max_tokens=64,
+    ),
+    _torch("absorb_rope_query", "absorb"),
+    _cuda(
+        "expand_output_quantize",
+        "head_products",
+        dtype_in("o_latent", _BF16),
+        size_in("w_uv", 1, 128),
+        size_in("w_uv", 2, 512),
+        max_tokens=64,
+    ),
+    _torch("expand_output_quantize", "absorb"),
     # projections
     _cuda(
         "linear_fp8",

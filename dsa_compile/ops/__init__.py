@@ -30,6 +30,8 @@ from dsa_compile.ops.fused_cache import (
     NORM_ROPE_WRITE_LATENT_CACHE_FP8,
     NORM_ROPE_WRITE_LATENT_CACHE_FP8_TENSOR,
 )
+from dsa_compile.ops.head_products import ABSORB_ROPE_QUERY, EXPAND_OUTPUT_QUANTIZE
+from dsa_compile.ops.head_weights import INDEX_HEAD_WEIGHTS
 from dsa_compile.ops.index_fp8 import PAGED_INDEX_TOPK_FP8
 from dsa_compile.ops.index_fused import INDEX_QUERY_QUANTIZE, WRITE_INDEX_KEY_FP8
 from dsa_compile.ops.indexer import INDEX_TOPK, PAGED_INDEX_TOPK
@@ -52,6 +54,7 @@ from dsa_compile.ops.streams import KEEP_ALIVE, ON_STREAM, RECORD_EVENT, STREAM_
 
 __all__ = [
     "ABSORB_QUERY",
+    "ABSORB_ROPE_QUERY",
     "ADD_RMS_NORM",
     "ADD_RMS_NORM_QUANTIZE",
     "ATTENTION_INPUTS_FP8",
@@ -59,8 +62,10 @@ __all__ = [
     "DENSE_SLOTS",
     "EMBEDDING",
     "EXPAND_OUTPUT",
+    "EXPAND_OUTPUT_QUANTIZE",
     "EXPERTS",
     "EXPERTS_FP8",
+    "INDEX_HEAD_WEIGHTS",
     "INDEX_QUERY_QUANTIZE",
     "INDEX_TOPK",
     "KEEP_ALIVE",

@@ -129,8 +129,10 @@ def test_stored_blocks_are_taken_as_they_are(compiled, models):
     for ours, theirs in (("e4m3", "weight"), ("scale_inv", "weight_scale_inv")):
         plain = stored[f"{prefix}self_attn.o_proj.{theirs}"]
         assert equal(made[f"self_attn.o_proj.weight_{ours}"], plain)
-        parts = [stored[f"{prefix}mlp.experts.5.{n}_proj.{theirs}"] for n in ("gate", "up")]
-        assert equal(made[f"mlp.experts.gate_up_proj_{ours}"][5], torch.cat(parts))
+        for expert, name in ((5, "experts.5"), (-1, "shared_experts")):
+            parts = [stored[f"{prefix}mlp.{name}.{n}_proj.{theirs}"] for n in ("gate", "up")]
+            both = made[f"mlp.experts.gate_up_proj_and_shared_{ours}"]
+            assert equal(both[expert], torch.cat(parts))
 
 
 def equal(ours: torch.Tensor, theirs: torch.Tensor) -> bool:

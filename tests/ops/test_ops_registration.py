@@ -18,7 +18,7 @@ rope_tables(Tensor positions, Tensor inv_freq, float scaling, ScalarType dtype) 
 linear(Tensor x, Tensor weight) -> Tensor
 embedding(Tensor ids, Tensor weight) -> Tensor
 swiglu(Tensor gate, Tensor up) -> Tensor
-router(Tensor x, Tensor weight, Tensor bias, int n_group, int topk_group, int top_k, bool normalize, float scale) -> (Tensor weights, Tensor indices)
+router(Tensor x, Tensor weight, Tensor bias, int n_group, int topk_group, int top_k, bool normalize, float scale, int shared_experts=0) -> (Tensor weights, Tensor indices)
 experts(Tensor x, Tensor weights, Tensor indices, Tensor gate_up, Tensor down) -> Tensor
 index_topk(Tensor q, Tensor k, Tensor weights, int topk, float scale) -> Tensor
 sparse_attention(Tensor q, Tensor k, Tensor v, Tensor indices, float scale) -> Tensor
@@ -50,7 +50,10 @@ norm_rope_write_latent_cache_fp8_tensor(Tensor kv, Tensor weight, float eps, Ten
 write_index_key_fp8(Tensor k, Tensor weight, Tensor bias, float eps, Tensor cos, Tensor sin, bool interleaved, Tensor(a!) cache, Tensor slot_mapping) -> ()
 index_query_quantize(Tensor q, Tensor weights, Tensor cos, Tensor sin, bool interleaved, float scale) -> (Tensor q8, Tensor weights_out)
 attention_queries_fp8(Tensor q_pe, Tensor index_q, Tensor weights, Tensor cos, Tensor sin, bool interleaved, bool index_interleaved, float scale) -> (Tensor q_pe_out, Tensor q8, Tensor weights_out)
-attention_inputs_fp8(Tensor merged, Tensor q_weight, float q_eps, Tensor k_weight, Tensor k_bias, float k_eps, Tensor kv_weight, float kv_eps, Tensor cos, Tensor sin, bool interleaved, bool index_interleaved, bool ue8m0, Tensor(a!) latent_cache, Tensor(b!) index_cache, Tensor slot_mapping) -> (Tensor q, Tensor scale)
+attention_inputs_fp8(Tensor merged, Tensor q_weight, float q_eps, Tensor k_weight, Tensor k_bias, float k_eps, Tensor kv_weight, float kv_eps, Tensor cos, Tensor sin, bool interleaved, bool index_interleaved, bool ue8m0, Tensor(a!) latent_cache, Tensor(b!) index_cache, Tensor slot_mapping, Tensor? latent_scale=None) -> (Tensor q, Tensor scale)
+absorb_rope_query(Tensor q, Tensor w_uk, Tensor cos, Tensor sin) -> (Tensor q_latent, Tensor q_pe)
+expand_output_quantize(Tensor o_latent, Tensor w_uv, bool ue8m0) -> (Tensor q, Tensor scale)
+index_head_weights(Tensor x, Tensor weight, float scale) -> Tensor
 experts_fp8(Tensor x, Tensor x_scale, Tensor weights, Tensor indices, Tensor gate_up, Tensor gate_up_scale, Tensor down, Tensor down_scale) -> Tensor
 linear_fp8(Tensor x, Tensor x_scale, Tensor weight, Tensor weight_scale) -> Tensor
 quantize_linear_fp8(Tensor x, Tensor weight, Tensor weight_scale, bool ue8m0) -> Tensor
@@ -134,6 +137,13 @@ CASES = [
     Case("swiglu", (permuted(3, 5, 8), permuted(3, 5, 8))),
     Case("swiglu_packed", (randn(6, 8),)),
     Case("router", (randn(6, 8), randn(12, 8), randn(12), 3, 2, 4, True, 2.5)),
+    Case("router", (randn(6, 8), randn(12, 8), randn(12), 3, 2, 4, True, 2.5, 1)),
+    Case("absorb_rope_query", (randn(6, 2, 12), randn(2, 8, 5), randn(6, 4), randn(6, 4))),
+    Case("absorb_rope_query", (permuted(6, 2, 12), randn(2, 8, 5), randn(6, 4), randn(6, 4))),
+    Case("expand_output_quantize", (randn(6, 2, 5), randn(2, 128, 5), True)),
+    Case("expand_output_quantize", (permuted(6, 2, 5), randn(2, 256, 5), False)),
+    Case("index_head_weights", (randn(6, 8).bfloat16(), randn(3, 8), 0.5)),
+    Case("index_head_weights", (permuted(6, 8), randn(3, 8), 0.5)),
     Case("router", (permuted(6, 8), randn(12, 8), randn(12), 1, 1, 4, False, 2.5)),
     Case(
         "experts",

@@ -43,6 +43,8 @@ SITES = {
     "merge_projections": 2 * LAYERS,
     "pack_swiglu": LAYERS,
     "merge_shared_expert": MOE_LAYERS,
+    "fuse_rope_absorb": LAYERS,
+    "fuse_index_weights": LAYERS,
     "fuse_add_norm": LAYERS,
     "fuse_add_norm_across_layers": LAYERS,
     "select_logit_rows": 1,

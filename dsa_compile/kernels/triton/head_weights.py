@@ -1,0 +1,119 @@
+"""The indexer's head weights for many tokens: an fp32 product on bf16 tensor cores."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from dsa_compile.ops.head_weights import check_index_head_weights
+
+_FILL = 132  # programs that keep a Hopper GPU busy
+_BLOCK_T, _BLOCK_K = 64, 64
+_SUM_BLOCK = 1024
+
+
+@triton.jit
+def head_weights_kernel(
+    x: tl.tensor,
+    weight: tl.tensor,
+    parts: tl.tensor,
+    tokens: int,
+    heads: int,
+    hidden: int,
+    x_stride: int,
+    scale: float,
+    SPLIT: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    EXACT: tl.constexpr,
+) -> None:
+    """``parts[s, t, h]``: the scaled product over the s-th run of ``SPLIT`` elements.
+
+    A weight is the sum of three bf16 to its last bit, whose products with bf16 are exact in fp32.
+    If ``EXACT``, x is fp32 and both are cut into three tf32.
+    """
+    token = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
+    part = tl.program_id(1)
+    head = tl.arange(0, BLOCK_E)
+    k = part * SPLIT + tl.arange(0, BLOCK_K)
+    token_in = token < tokens
+    head_in = head < heads
+    row = token.to(tl.int64)[:, None] * x_stride
+    total = tl.zeros((BLOCK_T, BLOCK_E), tl.float32)
+    for start in range(0, SPLIT, BLOCK_K):
+        inside = start + k < tl.minimum((part + 1) * SPLIT, hidden)
+        a = tl.load(x + row + start + k[None, :], token_in[:, None] & inside[None, :], 0.0)
+        b = tl.load(
+            weight + head[None, :] * hidden + start + k[:, None],
+            inside[:, None] & head_in[None, :],
+            0.0,
+        )
+        if EXACT:
+            total = tl.dot(a.to(tl.float32), b, total, input_precision="tf32x3")
+        else:
+            high = b.to(tl.bfloat16)
+            rest = b - high.to(tl.float32)
+            middle = rest.to(tl.bfloat16)
+            low = (rest - middle.to(tl.float32)).to(tl.bfloat16)
+            total = tl.dot(a, low, total)
+            total = tl.dot(a, middle, total)
+            total = tl.dot(a, high, total)
+    to = parts + (part * tokens + token.to(tl.int64)[:, None]) * heads + head[None, :]
+    tl.store(to, total * scale, token_in[:, None] & head_in[None, :])
+
+
+@triton.jit
+def sum_kernel(
+    parts: tl.tensor, out: tl.tensor, count: int, PARTS: tl.constexpr, BLOCK: tl.constexpr
+) -> None:
+    """Adds up the parts in their order."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < count
+    total = tl.zeros((BLOCK,), tl.float32)
+    for part in range(PARTS):
+        total += tl.load(parts + part * count + at, inside, 0.0)
+    tl.store(out + at, total, inside)
+
+
+def index_head_weights(x: Tensor, weight: Tensor, scale: float) -> Tensor:
+    """``dsa::index_head_weights``: two launches, one for very many tokens.
+
+    Raises:
+        ValueError: operands do not fit together.
+    """
+    check_index_head_weights(x, weight)
+    tokens, hidden = x.shape
+    heads = weight.shape[0]
+    x = x if x.stride(1) == 1 else x.contiguous()
+    tiles = triton.cdiv(tokens, _BLOCK_T)
+    blocks = triton.cdiv(hidden, _BLOCK_K)
+    split = _BLOCK_K * triton.cdiv(blocks, max(1, min(blocks, _FILL // max(tiles, 1))))
+    count = triton.cdiv(hidden, split)
+    parts = torch.empty(count, tokens, heads, dtype=torch.float32, device=x.device)
+    if tokens == 0:
+        return parts[0]
+    head_weights_kernel[(tiles, count)](
+        x,
+        weight.contiguous(),
+        parts,
+        tokens,
+        heads,
+        hidden,
+        x.stride(0),
+        scale,
+        SPLIT=split,
+        BLOCK_T=_BLOCK_T,
+        BLOCK_E=max(triton.next_power_of_2(heads), 16),
+        BLOCK_K=_BLOCK_K,
+        EXACT=x.dtype is not torch.bfloat16,
+        num_warps=4,
+        num_stages=3,
+    )
+    if count == 1:
+        return parts[0]
+    out = torch.empty(tokens, heads, dtype=torch.float32, device=x.device)
+    sum_kernel[(triton.cdiv(out.numel(), _SUM_BLOCK),)](
+        parts, out, out.numel(), PARTS=count, BLOCK=_SUM_BLOCK, num_warps=4
+    )
+    return out

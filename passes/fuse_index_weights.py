@@ -1,0 +1,48 @@
+"""One op for the indexer's head weights.
+
+Before::                                    After::
+
+    h = dsa.linear(to(x, f32), w)           y = dsa.index_head_weights(x, w, scale)
+    y = mul(h, scale)
+
+``w`` is fp32 in every recipe, and so is the product: rounding it changes which keys are chosen.
+
+Declines: products in another dtype, which no constant scales, or that are read elsewhere too.
+"""
+
+import torch
+
+from dsa_compile.ir.edit import Editor, describe
+from dsa_compile.ir.match import Call, Cast, Const, NearMiss, Node, find
+from dsa_compile.ir.passes import RegionPass
+from dsa_compile.ir.program import Program
+from dsa_compile.ir.region import Region
+from dsa_compile.passes.shared import each_layer
+
+aten, dsa = torch.ops.aten, torch.ops.dsa
+
+
+class FuseIndexWeights(RegionPass):
+    """Conversion, product and scale become ``dsa.index_head_weights``."""
+
+    requires = ("recognize_linear", "flatten_tokens")
+
+    def expects(self, program: Program, region: Region) -> int | None:
+        """The indexer of every layer."""
+        return each_layer(region, 1)
+
+    def rewrite(self, edit: Editor, program: Program) -> None:
+        """Replace every match."""
+        product = Call(dsa.linear.default, Cast(Node("x")), Node("weight"), name="product")
+        matches = find(edit.graph, Call(aten.mul.Tensor, product, Const("scale")))
+        edit.note(matches.misses)
+        for m in matches.found:
+            dtypes = {m[name].meta["val"].dtype for name in ("weight", "product")}
+            if dtypes != {torch.float32}:
+                at = m["product"]
+                reason = f"gives {describe(at.meta['val'])}"
+                edit.note([NearMiss(at.meta["path"], at.name, reason, 2)])
+                continue
+            args = (m["x"], m["weight"], float(m["scale"]))
+            new = edit.call(dsa.index_head_weights.default, *args, before=m.root)
+            edit.replace(m.root, new)

@@ -96,6 +96,15 @@ class GraphPlan:
             if self.short_columns is not None:
                 yield Shape(rows, self.short_columns, True)
 
+    def describe(self, block_size: int) -> str:
+        """One line for those who start a server."""
+        contexts = ", ".join(f"{columns * block_size:,}" for columns in self.long_columns)
+        short = "" if self.short_columns is None else f"short {self.short_columns * block_size:,}; "
+        return (
+            f"{len(list(self.shapes()))} CUDA graphs: rows {', '.join(map(str, self.rows))}; "
+            f"contexts {short}long {contexts}"
+        )
+
     def choose(self, batch: Batch, short: bool) -> Shape | None:
         """The graph for a step, or None if it must run without one.
 

@@ -11,6 +11,7 @@ from dsa_compile.errors import ArtifactError, UserError
 from dsa_compile.ir.calls import step_calls
 from dsa_compile.runtime.cuda_graphs import GraphPlan
 from dsa_compile.runtime.devices import device_of
+from dsa_compile.runtime.memory_plan import StepSizes, measure_memory
 from dsa_compile.runtime.model_runner import SHORT, ModelRunner
 from dsa_compile.weights.checkpoint import Checkpoint
 from dsa_compile.weights.dummy import DummyWeights
@@ -32,7 +33,9 @@ def load_runner(
     model_dir: Path | None = None,
     load_format: str = "auto",
     max_running: int = 256,
+    max_batched_tokens: int = 2048,
     max_model_len: int | None = None,
+    gpu_memory_utilization: float = 0.9,
     cuda_graphs: bool = True,
     deterministic: bool = False,
     progress: Callable[[str], None] = lambda line: None,
@@ -41,12 +44,15 @@ def load_runner(
 
     Args:
         path: the artifact.
-        num_blocks: blocks of each cache; None for :data:`DEFAULT_CACHE_TOKENS`.
+        num_blocks: blocks of each cache; None for what the GPU's memory holds, and on the CPU for
+            :data:`DEFAULT_CACHE_TOKENS`.
         verify: how thoroughly weight files are checked, ``full`` or ``header``.
         model_dir: where the model is now, for an artifact that refers to it and was moved.
         load_format: ``auto`` loads the model's weights, ``dummy`` makes random ones and reads none.
         max_running: most requests of a step.
-        max_model_len: longest context, for which steps are captured; None for the model's own.
+        max_batched_tokens: most tokens of a step.
+        max_model_len: longest context; None for the model's own.
+        gpu_memory_utilization: share of the GPU's memory to use where ``num_blocks`` is None.
         cuda_graphs: on a GPU, run decode steps as CUDA graphs.
         deterministic: a decoding request's results must not depend on the others in its step.
         progress: is told what has been done, a line each.
@@ -64,11 +70,10 @@ def load_runner(
     artifact = Artifact.open(path, verify)
     manifest = artifact.manifest
     require_runnable(artifact, load_format)
-    if num_blocks is None:
-        tokens = min(DEFAULT_CACHE_TOKENS, manifest.model.spec.max_position_embeddings)
-        num_blocks = -(-tokens // manifest.block_size)
+    if not 0.0 < gpu_memory_utilization <= 1.0:
+        raise UserError(f"gpu_memory_utilization={gpu_memory_utilization} must be in (0, 1]")
     most = _MOST_ROWS // manifest.block_size
-    if not 1 <= num_blocks <= most:
+    if num_blocks is not None and not 1 <= num_blocks <= most:
         raise UserError(f"num_blocks={num_blocks} must be from 1 to {most}")
     if model_dir is not None and manifest.weights.mode == "pack":
         raise UserError(
@@ -77,21 +82,48 @@ def load_runner(
         )
     regions = {record.name: artifact.region(record.name) for record in manifest.regions}
     clock.done(f"artifact opened: variants {', '.join(manifest.variants) or 'one'}")
-    weights = load_weights(artifact, model_dir, load_format)
+    try:
+        weights = load_weights(artifact, model_dir, load_format)
+    except torch.OutOfMemoryError:
+        raise UserError(_no_memory_for_weights(artifact)) from None
     nbytes = sum(t.nbytes for region in weights for t in region.values())
     clock.done(f"weights: {nbytes / 2**30:.2f} GiB")
-    runner = ModelRunner(manifest, regions, weights, num_blocks, max_running, deterministic)
-    if cuda_graphs and runner.device.type == "cuda":
+    device = device_of(manifest.target)
+    spec = manifest.model.spec
+    context = min(max_model_len or spec.max_position_embeddings, spec.max_position_embeddings)
+    plan = None
+    if cuda_graphs and device.type == "cuda":
         plan = GraphPlan.of(
             max_running=max_running,
-            max_model_len=max_model_len or runner.max_model_len,
-            block_size=runner.block_size,
-            topk=manifest.model.spec.index_topk if SHORT in runner.variants else None,
+            max_model_len=context,
+            block_size=manifest.block_size,
+            topk=spec.index_topk if SHORT in manifest.variants else None,
             deterministic=deterministic,
         )
+    if num_blocks is None:
+        num_blocks = -(-min(DEFAULT_CACHE_TOKENS, context) // manifest.block_size)
+        if device.type == "cuda":
+            sizes = StepSizes(max_batched_tokens, max_running, context)
+            memory = measure_memory(manifest, regions, weights, sizes, plan, gpu_memory_utilization)
+            num_blocks = min(memory.num_blocks, most)
+            clock.done(memory.describe(manifest.block_size))
+    runner = ModelRunner(manifest, regions, weights, num_blocks, max_running, deterministic)
+    if plan is not None:
         runner.capture(plan)
-        clock.done(f"decode steps captured: {plan}")
+        clock.done(plan.describe(manifest.block_size))
     return runner
+
+
+def _no_memory_for_weights(artifact: Artifact) -> str:
+    plan = artifact.manifest.weights.plan
+    assert plan is not None, "see require_runnable"
+    entries = WeightPlan.from_json(artifact.read_json(plan))
+    needed = sum(entries.nbytes(call.kind) for call in step_calls(artifact.manifest.layers))
+    _, total = torch.cuda.mem_get_info()
+    return (
+        f"GPU memory: the weights need {needed / 2**30:.1f} GiB, the GPU has "
+        f"{total / 2**30:.1f}; compile fewer --layers, or free what else runs on it"
+    )
 
 
 class _Clock:

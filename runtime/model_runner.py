@@ -32,6 +32,25 @@ LONG, SHORT = "long", "short"
 _BATCH_FIELDS = tuple(field.name for field in fields(Batch))
 
 
+def make_caches(manifest: Manifest, num_blocks: int, device: torch.device) -> dict[str, Tensor]:
+    """One layer's caches by key, ``[num_blocks, block_size, width]``.
+
+    Raises:
+        UserError: no memory for them.
+    """
+    made = {}
+    for cache in manifest.caches:
+        shape = (num_blocks, manifest.block_size, cache.width)
+        try:
+            made[cache.key] = torch.zeros(shape, dtype=getattr(torch, cache.dtype), device=device)
+        except RuntimeError:  # what torch raises when the system refuses the memory
+            raise UserError(
+                f"num_blocks={num_blocks}: no memory for {cache.key} pages of "
+                f"{manifest.block_size} x {cache.width} in every layer; use fewer blocks"
+            ) from None
+    return made
+
+
 class ModelRunner:
     """A :class:`~dsa_compile.runtime.runner.Runner` over an artifact.
 
@@ -70,6 +89,7 @@ class ModelRunner:
         num_blocks: int,
         max_running: int = 256,
         deterministic: bool = False,
+        caches: Sequence[Mapping[str, Tensor]] | None = None,
     ) -> None:
         spec = manifest.model.spec
         self.device = device_of(manifest.target)
@@ -83,7 +103,9 @@ class ModelRunner:
         self._deterministic = deterministic
         self._manifest = manifest
         self._weights = weights
-        self.caches = tuple(self._make_caches(manifest) for _ in manifest.layers)
+        if caches is None:
+            caches = [make_caches(manifest, num_blocks, self.device) for _ in manifest.layers]
+        self.caches = tuple(caches)
         self._calls = self._bound(regions)
         self.token_buffer = torch.zeros(max_running, dtype=torch.int64, device=self.device)
         self._ring = StagingRing() if self.device.type == "cuda" else None
@@ -129,21 +151,6 @@ class ModelRunner:
                 for variant, calls in other._calls.items()
             }
         return other
-
-    def _make_caches(self, manifest: Manifest) -> dict[str, torch.Tensor]:
-        made = {}
-        for cache in manifest.caches:
-            shape = (self.num_blocks, self.block_size, cache.width)
-            try:
-                made[cache.key] = torch.zeros(
-                    shape, dtype=getattr(torch, cache.dtype), device=self.device
-                )
-            except RuntimeError:  # what torch raises when the system refuses the memory
-                raise UserError(
-                    f"num_blocks={self.num_blocks}: no memory for {cache.key} pages of "
-                    f"{self.block_size} x {cache.width} in every layer; use fewer blocks"
-                ) from None
-        return made
 
     @property
     def variants(self) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from dsa_compile.bench.step.model import Compiled
 from dsa_compile.bench.step.timeline import Share
 from dsa_compile.errors import UserError
 from dsa_compile.runtime.cuda_graphs import GraphPlan, padded_batch
+from dsa_compile.runtime.memory_plan import page_bytes
 from dsa_compile.runtime.model_runner import SHORT, ModelRunner
 
 DIFFERENCE = 2  # layers left out of the smaller model
@@ -156,8 +157,7 @@ def blocks_for(
         free: bytes; None asks the device.
     """
     manifest = compiled.manifest
-    row = sum(c.width * getattr(torch, c.dtype).itemsize for c in manifest.caches)
-    page = row * manifest.block_size * len(manifest.layers)
+    page = page_bytes(manifest) * len(manifest.layers)
     room = (torch.cuda.mem_get_info()[0] if free is None else free) * (1 - reserve)
     sizes = [case.blocks(manifest.block_size) for case in cases]
     return max((size for size in sizes if size * page <= room), default=0)

@@ -13,7 +13,11 @@ from dsa_compile.evaluation.selection import Overrides, replace_ops
 from dsa_compile.evaluation.sequences import packed, whole_batch
 from dsa_compile.ir.match import argument, calls
 from dsa_compile.ir.region import Region
-from dsa_compile.ops import PAGED_LATENT_ATTENTION, PAGED_LATENT_ATTENTION_FP8
+from dsa_compile.ops import (
+    PAGED_LATENT_ATTENTION,
+    PAGED_LATENT_ATTENTION_FP8,
+    PAGED_LATENT_ATTENTION_FP8_TENSOR,
+)
 from dsa_compile.ops.quantize import quantize_blocks
 from dsa_compile.runtime.batch import Batch
 from dsa_compile.runtime.executor import BoundRegion
@@ -24,8 +28,12 @@ TOKENS = 4096
 
 HIDDEN, NORMED, NORMED_Q, NORMED_SCALE = "hidden", "normed", "normed_q", "normed_scale"
 
-ATTENTION = (PAGED_LATENT_ATTENTION, PAGED_LATENT_ATTENTION_FP8)
-"""What the graphs may attend with: ``(q_latent, q_pe, cache, slots, scale)``."""
+ATTENTION = (
+    PAGED_LATENT_ATTENTION,
+    PAGED_LATENT_ATTENTION_FP8,
+    PAGED_LATENT_ATTENTION_FP8_TENSOR,
+)
+"""What the graphs may attend with: ``(q_latent, q_pe, cache, slots, scale, …)``."""
 
 
 class LanguageModel(Protocol):

@@ -1,10 +1,11 @@
-"""What recipe fp8 costs a model that has learned something."""
+"""What the FP8 recipes cost a model that has learned something."""
 
 from pathlib import Path
 
 import pytest
 
 from dsa_compile.compiling import compile_model
+from dsa_compile.config import FP8_RECIPES
 from dsa_compile.evaluation.indexer_overlap import measure_overlap, references
 from dsa_compile.evaluation.material import make_material
 from dsa_compile.evaluation.options import Options
@@ -14,15 +15,17 @@ from dsa_compile.evaluation.subject import Subject
 
 CHECKPOINT = Path(__file__).parents[2] / "examples" / "tiny_v32" / "checkpoint"
 
+RECIPES = ("fp32", *FP8_RECIPES)
+fp8_recipe = pytest.mark.parametrize("recipe", FP8_RECIPES)
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
 def subjects(tmp_path_factory):
     root = tmp_path_factory.mktemp("trained")
-    for recipe in ("fp32", "fp8"):
+    for recipe in RECIPES:
         compile_model(CHECKPOINT, root / recipe, recipe=recipe)
-    return {recipe: Subject.open(root / recipe) for recipe in ("fp32", "fp8")}
+    return {recipe: Subject.open(root / recipe) for recipe in RECIPES}
 
 
 @pytest.fixture(scope="module")
@@ -31,27 +34,34 @@ def material(subjects):
     return make_material(subjects["fp32"], options)
 
 
-def test_perplexity_is_within_a_percent(subjects, material):
+@fp8_recipe
+def test_perplexity_is_within_a_percent(subjects, material, recipe):
     exact, ours = (
-        measure_perplexity(s.runner(max_tokens=material.longest), material.windows, "sparse")
-        for s in subjects.values()
+        measure_perplexity(
+            subjects[name].runner(max_tokens=material.longest), material.windows, "sparse"
+        )
+        for name in ("fp32", recipe)
     )
     assert ours.per_token != exact.per_token
     assert ours.per_token == pytest.approx(exact.per_token, rel=0.01)
 
 
-def test_what_is_recalled_in_fp32_is_recalled(subjects, material):
+@fp8_recipe
+def test_what_is_recalled_in_fp32_is_recalled(subjects, material, recipe):
     exact, ours = (
-        measure_recall(s.runner(max_tokens=material.longest), material.recall, "sparse")
-        for s in subjects.values()
+        measure_recall(
+            subjects[name].runner(max_tokens=material.longest), material.recall, "sparse"
+        )
+        for name in ("fp32", recipe)
     )
     for row, reference in zip(ours, exact, strict=True):
         assert reference.accuracy >= 0.95
         assert row.accuracy >= reference.accuracy - 0.01
 
 
-def test_the_indexer_chooses_nearly_the_same_keys(subjects, material):
-    fp8 = subjects["fp8"]
+@fp8_recipe
+def test_the_indexer_chooses_nearly_the_same_keys(subjects, material, recipe):
+    fp8 = subjects[recipe]
     topk = fp8.spec.index_topk
     sequences = {n: s for n, s in material.around_topk.items() if n > topk}
     runner = fp8.runner(max_tokens=material.longest)

@@ -62,7 +62,10 @@ def test_passes_need_earlier_passes_only() -> None:
 def test_every_module_of_a_pass_is_in_the_pipeline() -> None:
     """A pass that is written but not listed would never run."""
     folder = Path(__file__).parent.parent.parent / "passes"
-    helpers = {"__init__", "listing", "manager", "pipeline", "quantized_weights", "shared"}
+    helpers = {
+        *("__init__", "listing", "manager", "pipeline"),
+        *("latent_cache", "quantized_weights", "shared"),
+    }
     assert {path.stem for path in folder.glob("*.py")} - helpers == set(pass_names())
 
 
@@ -136,10 +139,12 @@ def test_the_same_in_fp8(exported_fp8: Program, name: str) -> None:
 
 
 def test_a_recipes_passes_run_under_it_alone() -> None:
-    fp32, bf16, fp8 = (of_recipe(recipe) for recipe in ("fp32", "bf16", "fp8"))
+    fp32, bf16, fp8, kv_tensor = (of_recipe(recipe) for recipe in RECIPES)
     assert fp32 == bf16
     assert fp32 == [n for n in fp8 if "quantize" not in n and n != "fuse_attention_inputs"]
-    assert fp8 == list(pass_names())
+    assert [n.removesuffix("_tensor") for n in kv_tensor] == fp8
+    assert set(kv_tensor) - set(fp8) == {"quantize_latent_cache_tensor"}
+    assert {*fp8, *kv_tensor} == set(pass_names())
 
 
 def test_what_needs_a_pass_of_another_recipe_does_not_bind_this_one() -> None:
@@ -176,7 +181,7 @@ def test_the_listing_names_every_step_in_order() -> None:
         "    Merge projections that read the same activations into one.",
         "    needed by pack_swiglu, fuse_attention_inputs",
     ]
-    assert "quantize_experts (tolerance; recipe fp8)" in lines
+    assert "quantize_experts (tolerance; recipe fp8, fp8-kv-tensor)" in lines
 
 
 def head(step: Pass) -> str:

@@ -45,6 +45,8 @@ class CompileConfig:
         records: keep what each pass did, for ``dsa-inspect``.
         kv_scale: of the latent cache in recipe ``fp8-kv-tensor``: a value is stored as e4m3 of
             itself over the scale, so magnitudes above 448 times it saturate. One for all layers.
+        profile: file of times of calls measured on the target, from which ``overlap_streams``
+            plans; None to plan from estimates.
     """
 
     target: str = "cpu"
@@ -57,6 +59,7 @@ class CompileConfig:
     kernels: tuple[str, ...] = ()
     records: bool = True
     kv_scale: float = 1.0
+    profile: str | None = None
 
     def __post_init__(self) -> None:
         _one_of("target", self.target, TARGETS)

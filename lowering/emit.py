@@ -143,6 +143,7 @@ def _write_record(writer: ArtifactWriter, number: int, record: PassRecord) -> Pa
         before=before,
         after=after,
         graphs=graphs,
+        remarks=tuple(record.remarks),
     )
 
 

@@ -19,15 +19,17 @@ reads are held by ``dsa.keep_alive``. :mod:`dsa_compile.ir.hazards` checks the r
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from torch import fx
 
-from dsa_compile.ir.costs import DEVICES, CostModel
+from dsa_compile.ir.costs import DEVICES, CostModel, Device
 from dsa_compile.ir.edit import Editor
 from dsa_compile.ir.hazards_streams import early_frees
 from dsa_compile.ir.passes import Numerics, RegionPass
+from dsa_compile.ir.profile import Profile
 from dsa_compile.ir.program import Program
-from dsa_compile.ir.schedule import Schedule, Task, schedule, waits
+from dsa_compile.ir.schedule import Schedule, Task, schedule, serial, waits
 from dsa_compile.ir.storage import Memory, Storage
 from dsa_compile.ir.streams import MAIN, Moment, Timeline, has_streams
 from dsa_compile.ops import KEEP_ALIVE, ON_STREAM, RECORD_EVENT, WAIT_EVENT
@@ -46,17 +48,31 @@ class OverlapStreams(RegionPass):
         device = DEVICES.get(program.config.target)
         if device is None or has_streams(edit.graph):
             return
-        model = CostModel(device, program.config.block_size)
+        model, source = _model(device, program)
         memory = Memory(edit.graph)
-        if not memory.uses:
-            return
         tasks = region_tasks(memory, model)
         plan = schedule(tasks, self.streams)
-        if not any(plan.streams):
+        aside = [node.name for node, s in zip(memory.uses, plan.streams[1:], strict=False) if s]
+        if not aside:
             return
         edit.begin_site()
+        edit.remark(
+            f"{', '.join(aside)} beside the rest; {serial(tasks).us:.0f} µs of work in "
+            f"{plan.us:.0f} µs by {source}"
+        )
         place(edit, memory, tasks, plan)
         edit.close_site()
+
+
+def _model(device: Device, program: Program) -> tuple[CostModel, str]:
+    """The costs to plan by, and what they are, to read."""
+    config = program.config
+    if config.profile is None:
+        return CostModel(device, config.block_size), "estimated costs"
+    path = Path(config.profile)
+    profile = Profile.load(path, config.target)
+    model = CostModel(device, config.block_size, profile.tokens, profile.context, profile.calls)
+    return model, f"costs measured on {profile.device}, {path.name} {profile.digest()[:12]}"
 
 
 def region_tasks(memory: Memory, model: CostModel) -> list[Task]:

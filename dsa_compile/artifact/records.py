@@ -124,7 +124,7 @@ class PassSummary:
     ``rewrites`` and ``expected`` count sites over all layers, ``by_region`` once a graph.
     ``before``, ``after`` and ``graphs`` are files of the artifact, if records were kept and
     anything changed: the changed regions as Python, and their graphs after the pass with its sites
-    (:class:`~dsa_compile.ir.journal.Site`).
+    (:class:`~dsa_compile.ir.journal.Site`). ``remarks`` are lines to read.
     """
 
     name: str
@@ -139,6 +139,7 @@ class PassSummary:
     before: str | None
     after: str | None
     graphs: str | None
+    remarks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -127,6 +127,13 @@ def build_parser() -> argparse.ArgumentParser:
         help="leave out these passes; may be repeated",
     )
     passes.add_argument(
+        "--profile",
+        type=Path,
+        metavar="FILE",
+        help="decide what overlaps by times measured on the target (dsa-bench step --profile); "
+        "by estimates without",
+    )
+    passes.add_argument(
         "--stop-after",
         metavar="PASS",
         help="end after this pass, for an artifact to read, not to run",
@@ -172,6 +179,7 @@ def _compile(args: argparse.Namespace) -> int:
         "kernels": tuple(args.kernel),
         "records": not args.no_records,
         "kv_scale": args.kv_scale,
+        "profile": None if args.profile is None else str(args.profile),
     }
     started = time.perf_counter()
     with Display(quiet=args.quiet) as display:

@@ -8,12 +8,12 @@ against one another, not for predicting a step.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import fx
 from torch._ops import OpOverload
 
+from dsa_compile.ir.profile import call_key
 from dsa_compile.ir.region import Role
 from dsa_compile.ir.storage import arguments
 from dsa_compile.ir.tensor_info import TensorInfo, describe
@@ -39,7 +39,7 @@ class Device:
 DEVICES = {"sm_90a": Device(4.3e6, 7.5e8, 2.0), "sm_100a": Device(8.0e6, 2.25e9, 2.0)}
 
 TOKENS, CONTEXT = 1, 8192
-"""The decode step that calls are weighed in: sequences, and rows that each sees."""
+"""The decode step that calls are weighed in, if none was measured: sequences, rows each sees."""
 
 # Copies only where the layout asks for it, which results of kernels never do.
 _VIEWS = frozenset({"contiguous", "flatten", "reshape"})
@@ -72,11 +72,16 @@ class CostModel:
     Args:
         device: its rates.
         block_size: rows of a cache page.
-        measured: microseconds by :func:`call_key`; calls that are not in it are estimated.
+        tokens: sequences of the decode step.
+        context: rows that each sees.
+        measured: microseconds by :func:`~dsa_compile.ir.profile.call_key`; calls that are not in it
+            are estimated.
     """
 
     device: Device
     block_size: int
+    tokens: int = TOKENS
+    context: int = CONTEXT
     measured: Mapping[str, float] = field(default_factory=dict)
 
     def of(self, node: fx.Node) -> Cost:
@@ -94,23 +99,9 @@ class CostModel:
 
     @property
     def _sizes(self) -> dict[str, int]:
-        blocks = -(-CONTEXT // self.block_size)
-        tokens = dict.fromkeys(("T", "R", "N"), TOKENS)
-        return tokens | {"R+1": TOKENS + 1, "M": blocks, "P": TOKENS * blocks}
-
-
-def call_key(node: fx.Node) -> str:
-    """A call by its op and the types of its tensors, the same in a program and in an artifact."""
-    types = [_type(value) for value in (*node.args, *node.kwargs.values())]
-    return f"{node.target}({', '.join(text for text in types if text)})"
-
-
-def _type(value: Any) -> str:
-    if isinstance(value, fx.Node):
-        return str(describe(value.meta.get("val")))
-    if isinstance(value, list | tuple) and any(isinstance(item, fx.Node) for item in value):
-        return f"[{', '.join(map(_type, value))}]"
-    return ""
+        blocks = -(-self.context // self.block_size)
+        tokens = dict.fromkeys(("T", "R", "N"), self.tokens)
+        return tokens | {"R+1": self.tokens + 1, "M": blocks, "P": self.tokens * blocks}
 
 
 @dataclass(frozen=True)
@@ -154,7 +145,7 @@ class _Call:
         if "slots" in self.by_name:
             return 4.0 * self.by_name["q_latent"].count * self.by_name["slots"].shape[1]
         matrices = [o for o in self.operands if o.role == Role.WEIGHT and len(o.shape) > 1]
-        products = sum(2.0 * TOKENS * operand.count for operand in matrices)
+        products = sum(2.0 * self.sizes["T"] * operand.count for operand in matrices)
         if "indices" not in self.by_name:
             return products
         return products * self.by_name["indices"].shape[1] / matrices[0].shape[0]
@@ -164,7 +155,7 @@ class _Call:
         if operand.argument.alias_info is not None and operand.argument.alias_info.is_write:
             return 0.0  # a row a token
         if self.name == "embedding" and operand.role == Role.WEIGHT:
-            return TOKENS / operand.shape[0]
+            return self.sizes["T"] / operand.shape[0]
         if operand.role == Role.CACHE and "slots" in self.by_name:
             rows = operand.shape[0] * operand.shape[1]
             return min(1.0, self.by_name["slots"].count / rows)

@@ -42,6 +42,7 @@ class Editor:
         self.pass_name = pass_name
         self.rewrites = 0
         self.misses: list[NearMiss] = []
+        self.remarks: list[str] = []
         self._notes = SiteNotes(region.name, journal or Journal())
 
     def call(
@@ -161,6 +162,10 @@ class Editor:
     def note(self, misses: list[NearMiss]) -> None:
         """Keep near-misses for the pass's record."""
         self.misses += [replace(miss, region=self.region.name) for miss in misses]
+
+    def remark(self, text: str) -> None:
+        """Keep a line for the pass's record: what its reader should know of this region."""
+        self.remarks.append(f"{self.region.name}: {text}")
 
     def sweep(self) -> None:
         """Drop dead nodes and inputs; called by the pass manager after every pass."""

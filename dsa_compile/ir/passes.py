@@ -38,7 +38,7 @@ class PassRecord:
     ``rewrites`` and ``expected`` count sites over all layers; ``by_region`` counts them once a
     graph, and ``journal`` has them one by one. ``before`` and ``after`` hold readable Python of the
     regions that changed, ``graphs`` the JSON form of those after it; all three are empty where the
-    configuration asks for no records.
+    configuration asks for no records. ``remarks`` are lines to read: what the pass went by.
     """
 
     name: str
@@ -50,6 +50,7 @@ class PassRecord:
     nodes_after: int = 0
     seconds: float = 0.0
     near_misses: list[NearMiss] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
     journal: Journal = field(default_factory=Journal)
     before: dict[str, str] = field(default_factory=dict)
     after: dict[str, str] = field(default_factory=dict)
@@ -160,6 +161,7 @@ class RegionPass(Pass):
             finally:  # also when the journal's limit ends the pass
                 if edit.rewrites:
                     record.by_region[name] = edit.rewrites
+            record.remarks += edit.remarks
             nearest = sorted(edit.misses, key=lambda miss: -miss.depth)
             record.near_misses += nearest[:NEAR_MISSES_KEPT]
         record.near_misses.sort(key=lambda miss: -miss.depth)

@@ -2,7 +2,7 @@
 
 import json
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from dsa_compile.bench.step.timeline import (
     Event,
     Share,
+    Work,
     launched,
     on_device,
     relabel,
@@ -69,28 +70,32 @@ class Ranges:
         return call
 
 
-def label_step(ranged: ModelRunner, batch: Batch, ranges: Ranges) -> list[Any]:
-    """The work of one step without graphs, in the order of its launches, labelled by op.
+def label_steps(ranged: ModelRunner, steps: Sequence[Batch], ranges: Ranges) -> list[Work]:
+    """The work of steps that run without graphs, in the order of its launches, labelled by op.
 
     Args:
         ranged: a runner over the regions of ``ranges``.
-        batch: the step, padded as the graph's is.
+        steps: a step, padded as a graph's is if it is compared with one, or a prompt's chunks.
         ranges: their labels.
     """
-    ranged.forward(batch)
-    events = _trace(lambda: ranged.forward(batch))
-    return launched(events, frozenset(ranges.names))
+
+    def run() -> None:
+        for batch in steps:
+            ranged.forward(batch)
+
+    run()
+    return launched(_trace(run), frozenset(ranges.names))
 
 
 def by_op(
-    runner: ModelRunner, batch: Batch, labelled: list[Any], repeats: int = 8
+    runner: ModelRunner, batch: Batch, labelled: Sequence[Work], repeats: int = 8
 ) -> tuple[dict[str, Share], float]:
     """What each op adds to a step that is a CUDA graph, and the gaps; microseconds.
 
     Args:
         runner: with the step's graph captured.
         batch: the step.
-        labelled: from :func:`label_step`.
+        labelled: from :func:`label_steps`.
         repeats: steps traced; the one of median length is taken.
     """
 

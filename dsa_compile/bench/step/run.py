@@ -6,13 +6,14 @@ from dataclasses import dataclass, field
 import torch
 
 from dsa_compile.bench.lock import exclusive
-from dsa_compile.bench.step.by_op import Ranges, by_op, label_step
+from dsa_compile.bench.step.by_op import Ranges, by_op, label_steps
 from dsa_compile.bench.step.cases import Case, Decode
 from dsa_compile.bench.step.floor import decode_bytes
 from dsa_compile.bench.step.measure import time_steps
 from dsa_compile.bench.step.model import Compiled
-from dsa_compile.bench.step.timeline import Share
+from dsa_compile.bench.step.timeline import Share, shares
 from dsa_compile.errors import UserError
+from dsa_compile.runtime.batch import Batch
 from dsa_compile.runtime.cuda_graphs import GraphPlan, padded_batch
 from dsa_compile.runtime.memory_plan import page_bytes
 from dsa_compile.runtime.model_runner import SHORT, ModelRunner
@@ -92,7 +93,7 @@ class StepBench:
         Args:
             case: fits into the caches.
             repeats: timed repetitions.
-            traced: attribute the time of a decode step to ops.
+            traced: attribute the time to ops.
 
         Raises:
             UserError: the model's results are not finite.
@@ -113,28 +114,28 @@ class StepBench:
         row = Row(
             case.label(), large.gpu, (large.gpu - small.gpu) / DIFFERENCE, large.host, large.wall
         )
-        if traced and isinstance(case, Decode):
-            self._trace(row, case)
+        if traced:
+            self._trace(row, case, steps)
         return row
 
-    def _trace(self, row: Row, case: Decode) -> None:
-        (batch,) = case.steps(self._runner.block_size, self._runner.vocab_size)
-        shape = self.plan.choose(batch, batch.is_short(self._topk))
-        if shape is None:
-            return
+    def _trace(self, row: Row, case: Case, steps: Sequence[Batch]) -> None:
         ranges = self._ranges
         ranges.experts_hit, ranges.watching = [], True
-        self._ranged.forward(batch)
+        for step in steps:
+            self._ranged.forward(step)
         ranges.watching = False
         if ranges.experts_hit:
             row.experts_hit = sum(ranges.experts_hit) / len(ranges.experts_hit)
-        row.floor = (
-            decode_bytes(self._compiled, self.kind, case, row.experts_hit or 0) / self._bytes_per_ms
-        )
-        labelled = label_step(
-            self._ranged, padded_batch(batch, shape.rows, shape.columns), self._ranges
-        )
-        found, row.gaps_us = by_op(self._runner, batch, labelled)
+        batch = steps[-1]
+        shape = self.plan.choose(batch, batch.is_short(self._topk))
+        if isinstance(case, Decode) and shape is not None:
+            hit = row.experts_hit or 0
+            row.floor = decode_bytes(self._compiled, self.kind, case, hit) / self._bytes_per_ms
+            padded = padded_batch(batch, shape.rows, shape.columns)
+            labelled = label_steps(self._ranged, [padded], ranges)
+            found, row.gaps_us = by_op(self._runner, batch, labelled)
+        else:
+            found, row.gaps_us = shares(label_steps(self._ranged, steps, ranges))
         count = sum(layer.kind == self.kind for layer in self._compiled.manifest.layers)
         prefix = f"{self.kind}: "
         for label, share in found.items():

@@ -1,8 +1,8 @@
 """Traces of a step: which op launched each kernel, and what each adds to the step's time.
 
 Kernels overlap: one that may start early waits inside, and side streams run beside the main one. A
-kernel's share is therefore the time it adds to the step, from the latest end of those before it to
-its own end; shares and gaps add up to the step.
+kernel's share is therefore the time it adds to the step, from the latest end of those that started
+before it to its own end; shares and gaps add up to the step.
 """
 
 from bisect import bisect_right
@@ -105,14 +105,14 @@ def shares(step: Sequence[Work]) -> tuple[dict[str, Share], float]:
     """What each label adds to one step, and the gaps in which nothing ran.
 
     Args:
-        step: in the order of start.
+        step: in any order.
 
     Returns:
         By label, the largest first; microseconds of gaps.
     """
     found: dict[str, Share] = {}
-    gaps, reached = 0.0, step[0].start if step else 0.0
-    for work in sorted(step, key=lambda work: work.end):
+    gaps, reached = 0.0, min((work.start for work in step), default=0.0)
+    for work in sorted(step, key=lambda work: work.start):
         share = found.setdefault(work.label, Share(0.0, 0, []))
         share.us += max(0.0, work.end - max(work.start, reached))
         share.launches += 1

@@ -57,13 +57,15 @@ def build_batch(step: ScheduledStep) -> Batch:
     entries = step.entries
     assert entries, "an empty step has no batch"
     block_size = step.block_size
-    starts = np.array([entry.start for entry in entries])
-    counts = np.array([entry.num_tokens for entry in entries])
-    rows = np.array([entry.request.row for entry in entries])
-    samples = np.array([entry.samples for entry in entries])
-    input_ids = np.concatenate(
-        [e.request.token_ids[e.start : e.start + e.num_tokens] for e in entries]
-    )
+    requests, first, lengths, sampling = zip(*entries, strict=True)
+    starts, counts, samples = np.array(first), np.array(lengths), np.array(sampling)
+    rows = np.array([request.row for request in requests])
+    decode = step.num_tokens == len(entries)  # one token each: no ragged expansion
+    if decode:
+        known = [r.token_ids.item(start) for r, start in zip(requests, first, strict=True)]
+        input_ids = np.array(known, np.int64)
+    else:
+        input_ids = np.concatenate([r.token_ids[start : start + n] for r, start, n, _ in entries])
 
     contexts = starts + counts
     cu_seqlens = np.zeros(len(entries) + 1, np.int64)
@@ -71,7 +73,7 @@ def build_batch(step: ScheduledStep) -> Batch:
     columns = -(-int(contexts.max()) // block_size)
     block_tables = step.block_rows[rows, :columns]
 
-    if len(input_ids) == len(entries):  # one token each: no ragged expansion
+    if decode:
         positions, token_row = starts, np.arange(len(entries))
     else:
         token_row = np.repeat(np.arange(len(entries)), counts)

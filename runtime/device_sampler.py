@@ -73,9 +73,9 @@ class DeviceSampler:
         self._known["row"] = np.arange(rows)
         self._owners: list[SamplingState | None] = [None] * rows
 
-    def takes(self, state: SamplingState) -> bool:
-        """Whether a request's next token can be chosen here."""
-        return not state.needs_host and self._vocab_size <= MOST_TOKENS
+    def takes(self, states: Sequence[SamplingState]) -> bool:
+        """Whether the next tokens of these requests can be chosen here."""
+        return self._vocab_size <= MOST_TOKENS and not any(s.needs_host for s in states)
 
     def launch(
         self, logits: Tensor, rows: Sequence[int], states: Sequence[SamplingState], steps: list[int]
@@ -85,7 +85,7 @@ class DeviceSampler:
         Args:
             logits: ``[N, V]`` on the device.
             rows: each request's row of the scheduler.
-            states: each request's; :meth:`takes` it.
+            states: each request's; :meth:`takes` them.
             steps: tokens each has generated, those in flight included.
         """
         slot = self._take_slot()
@@ -98,13 +98,16 @@ class DeviceSampler:
         records = slot.records[:count]
         np.take(self._known, rows, out=records, mode="clip")
         records["step"] = steps
-        if slot.done is None:
-            _sample_here(logits, records, self._last_tokens, slot.tokens)
-        else:
-            if count:
-                sample_tokens(logits, slot.options, self._last_tokens, slot.tokens)
-            slot.done.record()
+        self._choose(logits, slot, count)
         return LaunchedTokens(slot.tokens[:count], slot.done)
+
+    def _choose(self, logits: Tensor, slot: _Slot, count: int) -> None:
+        if slot.done is None:
+            _sample_here(logits, slot.records[:count], self._last_tokens, slot.tokens)
+            return
+        if count:
+            sample_tokens(logits, slot.options, self._last_tokens, slot.tokens)
+        slot.done.record()
 
     def _take_slot(self) -> _Slot:
         slot = self._slots[self._next]

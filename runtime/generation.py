@@ -16,11 +16,11 @@ class Generation:
     completion: Completion
     transcript: Transcript
 
-    def keep(self, token: int, logprob: TokenLogprobs | None) -> None:
+    def keep(self, token: int, logprob: TokenLogprobs | None = None) -> None:
         """Note a chosen token; the scheduler tells the completion."""
         self.transcript.token_ids.append(token)
         self.sampling.append(token)
-        if self.transcript.logprobs is not None and logprob is not None:
+        if logprob is not None and self.transcript.logprobs is not None:
             self.transcript.logprobs.append(logprob)
 
     def output(self, request: Request) -> RequestOutput:

@@ -46,7 +46,7 @@ class Transcript:
         )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)  # freezing would triple the cost of making one
 class RequestOutput:
     """One request's result so far.
 

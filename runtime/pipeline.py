@@ -16,11 +16,10 @@ from dsa_compile.runtime.device_sampler import DeviceSampler, LaunchedTokens
 from dsa_compile.runtime.generation import Generation
 from dsa_compile.runtime.request import Request, Status
 from dsa_compile.runtime.runner import DeviceRunner, Runner
-from dsa_compile.runtime.sampler import SampledToken, Sampler
+from dsa_compile.runtime.sampler import BAD_LOGITS, Sampler, SamplingState
 from dsa_compile.runtime.scheduler import Scheduler
 from dsa_compile.runtime.step import Failure, ScheduledStep
 
-_BAD_LOGITS = SampledToken(-1, None, "the model's logits hold NaN or +inf, or no finite value")
 # One on the device, one behind it. More would only be told later that a request ended.
 _DEPTH = 2
 
@@ -80,14 +79,16 @@ class Pipeline:
             step = self._scheduler.schedule()
             if not step.entries:
                 break
-            if self._device_sampler is None or not self._may_overlap(step, self._device_sampler):
+            samplers = [entry.request for entry in step.entries if entry.samples]
+            states = [self._live[request].sampling for request in samplers]
+            if self._device_sampler is None or not self._device_sampler.takes(states):
                 if not self._in_flight:
-                    return self._run(step)
+                    return self._run(step, samplers)
                 # The host chooses from all tokens so far: first those of the steps in flight.
                 self._scheduler.discard(step)
                 break
             try:
-                self._in_flight.append(self._launch(step))
+                self._in_flight.append(self._launch(step, samplers, states))
             except Exception as error:
                 if not self._in_flight:
                     raise
@@ -106,15 +107,10 @@ class Pipeline:
             changed += self._collect()
         return changed
 
-    def _may_overlap(self, step: ScheduledStep, sampler: DeviceSampler) -> bool:
-        live, takes = self._live, sampler.takes
-        return all(takes(live[e.request].sampling) for e in step.entries if e.samples)
-
-    def _run(self, step: ScheduledStep) -> list[Request]:
+    def _run(self, step: ScheduledStep, requests: list[Request]) -> list[Request]:
         """Run a step and choose its tokens on the host."""
         try:
             logits = self._runner.execute(build_batch(step))
-            requests = [entry.request for entry in step.entries if entry.samples]
             # One aborted while the step ran has a row of logits but nobody to sample it for.
             rows = [i for i, r in enumerate(requests) if r.status is not Status.FINISHED]
             if len(rows) < len(requests):
@@ -124,15 +120,22 @@ class Pipeline:
         except BaseException:
             self._scheduler.discard(step)
             raise
-        return self._commit(step, requests, choices)
+        results: dict[str, int | Failure] = {}
+        for request, (token, logprob, failed) in zip(requests, choices, strict=True):
+            if failed is None:
+                self._live[request].keep(token, logprob)
+                results[request.request_id] = token
+            else:
+                results[request.request_id] = _failure(request, failed)
+        return self._scheduler.commit(step, results)
 
-    def _launch(self, step: ScheduledStep) -> _InFlight:
+    def _launch(
+        self, step: ScheduledStep, samplers: list[Request], states: list[SamplingState]
+    ) -> _InFlight:
         assert self._device is not None
         assert self._device_sampler is not None
-        samplers = [entry.request for entry in step.entries if entry.samples]
         try:
             rows = [request.row for request in samplers]
-            states = [self._live[request].sampling for request in samplers]
             # The token that this step chooses is pending already.
             counts = [r.num_tokens - r.prompt_len + r.num_pending - 1 for r in samplers]
             logits = self._device.forward(build_batch(step))
@@ -153,21 +156,18 @@ class Pipeline:
                 self._scheduler.discard(self._in_flight.pop().step)
             raise
         self._in_flight.popleft()
-        choices = [SampledToken(token) if token >= 0 else _BAD_LOGITS for token in tokens]
-        return self._commit(step, samplers, choices)
-
-    def _commit(
-        self, step: ScheduledStep, samplers: list[Request], choices: list[SampledToken]
-    ) -> list[Request]:
-        """Note the chosen tokens with their generations, and commit the step."""
+        live = self._live
         results: dict[str, int | Failure] = {}
-        for request, (token, logprob, failed) in zip(samplers, choices, strict=True):
+        for request, token in zip(samplers, tokens, strict=True):
             if request.status is Status.FINISHED:
                 continue
-            name = request.request_id
-            if failed is not None:
-                results[name] = Failure(f"request {name!r}: {failed}")
-                continue
-            self._live[request].keep(token, logprob)
-            results[name] = token
+            if token >= 0:
+                live[request].keep(token)
+                results[request.request_id] = token
+            else:
+                results[request.request_id] = _failure(request, BAD_LOGITS)
         return self._scheduler.commit(step, results)
+
+
+def _failure(request: Request, reason: str) -> Failure:
+    return Failure(f"request {request.request_id!r}: {reason}")

@@ -51,6 +51,7 @@ class Request:
         "finish_reason",
         "max_tokens",
         "node",
+        "num_computable",
         "num_computed",
         "num_pending",
         "num_preemptions",
@@ -88,6 +89,8 @@ class Request:
         self.token_ids = np.array(prompt, np.int64)
         self.num_tokens = self.prompt_len
         self.num_pending = 0
+        # The last token max_tokens allows is returned, never fed back.
+        self.num_computable = self.prompt_len + max_tokens - 1
 
         self.num_computed = 0
         self.num_scheduled = 0
@@ -121,9 +124,8 @@ class Request:
     @property
     def num_to_compute(self) -> int:
         """Tokens, known or in flight, that no step computes yet."""
-        # The last token max_tokens allows is returned, never fed back.
-        last = self.prompt_len + self.max_tokens - 1
-        return min(self.num_tokens + self.num_pending, last) - self.num_scheduled
+        count = self.num_tokens + self.num_pending
+        return (count if count < self.num_computable else self.num_computable) - self.num_scheduled
 
     @property
     def output_ids(self) -> list[int]:

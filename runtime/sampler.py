@@ -16,7 +16,8 @@ from dsa_compile.runtime.sampling_params import SamplingParams
 
 # Rows are worked on this many logits at a time (16 MB of fp32), which bounds the copies.
 _CHUNK_LOGITS = 1 << 22
-_BAD_LOGITS = "the model's logits hold NaN or +inf, or no finite value"
+
+BAD_LOGITS = "the model's logits hold NaN or +inf, or no finite value"
 _NOTHING_LEFT = "the request's sampling options leave no token with a finite logit"
 
 
@@ -87,19 +88,21 @@ class SamplingState:
             # Only the repetition penalty looks at the prompt.
             self.counts = TokenCounts(prompt_ids if self.penalties[0] != 1.0 else ())
         self._unaltered = not bias and self.counts is None and params.logprobs is None
+        self._last_mask = params.min_tokens if ends else 0
         self._note_progress()
 
     @property
     def masks_ends(self) -> bool:
         """Whether end tokens are impossible at the next step."""
-        return self.generated < self.params.min_tokens and len(self.end_ids) > 0
+        return self.generated < self._last_mask
 
     def append(self, token: int) -> None:
         """Take note of the next output token."""
         self.generated += 1
         if self.counts is not None:
             self.counts.append(token)
-        self._note_progress()
+        if self.generated <= self._last_mask:
+            self._note_progress()
 
     def _note_progress(self) -> None:
         # Whether anything but temperature and filters applies to the next token, and whether
@@ -140,7 +143,7 @@ class Sampler:
         if finite.all() and all(state.plain for state in states):
             return [SampledToken(token) for token in best.tolist()]
         chosen = [
-            SampledToken(token) if ok else SampledToken(-1, None, _BAD_LOGITS)
+            SampledToken(token) if ok else SampledToken(-1, None, BAD_LOGITS)
             for token, ok in zip(best.tolist(), finite.tolist(), strict=True)
         ]
         rest = [i for i, state in enumerate(states) if finite[i] and not state.plain]

@@ -115,10 +115,10 @@ class Scheduler:
         """
         assert step is self._in_flight[0], "steps are committed in the order they were scheduled"
         self._residency.commit()
-        size = self.config.block_size
+        size, finished = self.config.block_size, Status.FINISHED
         changed = []
         for request, start, count, samples in step.entries:
-            if request.status is Status.FINISHED:
+            if request.status is finished:
                 continue
             computed = request.num_computed = start + count
             token = tokens[request.request_id] if samples else None
@@ -187,13 +187,14 @@ class Scheduler:
         budget = self.config.max_batched_tokens
         preemptions = self._preemptions
         prefills: list[Request] = []
+        grow, make_room, running = self._residency.grow, self._make_room, Status.RUNNING
         for request in tuple(self._running):
-            if request.status is not Status.RUNNING:  # preempted for one before it
+            if request.status is not running:  # preempted for one before it
                 continue
             count = request.num_to_compute
             if count > 1:
                 prefills.append(request)
-            elif count == 1 and self._residency.grow(request, self._make_room):
+            elif count == 1 and grow(request, make_room):
                 entries.append(ScheduledEntry(request, request.num_scheduled, 1, True))
                 budget -= 1
                 if budget == 0:

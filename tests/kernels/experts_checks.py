@@ -130,6 +130,26 @@ def test_cuda_experts_fp8_gives_a_token_the_same_bits_in_any_batch(tokens):
         assert torch.equal(alone[0], together[t])
 
 
+def one_that_every_token_takes(implementation):
+    """As a shared expert is: the last one, of many rows where the others have few."""
+    tokens, experts = 40, 48
+    indices = chosen(tokens, experts, 2, False)
+    indices[:, 1] = experts - 1
+    args = fp8_arguments(tokens, experts, 256, 128, indices)
+    assert error(implementation(*args), reference("experts_fp8")(*args)) < 6e-3
+
+
+def test_triton_one_that_every_token_takes():
+    one_that_every_token_takes(triton_experts.experts_fp8)
+
+
+@pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")
+def test_cuda_one_that_every_token_takes():
+    from dsa_compile.kernels.cuda.experts_fp8 import experts_fp8
+
+    one_that_every_token_takes(experts_fp8)
+
+
 def all_on_one(implementation):
     indices = torch.full((7, 2), 1, device=DEVICE)  # one expert, twice a token
     args = fp8_arguments(7, 3, 256, 128, indices)

@@ -137,6 +137,9 @@ def test_on_the_gpu() -> None:
     run(*CHECKS, TRITON_INTERPRET="0")
 
 
+SHAPES = {"few": cuda_experts.FEW, "narrow": cuda_experts.NARROW, "wide": cuda_experts.WIDE}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("capability", [90, 100])
 def test_triton_compiles_without_spills(capability: int) -> None:
@@ -151,13 +154,14 @@ def test_triton_compiles_without_spills(capability: int) -> None:
     assert sum(bool(re.search(wide_product, k["sass"])) for k in products) == 6
 
 
-@pytest.mark.parametrize("shape", [cuda_experts.NARROW, cuda_experts.WIDE], ids=["narrow", "wide"])
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_cuda_compiles_to_tensor_cores_and_bulk_copies(shape: cuda_experts.Shape) -> None:
-    assert shape.shared_bytes() <= SHARED_LIMIT
+    # every block takes 1 KB for the system, and one may have all the rest
+    assert shape.blocks * (shape.shared_bytes() + 1024) <= SHARED_LIMIT + 1024
     defines = shape.defines(7168, 2048, 8)
     sass, used = inspect(build("experts_fp8.cu", arch="sm_90a", defines=defines))
     assert used["STACK"] == used["LOCAL"] == 0, "registers are spilled"
-    assert used["REG"] == 168, "384 threads of one block take all registers"
+    assert used["REG"] == {1: 168, 2: 80}[shape.blocks], "384 threads a block take all registers"
     assert "UTMALDG.2D" in sass
     assert "LDGSTS.E.BYPASS.128" in sass, "rows are gathered 16 bytes a thread"
     assert "STSM.16.MT88" in sass

@@ -24,10 +24,12 @@ class Shape:
     Args:
         tokens: most rows of a group, which is what one weight tile is multiplied with.
         stages: of the ring in shared memory, each 128 of K.
+        blocks: of a multiprocessor.
     """
 
     tokens: int
     stages: int
+    blocks: int = 1
 
     def shared_bytes(self) -> int:
         """Dynamic shared memory; the kernel asserts that it counts the same."""
@@ -43,18 +45,23 @@ class Shape:
             "TOP_K": top_k,
             "TOKENS": self.tokens,
             "STAGES": self.stages,
+            "BLOCKS": self.blocks,
             "SHARED": self.shared_bytes(),
         }
 
 
+FEW = Shape(tokens=16, stages=3, blocks=2)
+"""For the fewest. Two blocks share a multiprocessor: one token's items of gate and up, 16 an expert,
+are then all under way at once, whatever the number of experts (nine of them: 105 µs, 115 with one
+block, whose last twelve items wait for a second turn; H200)."""
 NARROW = Shape(tokens=32, stages=6)
 """For few rows an expert: what counts is to stream weights."""
 WIDE = Shape(tokens=144, stages=4)
 """For many, the widest that registers hold. Clusters of two that share a weight tile by multicast
 were slower: 1,355 µs instead of 680 at 16 rows an expert, 2,739 instead of 2,172 at 256 (64 of the
 experts, H200)."""
-_NARROW_ROWS = 12
-"""Of an expert on average, up to which NARROW is taken."""
+_FEW_ROWS, _NARROW_ROWS = 2, 12
+"""Of an expert on average, up to which FEW and NARROW are taken."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +88,12 @@ def _kernels(
         ),
         CudaKernel("experts_fp8_combine.cu", "experts_combine", row, overlap=True),
     )
+
+
+def _shape(pairs: int, experts: int) -> Shape:
+    if pairs > _NARROW_ROWS * experts:
+        return WIDE
+    return NARROW if pairs > _FEW_ROWS * experts else FEW
 
 
 @functools.cache
@@ -123,7 +136,7 @@ def experts_fp8(
     out = torch.empty(tokens, hidden, dtype=torch.bfloat16, device=x.device)
     if pairs == 0:
         return out.zero_()
-    shape = WIDE if pairs > _NARROW_ROWS * experts else NARROW
+    shape = _shape(pairs, experts)
     kernels = _kernels(experts, hidden, inner, top_k, indices.dtype, shape)
     groups_most = min(pairs, experts) + pairs // shape.tokens
 
@@ -137,7 +150,7 @@ def experts_fp8(
     outputs = empty(pairs, hidden, dtype=torch.bfloat16)
     kernels.plan((1, 1, 1), 1024, indices, pairs, pair_of, row_of, groups, count, finished)
     kernels.main(
-        (_multiprocessors(x.device.index), 1, 1),
+        (_multiprocessors(x.device.index) * shape.blocks, 1, 1),
         _THREADS,
         tensor_map(gate_up.view(-1, hidden), (_BOX, _BOX), l2_promotion=256),
         tensor_map(down.view(-1, inner), (_BOX, _BOX), l2_promotion=256),

@@ -13,7 +13,8 @@
 // (cp.async) and two warpgroups multiply. Weights do not wait for anything: while down's tokens are
 // not ready, the ring fills with down's weights.
 //
-// Built with HIDDEN, INNER, TOP_K, TOKENS (32 or 144), STAGES and SHARED (bytes).
+// Built with HIDDEN, INNER, TOP_K, TOKENS (16, 32 or 144), STAGES, BLOCKS (of a multiprocessor, 1 or
+// 2) and SHARED (bytes).
 #include "experts_fp8_load.cuh"
 #include "experts_fp8_multiply.cuh"
 #include "experts_fp8_store.cuh"
@@ -40,7 +41,7 @@ DEVICE void run_item(const Item& item, const Item& next, Ring& ring, WeightScale
 // x e4m3 [tokens, HIDDEN], x_scale [tokens, HIDDEN / 128]; the maps are of gate_up [experts * 2
 // INNER, HIDDEN] and down [experts * HIDDEN, INNER] in boxes of 128 x 128. `out` gets a row for
 // every pair that has an expert, in the order of the experts.
-extern "C" __global__ void __launch_bounds__(kThreads, 1)
+extern "C" __global__ void __launch_bounds__(kThreads, BLOCKS)
     experts(const __grid_constant__ CUtensorMap gate_up, const __grid_constant__ CUtensorMap down,
             const u8* __restrict__ x, const float* __restrict__ x_scale,
             const float* __restrict__ gate_up_scale, const float* __restrict__ down_scale,
@@ -69,7 +70,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       stream_weights(&gate_up, &down, groups);
     }
   } else {
-    register_alloc<232>();
+    register_alloc<BLOCKS == 1 ? 232 : 96>();
     const Outputs to = {hidden, hidden_scale, finished, out};
     const Scales from = {gate_up_scale, down_scale};
     Ring ring;
@@ -87,11 +88,15 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     run_item<N>(item, next, ring, scales, turn, from, to);        \
     break;
         WIDTH(16)
-        WIDTH(32)
-#if TOKENS == 32
+#if TOKENS <= 32
         WIDTH(8)
+#endif
+#if TOKENS >= 32
+        WIDTH(32)
+#endif
+#if TOKENS == 32
         WIDTH(24)
-#else
+#elif TOKENS > 32
         WIDTH(64)
         WIDTH(80)
         WIDTH(96)

@@ -64,16 +64,18 @@ def astray(kernel: Implementation, arguments: Arguments) -> Arguments | None:
     return tuple(changed)
 
 
-def launches(target: str) -> Iterator[Launch]:
-    """Every kernel of ours on every sample it takes, and on those gone astray."""
+def launches(target: str, texts: Sequence[str] = ("",)) -> Iterator[Launch]:
+    """Kernels of ours whose name has one of the texts, on every sample they take, also astray."""
     for kernel in kernels(target):
+        if not any(text in f"{kernel.op}/{kernel.provider}" for text in texts):
+            continue
         for number, arguments in enumerate(SAMPLES[kernel.op]()):
             if kernel.refusal(facts(kernel, arguments)) is None:
                 name = f"{kernel.op}/{kernel.provider} {number}"
                 yield name, lambda k=kernel, a=arguments: k.load()(*a)
                 if (wrong := astray(kernel, arguments)) is not None:
                     yield f"{name} astray", lambda k=kernel, a=wrong: k.load()(*a)
-    for rows, width in TOPK_SHAPES:
+    for rows, width in TOPK_SHAPES if any(text in "topk/cuda" for text in texts) else ():
         yield f"topk/cuda {rows}x{width}", lambda shape=(rows, width): _topk(*shape)
 
 
@@ -87,11 +89,10 @@ def _topk(rows: int, width: int) -> Tensor:
 def main(texts: Sequence[str]) -> None:
     torch.manual_seed(0)
     torch.set_default_device("cuda")
-    for name, launch in launches(architecture(torch.cuda.current_device())):
-        if not texts or any(text in name for text in texts):
-            print(name, flush=True)
-            launch()
-            torch.cuda.synchronize()
+    for name, launch in launches(architecture(torch.cuda.current_device()), texts or [""]):
+        print(name, flush=True)
+        launch()
+        torch.cuda.synchronize()
 
 
 if __name__ == "__main__":

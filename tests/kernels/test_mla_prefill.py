@@ -142,6 +142,16 @@ def test_triton_kernels_compile(capability, heads, monkeypatch):
 
 
 @pytest.mark.parametrize("capability", [90, 100])
+def test_triton_kernel_of_fp32_rows_fits(capability, monkeypatch):
+    monkeypatch.setattr(mla, "_processors", lambda device: 132)
+    monkeypatch.setattr(mla, "_capability", lambda device: capability)
+    q, pe, cache, slots, scale = meta_problem(4, 128, 2048)
+    with compiling_for(capability) as found:
+        mla.attend(q.float(), pe.float(), cache.float(), slots, scale, splits=2)
+    assert max(kernel.shared_bytes for kernel in found) <= SHARED_LIMIT
+
+
+@pytest.mark.parametrize("capability", [90, 100])
 def test_row_kernels_compile(capability):
     rows = torch.empty(100, dtype=torch.int32, device="meta")
     cache = torch.empty(16, 64, 656, dtype=torch.uint8, device="meta")

@@ -42,13 +42,17 @@ class Tile:
     gather: bool = False
 
 
-def choose_tile(heads: int, capability: int) -> Tile:
+def choose_tile(heads: int, capability: int, dtype: torch.dtype = torch.bfloat16) -> Tile:
     """The tile for a number of query heads.
 
     Args:
         heads: of the query.
         capability: compute capability, 90 or 100.
+        dtype: of query and rows. The published width in fp32 leaves shared memory for a small tile
+            alone, and no matrix unit multiplies it exactly.
     """
+    if dtype is torch.float32:
+        return Tile(16, 16, False, 8, 1)
     if capability >= 100:
         return Tile(64, 32, False, 8, 2, True)  # tcgen05 takes 64 rows at the least
     if heads <= 32:
@@ -123,7 +127,7 @@ def attend(
             "on the GPU: queries and slots with a contiguous last dimension, int32 slots, "
             "a contiguous cache, latent and rotary widths that are powers of two from 16 on",
         )
-    tile = choose_tile(heads, _capability(q_latent.device.index))
+    tile = choose_tile(heads, _capability(q_latent.device.index), cache.dtype)
     latent_rows = rope_rows = None
     if tile.gather:
         rows = cache.view(-1, latent + rope)

@@ -115,6 +115,10 @@ template <typename T>
 static T __ldcs(const T* from) {
   return *from;
 }
+template <typename T>
+static void __stcs(T* to, const T& value) {
+  *to = value;
+}
 static int __popc(u32 x) { return __builtin_popcount(x); }
 static float rsqrtf(float x) { return 1 / std::sqrt(x); }
 using std::fmaxf;

@@ -25,12 +25,14 @@ class Shape:
     Args:
         tokens: most rows of a group, which is what one weight tile is multiplied with.
         stages: of the ring in shared memory, each 128 of K.
-        turns: warpgroups multiply in turn.
+        cluster: blocks that share what they load, 2 or 4.
+        turns_from: rows of a group from which warpgroups multiply in turn.
     """
 
     tokens: int = 144
     stages: int = 4
-    turns: bool = True
+    cluster: int = 2
+    turns_from: int = 80
 
     def shared_bytes(self) -> int:
         """Dynamic shared memory; the kernel asserts that it counts the same."""
@@ -45,7 +47,8 @@ class Shape:
             "INNER": inner,
             "TOKENS": self.tokens,
             "STAGES": self.stages,
-            "TURNS": int(self.turns),
+            "CLUSTER": self.cluster,
+            "TURNS_FROM": self.turns_from,
             "SHARED": self.shared_bytes(),
         }
 
@@ -54,8 +57,8 @@ SHAPE = Shape()
 
 
 def takes(hidden: int, inner: int) -> bool:
-    """Whether tiles of a weight come in twos, for the two blocks of a cluster."""
-    return hidden % 512 == 0 and inner % 256 == 0
+    """Whether there is a tile of a weight for each block of a cluster."""
+    return hidden % (SHAPE.cluster * 256) == 0 and inner % (SHAPE.cluster * 128) == 0
 
 
 @dataclass(frozen=True)
@@ -95,7 +98,7 @@ def main_kernel(hidden: int, inner: int, shape: Shape) -> CudaKernel:
         "experts_many",
         shape.defines(hidden, inner),
         shared=shape.shared_bytes(),
-        cluster=(2, 1, 1),
+        cluster=(shape.cluster, 1, 1),
         overlap=True,
     )
 
@@ -108,9 +111,9 @@ def combine_kernel(hidden: int, top_k: int) -> CudaKernel:
 
 
 @functools.cache
-def _multiprocessors(device: int) -> int:
-    count: int = torch.cuda.get_device_properties(device).multi_processor_count
-    return count
+def _resident_blocks(kernel: CudaKernel, device: int) -> int:
+    """Of all clusters that fit at once: items may wait for those of other clusters."""
+    return kernel.cluster[0] * kernel.resident_clusters(THREADS, kernel.cluster)
 
 
 def weight_map(weight: Tensor, *, interleaved: bool) -> object:
@@ -242,8 +245,9 @@ def experts_many(
     inner_scales = x_scale.new_empty(inner // _BLOCK, capacity)
     outputs = x.new_empty((capacity, hidden), dtype=torch.bfloat16)
     out = x.new_empty((tokens, hidden), dtype=torch.bfloat16)
-    main_kernel(hidden, inner, shape)(
-        (_multiprocessors(x.device.index) & ~1, 1, 1),
+    main = main_kernel(hidden, inner, shape)
+    main(
+        (_resident_blocks(main, x.device.index), 1, 1),
         THREADS,
         weight_map(gate_up.view(-1, hidden), interleaved=True),
         weight_map(down.view(-1, inner), interleaved=False),

@@ -6,11 +6,12 @@
 
 constexpr int kGateUpTiles = INNER / 128;  // 128 rows of gate and the same 128 of up
 constexpr int kDownTiles = HIDDEN / 256;
-static_assert(kGateUpTiles % 2 == 0 && kDownTiles % 2 == 0, "the blocks of a cluster share a single");
+static_assert(kGateUpTiles % CLUSTER == 0 && kDownTiles % CLUSTER == 0, "a tile for each block");
+static_assert(CLUSTER == 2 || CLUSTER == 4, "blocks of a cluster");
 
 constexpr int kMathThreads = 256;
 constexpr int kThreads = 128 + kMathThreads;  // the first warpgroup loads and signals
-constexpr int kClusterSize = 2;
+constexpr int kPairTiles = CLUSTER / 2;  // of a weight, that a cluster multiplies a pair with
 
 // A stage of the ring holds 128 of K: two boxes of 128 rows of the weight, up to TOKENS rows of
 // values, their scales, and the two of the weight.
@@ -66,12 +67,12 @@ struct Item {
   Unit of;
   int unit;
   int tile;    // 128 rows of gate and of up, or 256 of down
-  bool paired;  // with the group that the other block has; otherwise with its tile
+  bool paired;
   bool down;
   bool valid;
   DEVICE int blocks() const { return (down ? INNER : HIDDEN) / 128; }  // of 128 of K
   DEVICE int row() const {  // the block's first
-    return of.row + (paired ? of.width * static_cast<int>(cluster_rank()) : 0);
+    return of.row + (paired ? of.width * static_cast<int>(cluster_rank() % 2) : 0);
   }
 };
 
@@ -110,18 +111,20 @@ DEVICE void keep_target(const Item& item) {
 DEVICE Item find_item(int number, const Work& work) {
   const int pairs = work.counts->pairs, singles = work.counts->singles;
   Item item;
-  const int first_down = pairs * kGateUpTiles + singles * (kGateUpTiles / 2);
+  const int rank = cluster_rank();
+  const int first_down = pairs * (kGateUpTiles / kPairTiles) + singles * (kGateUpTiles / CLUSTER);
   item.down = number >= first_down;
   if (item.down) number -= first_down;
   const int tiles = item.down ? kDownTiles : kGateUpTiles;
-  item.paired = number < pairs * tiles;
+  const int of_pair = tiles / kPairTiles, of_single = tiles / CLUSTER;
+  item.paired = number < pairs * of_pair;
   if (item.paired) {
-    item.unit = number / tiles;
-    item.tile = number % tiles;
+    item.unit = number / of_pair;
+    item.tile = number % of_pair * kPairTiles + rank / 2;
   } else {
-    number -= pairs * tiles;
-    item.unit = pairs + number / (tiles / 2);
-    item.tile = number % (tiles / 2) * 2 + static_cast<int>(cluster_rank());
+    number -= pairs * of_pair;
+    item.unit = pairs + number / of_single;
+    item.tile = number % of_single * CLUSTER + rank;
   }
   item.valid = item.unit < pairs + singles;
   item.of = {};
@@ -132,8 +135,8 @@ DEVICE Item find_item(int number, const Work& work) {
   return item;
 }
 
-DEVICE int first_item() { return blockIdx.x / kClusterSize; }
-DEVICE int item_step() { return gridDim.x / kClusterSize; }
+DEVICE int first_item() { return blockIdx.x / CLUSTER; }
+DEVICE int item_step() { return gridDim.x / CLUSTER; }
 
 DEVICE u32 load_acquire(const u32* from) {
   u32 value;
@@ -150,7 +153,7 @@ DEVICE void fence_async() { asm volatile("fence.proxy.async;" ::: "memory"); }
 
 // Until all of a unit's hidden values are written.
 DEVICE void wait_finished(const u32* finished, const Item& item) {
-  const u32 need = item.paired ? kClusterSize * kGateUpTiles : kGateUpTiles;
+  const u32 need = item.paired ? 2 * kGateUpTiles : kGateUpTiles;
   while (load_acquire(finished + item.unit) < need) {
   }
   fence_async();

@@ -15,13 +15,15 @@ DEVICE u64 descriptor(u32 address) {
   return kSwizzle128 << 62 | kRowsOfEight << 32 | address >> 4;
 }
 
-// Warpgroups take turns: while one's products are added to its sums, the other's multiply.
+// Warpgroups take turns: while one's products are added to its sums, the other's multiply. Where
+// few rows leave the tensor cores idle anyway, turns only cost.
 DEVICE void wait_turn(int group) { named_barrier_sync(kTurn + group, kMathThreads); }
 DEVICE void give_turn(int group) { named_barrier_arrive(kTurn + 1 - group, kMathThreads); }
 
 // sum[box] = rows 64 * group .. + 64 of the item's box times its N rows.
 template <int N>
 DEVICE void accumulate(float (&sum)[2][N / 2], Ring& ring, int blocks) {
+  constexpr bool kTurns = N >= TURNS_FROM;
   const int thread = math_thread();
   const int group = uniform(thread / 128);
   const int lane = thread % 32;
@@ -35,9 +37,7 @@ DEVICE void accumulate(float (&sum)[2][N / 2], Ring& ring, int blocks) {
 #pragma unroll
     for (int box = 0; box < 2; ++box) {
       float part[N / 2];
-#if TURNS
-      wait_turn(group);
-#endif
+      if constexpr (kTurns) wait_turn(group);
       fence_registers(part);
       wgmma_fence();
 #pragma unroll
@@ -45,9 +45,7 @@ DEVICE void accumulate(float (&sum)[2][N / 2], Ring& ring, int blocks) {
         wgmma_e4m3<N>(part, descriptor(a + box * kBoxBytes + i * 32), descriptor(b + i * 32), i != 0);
       }
       wgmma_commit();
-#if TURNS
-      give_turn(group);
-#endif
+      if constexpr (kTurns) give_turn(group);
       const float weight_scale = scales[TOKENS + box];
       wgmma_wait<0>();
       fence_registers(part);
@@ -63,6 +61,6 @@ DEVICE void accumulate(float (&sum)[2][N / 2], Ring& ring, int blocks) {
       }
     }
     __syncwarp();
-    if (lane < kClusterSize) mbarrier_arrive_slot(empty_barrier(ring.stage), lane);
+    if (lane < CLUSTER) mbarrier_arrive_slot(empty_barrier(ring.stage), lane);
   }
 }

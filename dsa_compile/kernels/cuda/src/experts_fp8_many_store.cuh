@@ -9,7 +9,15 @@ struct Outputs {
   int capacity;
 };
 
-DEVICE float silu(float x) { return x / (1.f + __expf(-x)); }
+// silu(gate) * up; the division by the special function unit, for the exact one takes ten times as
+// long and its last bits are lost in e4m3.
+DEVICE float gated(float gate, float up) {
+  constexpr float kMinusLog2E = -1.4426950408889634f;
+  float exponential, sigmoid;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(exponential) : "f"(gate * kMinusLog2E));
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(sigmoid) : "f"(1.f + exponential));
+  return gate * sigmoid * up;
+}
 
 // 8x8 blocks of pairs of bytes or bf16, transposed on their way: lane l names row l % 8 of block
 // l / 8, of the first block or two.
@@ -74,7 +82,7 @@ DEVICE void store_hidden(float (&gate)[N / 2], float (&up)[N / 2], const Outputs
   float* amax = reinterpret_cast<float*>(memory + kAmaxBase);
   float* inverse = reinterpret_cast<float*>(memory + kInverseBase);
 #pragma unroll
-  for (int i = 0; i < N / 2; ++i) gate[i] = silu(gate[i]) * up[i];
+  for (int i = 0; i < N / 2; ++i) gate[i] = gated(gate[i], up[i]);
   warp_amax<N>(gate, lane, amax + slab * TOKENS);
   named_barrier_sync(kAmax, kMathThreads + 32);
 

@@ -17,7 +17,11 @@ from dsa_compile.ops import KEEP_ALIVE, ON_STREAM, RECORD_EVENT, WAIT_EVENT
 
 
 class SideStreams:
-    """Streams 1, 2, … of whatever runs one region at a time, each made when first used."""
+    """Streams 1, 2, … of whatever runs one region at a time, each made when first used.
+
+    Their kernels go before those of stream 0 where both are ready: they are the small ones, for
+    which a large one may otherwise leave no room until it ends.
+    """
 
     def __init__(self) -> None:
         self._made: dict[int, torch.cuda.Stream] = {}
@@ -26,7 +30,7 @@ class SideStreams:
         """The stream of that number, on the current device."""
         found = self._made.get(number)
         if found is None:
-            found = self._made[number] = torch.cuda.Stream()
+            found = self._made[number] = torch.cuda.Stream(priority=-1)
         return found
 
 

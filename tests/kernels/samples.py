@@ -164,6 +164,22 @@ def _attention_queries() -> Iterator[Arguments]:
     yield pe, index, torch.randn(5, 64), *tables(5), True, False, 0.01
 
 
+def _head_weights() -> Iterator[Arguments]:
+    for tokens in (1, 19):
+        yield randn(tokens, 1024), torch.randn(64, 1024), 0.01
+
+
+def _absorb_rope() -> Iterator[Arguments]:
+    for tokens, heads in ((1, 128), (19, 16)):
+        cos, sin = tables(tokens, torch.bfloat16)
+        yield randn(tokens, heads, 192), randn(heads, 128, 512), cos, sin
+
+
+def _expand_output() -> Iterator[Arguments]:
+    for tokens, heads in ((1, 128), (19, 16)):
+        yield randn(tokens, heads, 512), randn(heads, 128, 512)
+
+
 # queries and context of each request: verification, empty requests, a prefill
 _DECODES = ((1, 700), (2, 5), (0, 3), (1, 64), (1, 0), (4, 65))
 _PREFILL = ((40, 300), (3, 3))
@@ -251,7 +267,7 @@ def _quantize_linear_fp8() -> Iterator[Arguments]:
 def _router() -> Iterator[Arguments]:
     for tokens in (1, 17):
         weight, bias = randn(256, 300), torch.randn(256)
-        yield randn(tokens, 300), weight, bias, 8, 4, 8, True, 2.5
+        yield randn(tokens, 300), weight, bias, 8, 4, 8, True, 2.5, int(tokens > 1)
 
 
 def _choice(tokens: int, experts: int) -> tuple[Tensor, Tensor]:
@@ -300,6 +316,9 @@ SAMPLES: dict[str, Callable[[], Iterator[Arguments]]] = {
     "index_query_quantize": _index_query,
     "attention_inputs_fp8": _attention_inputs,
     "attention_queries_fp8": _attention_queries,
+    "index_head_weights": _head_weights,
+    "absorb_rope_query": _absorb_rope,
+    "expand_output_quantize": _quantizing(_expand_output),
     "paged_index_topk": _paged_topk,
     "paged_index_topk_fp8": _paged_topk_fp8,
     "paged_latent_attention": _attention(_bf16_cache, 40),

@@ -10,6 +10,8 @@ constexpr u32 BINS = 2048;
 constexpr u32 BIN_BITS = 11;
 constexpr u32 MEMBERS = THREADS / 2;
 constexpr float BINS_PER_UNIT = 64.f;  // of distance, in the first histogram
+// The first histogram begins with tokens this near: mostly few, and mostly enough.
+constexpr float NEAR = 8.f;
 
 // Keys from `low` up to `high`, and how many tokens and how much weight come before them.
 struct Interval {
@@ -38,17 +40,27 @@ class Order {
 
   // Count and weight of all tokens that weigh something.
   DEVICE void totals(u64& count, u64& weight) {
-    fill_first();
-    u64 counts, weights;
+    u64 far_count = 0, far_weight = 0, counts, weights;
+    clear();
+    each([&](u32, u32 distance) {
+      const u64 weight = weight_of(distance);
+      if (near(distance)) return add(first_bin(distance), weight);
+      far_count += 1;
+      far_weight += weight;
+    });
+    __syncthreads();
+    first_ = true;
     mine(counts, weights);
-    count = block_scan(counts).total;
-    weight = block_scan(weights).total;
+    near_count_ = block_scan(counts).total;
+    near_weight_ = block_scan(weights).total;
+    count = near_count_ + block_scan(far_count).total;
+    weight = near_weight_ + block_scan(far_weight).total;
   }
 
   // The token whose share of the running count (or weight) contains `target`, below the total.
   DEVICE Place find(bool by_weight, u64 target) {
     if (!listed(by_weight, target)) {
-      fill_first();
+      fill_first(target >= (by_weight ? near_weight_ : near_count_));
       Interval at = locate({0, ~u64(0), 0, 0, 0}, true, by_weight, target);
       // All from the start, if they can be listed: what is looked for next mostly lies there.
       if (at.before_count + at.count <= MEMBERS) {
@@ -73,7 +85,9 @@ class Order {
  private:
   const Row& row_;
   Bins& bins_;
-  bool first_ = false;  // whether the histogram is the one of all tokens
+  bool first_ = false;  // whether the histogram is the first one, and whether of all tokens
+  bool far_ = false;
+  u64 near_count_ = 0, near_weight_ = 0;
   u64 start_count_ = 0, end_count_ = 0, start_weight_ = 0, end_weight_ = 0;  // of the list
   bool member_ = false;  // whether this thread has a token of the list, and which
   u64 key_ = 0, weight_ = 0, before_ = 0, rank_ = 0;
@@ -94,15 +108,15 @@ class Order {
     return bits > int(BIN_BITS) ? bits - BIN_BITS : 0;
   }
 
+  DEVICE static bool near(u32 distance) { return __uint_as_float(distance) < NEAR; }
+
   // Calls back with every token that weighs something.
   template <class F>
   DEVICE void each(const F& callback) const {
-#pragma unroll 4
-    for (u32 token = threadIdx.x; token < row_.vocab; token += THREADS) {
-      const u32 distance = row_.distance(token);
-      const u64 weight = weight_of(distance);
-      if (weight) callback(token, distance, weight);
-    }
+    row_.each([&](u32 token, float logit) {
+      const u32 distance = row_.distance_of(logit);
+      if (weighs(distance)) callback(token, distance);
+    });
   }
 
   DEVICE void clear() {
@@ -120,20 +134,25 @@ class Order {
     if (high) atomicAdd(&bins_.high[bin], high);
   }
 
-  DEVICE void fill_first() {
-    if (first_) return;
+  DEVICE void fill_first(bool far) {
+    if (first_ && (far_ || !far)) return;
     clear();
-    each([&](u32, u32 distance, u64 weight) { add(first_bin(distance), weight); });
+    each([&](u32, u32 distance) {
+      if (far || near(distance)) add(first_bin(distance), weight_of(distance));
+    });
     __syncthreads();
     first_ = true;
+    far_ = far;
   }
 
   DEVICE void fill(const Interval& of) {
     const u32 shift = shift_of(of);
     clear();
-    each([&](u32 token, u32 distance, u64 weight) {
+    each([&](u32 token, u32 distance) {
       const u64 key = key_of(distance, token);
-      if (of.low <= key && key < of.high) add(u32((key - of.low) >> shift), weight);
+      if (of.low <= key && key < of.high) {
+        add(u32((key - of.low) >> shift), weight_of(distance));
+      }
     });
     __syncthreads();
     first_ = false;
@@ -184,12 +203,12 @@ class Order {
   DEVICE void list(const Interval& of) {
     if (threadIdx.x == 0) bins_.members = 0;
     __syncthreads();
-    each([&](u32 token, u32 distance, u64 weight) {
+    each([&](u32 token, u32 distance) {
       const u64 key = key_of(distance, token);
       if (of.low <= key && key < of.high) {
         const u32 slot = atomicAdd(&bins_.members, 1u);
         bins_.keys[slot] = key;
-        bins_.weights[slot] = weight;
+        bins_.weights[slot] = weight_of(distance);
       }
     });
     __syncthreads();

@@ -30,12 +30,10 @@ DEVICE bool likeliest(const Row& row, u32& token, float& logit) {
   float best = -infinity;
   u32 at = 0;
   bool bad = false;
-#pragma unroll 8
-  for (u32 i = threadIdx.x; i < row.vocab; i += THREADS) {
-    const float x = static_cast<float>(row.logits[i]);
+  row.each([&](u32 i, float x) {
     bad |= !(x < infinity);
     if (x > best) best = x, at = i;
-  }
+  });
   // A bad value ranks above all others.
   const u64 mine = u64(bad ? FULL : ordered(best)) << 32 | (FULL - at);
   const u64 found = block_max(mine);

@@ -67,28 +67,50 @@ constexpr u32 INFINITE = 0x7f800000u;  // of an impossible token
 
 // Weights are exp(-distance) in units of 2^-44: what lies further than this weighs nothing.
 constexpr float WEIGHT_ONE = 0x1p44f;
-constexpr float WEIGHTLESS = 30.5f;
+constexpr float WEIGHTLESS = 30.49f;
 
 struct Row {
   const LOGITS* logits;
   u32 vocab;
   float largest, temperature, floor;
 
-  // Distance of a token; infinite if min-p excludes it.
-  DEVICE u32 distance(u32 token) const {
-    const float scaled = (static_cast<float>(logits[token]) - largest) / temperature;
+  // Distance of a logit; infinite if min-p excludes it.
+  DEVICE u32 distance_of(float logit) const {
+    const float below = logit - largest;
+    const float scaled = temperature == 1.f ? below : below / temperature;
     return scaled < floor ? INFINITE : __float_as_uint(scaled) & 0x7fffffffu;
+  }
+  DEVICE u32 distance(u32 token) const { return distance_of(static_cast<float>(logits[token])); }
+
+  // Calls back with every token and its logit; a thread's tokens ascend.
+  template <class F>
+  DEVICE void each(const F& callback) const {
+    struct alignas(4 * sizeof(LOGITS)) Four {
+      LOGITS of[4];
+    };
+    const bool aligned = reinterpret_cast<u64>(logits) % sizeof(Four) == 0;
+    const u32 fours = aligned ? vocab / 4 : 0;
+#pragma unroll 4
+    for (u32 i = threadIdx.x; i < fours; i += THREADS) {
+      const Four four = reinterpret_cast<const Four*>(logits)[i];
+#pragma unroll
+      for (u32 j = 0; j < 4; ++j) callback(4 * i + j, static_cast<float>(four.of[j]));
+    }
+    for (u32 token = 4 * fours + threadIdx.x; token < vocab; token += THREADS) {
+      callback(token, static_cast<float>(logits[token]));
+    }
   }
 };
 
+DEVICE bool weighs(u32 distance) { return __uint_as_float(distance) < WEIGHTLESS; }
+
 DEVICE u64 weight_of(u32 distance) {
-  const float far = __uint_as_float(distance);
-  return far < WEIGHTLESS ? static_cast<u64>(expf(-far) * WEIGHT_ONE) : 0;
+  if (!weighs(distance)) return 0;
+  return static_cast<u64>(expf(-__uint_as_float(distance)) * WEIGHT_ONE);
 }
 
 DEVICE u64 key_of(u32 distance, u32 token) { return u64(distance) << ID_BITS | token; }
 DEVICE u32 token_of(u64 key) { return u32(key) & ((1u << ID_BITS) - 1); }
-DEVICE u32 distance_of(u64 key) { return u32(key >> ID_BITS); }
 
 // floor(a * b / 2^64)
 DEVICE u64 share_of(u64 fraction, u64 mass) { return __umul64hi(fraction, mass); }

@@ -95,6 +95,12 @@ def add_step(commands: Any) -> None:
         metavar="PASS,...",
         help="compile without each pass in turn, or each of these, and time again",
     )
+    step.add_argument(
+        "--profile",
+        type=Path,
+        metavar="FILE",
+        help="time each call of the first decode case by itself and write FILE, for dsa-compile",
+    )
     step.add_argument("--json", type=Path, metavar="FILE", help="write all figures to FILE")
     step.add_argument("--plot", type=Path, metavar="FILE", help="draw the layers' times into FILE")
 
@@ -174,6 +180,9 @@ def _measure(args: argparse.Namespace, cases: "list[Case]", folder: Path) -> int
     if not cases:
         raise UserError("no case fits into the GPU's memory; choose fewer --layers")
     runner = filled_runner(compiled, weights, num_blocks)
+    if args.profile:
+        _write_profile(args.profile, compiled, runner, cases[0])
+        console.print(f"calls of {cases[0].label()}: {args.profile}")
     bench = StepBench(compiled, runner, per_ms)
     names = ", ".join(layer.kind for layer in compiled.manifest.layers)
     console.print(f"layers {names}; copy {per_ms / 1e9:.2f} TB/s\n")
@@ -208,3 +217,12 @@ def _measure(args: argparse.Namespace, cases: "list[Case]", folder: Path) -> int
     if args.plot:
         plot(args.plot, cases, rows)
     return 0
+
+
+def _write_profile(path: Path, compiled: Any, runner: Any, case: "Case") -> None:
+    from dsa_compile.bench.step.call_times import profile_calls
+    from dsa_compile.bench.step.cases import Decode
+
+    if not isinstance(case, Decode):
+        raise UserError("--profile times a decode step: give one by --batch and --context")
+    profile_calls(compiled, runner, case).save(path)

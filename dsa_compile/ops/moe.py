@@ -21,6 +21,7 @@ def router(
     normalize: bool,
     scale: float,
     shared_experts: int = 0,
+    slot_mapping: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Choose experts: sigmoid scores, group-limited top-k (``DeepseekV32TopkRouter``).
 
@@ -36,6 +37,8 @@ def router(
         normalize: divide the chosen weights by their sum.
         scale: last factor on the weights.
         shared_experts: S experts that are numbered from E on and taken by every token, weight 1.
+        slot_mapping: int64 ``[N]`` or None; a token with -1 writes no cache row, is padding, and
+            takes no expert: its indices are all -1.
 
     Returns:
         weights fp32 ``[N, top_k + S]`` and expert indices int64 ``[N, top_k + S]``; those chosen
@@ -62,6 +65,8 @@ def router(
         every = torch.arange(shared_experts, device=x.device).add_(weight.shape[0])
         indices = torch.cat([indices, every.expand(x.shape[0], -1)], 1)
         weights = F.pad(weights, (0, shared_experts), value=1.0)
+    if slot_mapping is not None:
+        indices = indices.masked_fill((slot_mapping < 0).unsqueeze(1), -1)
     return weights, indices
 
 
@@ -75,6 +80,7 @@ def _router_fake(
     normalize: bool,
     scale: float,
     shared_experts: int = 0,
+    slot_mapping: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     shape = (x.shape[0], top_k + shared_experts)
     return x.new_empty(shape, dtype=torch.float32), x.new_empty(shape, dtype=torch.int64)
@@ -135,7 +141,8 @@ def _experts_fake(
 
 ROUTER = define(
     "router(Tensor x, Tensor weight, Tensor bias, int n_group, int topk_group, int top_k,"
-    " bool normalize, float scale, int shared_experts=0) -> (Tensor weights, Tensor indices)",
+    " bool normalize, float scale, int shared_experts=0, Tensor? slot_mapping=None)"
+    " -> (Tensor weights, Tensor indices)",
     router,
     _router_fake,
 )

@@ -243,3 +243,15 @@ def test_triton_router_refuses_too_few_kept():
     x, weight = torch.zeros(2, 8, device=DEVICE), torch.zeros(16, 8, device=DEVICE)
     with pytest.raises(ValueError, match=r"dsa::router takes .* 1 kept, for 6"):
         triton_router.router(x, weight, torch.zeros(16, device=DEVICE), 4, 1, 6, True, 1.0)
+
+
+def test_triton_router_gives_padding_no_expert():
+    x, weight = torch.randn(3, 64, device=DEVICE), torch.randn(16, 64, device=DEVICE) * 0.1
+    args = (x, weight, torch.zeros(16, device=DEVICE), 4, 2, 4, True, 2.5)
+    slots = torch.tensor([7, -1, 0], device=DEVICE)
+    for shared in (0, 1):
+        weights, indices = triton_router.router(*args, shared)
+        same, masked = triton_router.router(*args, shared, slots)
+        assert torch.equal(same, weights)
+        assert torch.equal(masked[[0, 2]], indices[[0, 2]])
+        assert masked[1].tolist() == [-1] * (4 + shared)

@@ -32,6 +32,7 @@ FP8_SITES = {
     "quantize_experts": MOE_LAYERS,
     "quantize_latent_cache": LAYERS,
     "quantize_indexer": LAYERS,
+    "skip_padding": MOE_LAYERS,
     "fuse_norm_quantize": LAYERS,
     "fuse_add_norm_quantize": LAYERS,
     "fuse_swiglu_quantize": DENSE_LAYERS,

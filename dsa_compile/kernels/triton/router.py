@@ -62,6 +62,7 @@ def router_choice_kernel(
     bias: tl.tensor,
     weights: tl.tensor,
     indices: tl.tensor,
+    slot_mapping: tl.tensor,
     tokens: int,
     n_group: int,
     group_size: int,
@@ -71,11 +72,15 @@ def router_choice_kernel(
     TOP_K: tl.constexpr,
     SHARED: tl.constexpr,
     NORMALIZE: tl.constexpr,
+    SKIP: tl.constexpr,
     GROUPS: tl.constexpr,
     SIZE: tl.constexpr,
     SLOTS: tl.constexpr,
 ) -> None:
-    """The choice of one token: experts lie as ``[GROUPS, SIZE]``, both padded to powers of two."""
+    """The choice of one token: experts lie as ``[GROUPS, SIZE]``, both padded to powers of two.
+
+    If ``SKIP``, a token whose slot is negative takes none; else ``slot_mapping`` is not read.
+    """
     token = tl.program_id(0).to(tl.int64)
     group = tl.arange(0, GROUPS)
     member = tl.arange(0, SIZE)
@@ -118,6 +123,10 @@ def router_choice_kernel(
     chosen = tl.where(slot < TOP_K, chosen, (experts + slot - TOP_K).to(tl.int64))
     to = token * (TOP_K + SHARED) + slot
     tl.store(weights + to, values, slot < TOP_K + SHARED)
+    if SKIP:
+        chosen = tl.where(
+            tl.load(slot_mapping + token) < 0, tl.full((SLOTS,), -1, tl.int64), chosen
+        )
     tl.store(indices + to, chosen, slot < TOP_K + SHARED)
 
 
@@ -131,6 +140,7 @@ def router(
     normalize: bool,
     scale: float,
     shared_experts: int = 0,
+    slot_mapping: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """``dsa::router`` for up to 1,024 experts; of equal scores the lowest expert wins.
 
@@ -186,6 +196,7 @@ def router(
         bias,
         weights,
         indices,
+        indices if slot_mapping is None else slot_mapping,
         tokens,
         n_group,
         size,
@@ -195,6 +206,7 @@ def router(
         TOP_K=top_k,
         SHARED=shared_experts,
         NORMALIZE=normalize,
+        SKIP=slot_mapping is not None,
         GROUPS=triton.next_power_of_2(n_group),
         SIZE=triton.next_power_of_2(size),
         SLOTS=triton.next_power_of_2(columns),

@@ -57,12 +57,18 @@ _CHAIN_US = {
 }
 
 
+# Ops that work on all processors and take their shared memory even where they move little; and the
+# share of its time that any other must spend at the device's limit to count as one of those.
+_FILLING = ("paged_index_topk", "paged_latent_attention", "experts")
+_FILLING_SHARE = 0.3
+
+
 @dataclass(frozen=True)
 class Cost:
-    """Microseconds alone, and the share of the device's throughput used meanwhile, 0 to 1."""
+    """Microseconds alone, and whether it leaves no room for another call that does not either."""
 
     us: float
-    load: float
+    fills: bool
 
 
 @dataclass(frozen=True)
@@ -89,13 +95,13 @@ class CostModel:
         assert isinstance(node.target, OpOverload)
         name = node.target._opname
         if name in _VIEWS:
-            return Cost(0.0, 0.0)
+            return Cost(0.0, False)
         call = _Call(node, node.target, self._sizes)
         rate = self.device.flops_us * (2 if name.endswith("_fp8") else 1)
         work = max(call.bytes() / self.device.bytes_us, call.flops() / rate)
         fixed = self.device.launch_us * _LAUNCHES.get(name, 1) + _CHAIN_US.get(name, 0.0)
         us = self.measured.get(call_key(node), work + fixed)
-        return Cost(us, min(1.0, work / us) if us else 0.0)
+        return Cost(us, name.startswith(_FILLING) or work > _FILLING_SHARE * us)
 
     @property
     def _sizes(self) -> dict[str, int]:

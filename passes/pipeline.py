@@ -38,6 +38,7 @@ from dsa_compile.passes.recognize_router import RecognizeRouter
 from dsa_compile.passes.recognize_sparse_attention import RecognizeSparseAttention
 from dsa_compile.passes.recognize_swiglu import RecognizeSwiglu
 from dsa_compile.passes.select_logit_rows import SelectLogitRows
+from dsa_compile.passes.skip_padding import SkipPadding
 from dsa_compile.passes.split_short_long import SplitShortLong
 from dsa_compile.passes.strip_expert_sentinels import StripExpertSentinels
 from dsa_compile.passes.strip_noise import StripNoise
@@ -88,6 +89,7 @@ PIPELINE: tuple[Pass | Level, ...] = (
     FuseAttentionInputs(),
     FuseExpandQuantize(),
     # specialise
+    SkipPadding(),
     SelectLogitRows(),
     SplitShortLong(),
     # overlap: last, when all calls are what will run

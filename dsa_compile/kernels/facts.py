@@ -97,6 +97,18 @@ def dtype_in(name: str, *allowed: torch.dtype) -> Condition:
     return check
 
 
+def value_in(name: str, *allowed: float) -> Condition:
+    """A number must be one of these."""
+
+    def check(call: CallFacts) -> str | None:
+        value = call.args[name]
+        if value in allowed:
+            return None
+        return f"takes {name} of {', '.join(map(str, allowed))}, not {value}"
+
+    return check
+
+
 def value_at_most(name: str, most: float) -> Condition:
     """A number must not exceed ``most``."""
 

@@ -15,13 +15,14 @@
 #define __launch_bounds__(...)
 #define __shared__ static
 #define __syncwarp()
+#define __expf(x) std::exp(x)
 
 typedef uint8_t u8;
 typedef uint32_t u32;
 typedef unsigned long long u64;
 
 struct Dim {
-  int x;
+  int x, y;
 };
 struct alignas(8) uint2 {
   u32 x, y;
@@ -42,6 +43,7 @@ static To bits(From from) {
   std::memcpy(&to, &from, sizeof(to));
   return to;
 }
+static float __int_as_float(int x) { return bits<float>(x); }
 static float __uint_as_float(u32 x) { return bits<float>(x); }
 static u32 __float_as_uint(float x) { return bits<u32>(x); }
 
@@ -107,6 +109,28 @@ static u32 __shfl_up_sync(u32, u32 x, int offset) {
   return other;
 }
 
+template <typename T>
+static T __shfl_sync(u32, T x, int lane) {
+  return __shfl_xor_sync(0, x, int(lane_id()) ^ lane);
+}
+
+static u32 __ballot_sync(u32, bool x) {
+  Warp& warp = my_warp();
+  warp.words[lane_id()][0] = x;
+  warp.gate.arrive_and_wait();
+  u32 all = 0;
+  for (int lane = 0; lane < 32; ++lane) all |= warp.words[lane][0] << lane;
+  warp.gate.arrive_and_wait();
+  return all;
+}
+
+static u32 __reduce_max_sync(u32, u32 x) {
+  for (int offset = 16; offset > 0; offset /= 2) {
+    x = std::max(x, __shfl_xor_sync(0, x, offset));
+  }
+  return x;
+}
+
 static int atomicAdd(int* to, int value) { return __atomic_fetch_add(to, value, __ATOMIC_SEQ_CST); }
 
 // ---- instructions --------------------------------------------------------------------------------
@@ -120,8 +144,11 @@ static void __stcs(T* to, const T& value) {
   *to = value;
 }
 static int __popc(u32 x) { return __builtin_popcount(x); }
+static int __ffs(u32 x) { return __builtin_ffs(x); }
 static float rsqrtf(float x) { return 1 / std::sqrt(x); }
+using std::fmaf;
 using std::fmaxf;
+using std::fminf;
 using std::max;
 using std::min;
 
@@ -175,15 +202,15 @@ static void call(void (*kernel)(P...), void** arguments, std::index_sequence<I..
 }
 
 template <typename... P>
-static void launch(void (*kernel)(P...), int grid, int block, void** arguments) {
+static void launch(void (*kernel)(P...), Dim grid, int block, void** arguments) {
   warps.clear();
   for (int w = 0; w < block / 32; ++w) warps.push_back(std::make_unique<Warp>());
-  for (int b = 0; b < grid; ++b) {
+  for (int b = 0; b < grid.x * grid.y; ++b) {
     block_gate = std::make_unique<std::barrier<>>(block);
     std::vector<std::thread> threads;
     for (int i = 0; i < block; ++i) {
       threads.emplace_back([=] {
-        threadIdx.x = i, blockIdx.x = b, blockDim.x = block, gridDim.x = grid;
+        threadIdx.x = i, blockIdx = {b % grid.x, b / grid.x}, blockDim.x = block, gridDim = grid;
         call(kernel, arguments, std::index_sequence_for<P...>());
       });
     }

@@ -51,8 +51,8 @@ def _library(source: str, name: str, defines: tuple[tuple[str, int | str], ...])
     (folder / "common.cuh").write_text(HEADER.read_text())
     main = folder / "main.cpp"
     main.write_text(
-        f'#include "{source}"\nextern "C" void run(int grid, int block, void** arguments) '
-        f"{{ launch({name}, grid, block, arguments); }}\n"
+        f'#include "{source}"\nextern "C" void run(int x, int y, int block, void** arguments) '
+        f"{{ launch({name}, {{x, y}}, block, arguments); }}\n"
     )
     library = folder / "kernel.so"
     macros = [f"-D{key}={value}" for key, value in defines]
@@ -82,4 +82,4 @@ def launch(kernel: CudaKernel, grid, block: int, *arguments: object) -> None:
     array = (ctypes.c_void_p * len(values))(
         *(ctypes.cast(ctypes.pointer(value), ctypes.c_void_p) for value in values)
     )
-    library.run(grid[0], block, array)
+    library.run(grid[0], grid[1], block, array)

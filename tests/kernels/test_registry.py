@@ -16,6 +16,7 @@ from dsa_compile.kernels.facts import (
     size_multiple,
     size_power_of_two,
     value_at_most,
+    value_in,
     value_multiple,
 )
 from dsa_compile.kernels.implementation import GPUS, Implementation
@@ -95,6 +96,8 @@ CALL = CallFacts(
         (dtype_in("x", torch.float32), "takes x in float32, not bfloat16"),
         (value_at_most("k", 9), None),
         (value_at_most("k", 8), "takes k up to 8, not 9"),
+        (value_in("k", 3, 9), None),
+        (value_in("k", 3, 8), "takes k of 3, 8, not 9"),
         (value_multiple("k", 3), None),
         (value_multiple("k", 4), "takes k in multiples of 4, not 9"),
     ],

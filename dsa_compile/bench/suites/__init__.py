@@ -14,6 +14,7 @@ SUITES = (
     "experts",
     "router",
     "elementwise",
+    "head_products",
 )
 
 

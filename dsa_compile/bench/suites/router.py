@@ -28,7 +28,10 @@ def plans() -> Iterator[Plan]:
 
 
 def _router(count: int) -> Case:
-    triton = importlib.import_module("dsa_compile.kernels.triton.router")
+    triton, cuda = (
+        importlib.import_module(f"dsa_compile.kernels.{provider}.router")
+        for provider in ("triton", "cuda")
+    )
     x = torch.randn(count, HIDDEN, device="cuda", dtype=torch.bfloat16)
     weight = torch.randn(EXPERTS, HIDDEN, device="cuda").mul_(0.02).bfloat16()
     bias = torch.rand(EXPERTS, device="cuda")
@@ -38,6 +41,7 @@ def _router(count: int) -> Case:
 
     return Case(
         {
+            "cuda": [lambda: cuda.router(x, weight, bias, *OPTIONS)],
             "triton": [lambda: triton.router(x, weight, bias, *OPTIONS)],
             "torch": [torch_router],
         },

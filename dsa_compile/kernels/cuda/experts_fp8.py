@@ -51,7 +51,7 @@ class Shape:
 
 
 FEW = Shape(tokens=16, stages=3, blocks=2)
-"""For the fewest. Two blocks share a multiprocessor: one token's items of gate and up, 16 an expert,
+"""For the fewest. Two blocks share a multiprocessor: a token's items of gate and up, 16 an expert,
 are then all under way at once, whatever the number of experts (nine of them: 105 µs, 115 with one
 block, whose last twelve items wait for a second turn; H200)."""
 NARROW = Shape(tokens=32, stages=6)

@@ -8,8 +8,8 @@ from torch import Tensor
 from dsa_compile.ops.head_weights import check_index_head_weights
 
 _FILL = 132  # programs that keep a Hopper GPU busy
-_BLOCK_T, _BLOCK_K = 64, 64
-_SUM_BLOCK = 1024
+_BLOCK_T, _BLOCK_K = 128, 64
+_SUM_BLOCK = 64
 
 
 @triton.jit
@@ -31,7 +31,8 @@ def head_weights_kernel(
     """``parts[s, t, h]``: the scaled product over the s-th run of ``SPLIT`` elements.
 
     A weight is the sum of three bf16 to its last bit, whose products with bf16 are exact in fp32.
-    If ``EXACT``, x is fp32 and both are cut into three tf32.
+    If ``EXACT``, x is fp32 and both are cut into three tf32. Sums leave the tensor cores, which do
+    not keep every bit of long ones, after each block.
     """
     token = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
     part = tl.program_id(1)
@@ -40,40 +41,45 @@ def head_weights_kernel(
     token_in = token < tokens
     head_in = head < heads
     row = token.to(tl.int64)[:, None] * x_stride
-    total = tl.zeros((BLOCK_T, BLOCK_E), tl.float32)
+    total = tl.zeros((BLOCK_E, BLOCK_T), tl.float32)
     for start in range(0, SPLIT, BLOCK_K):
         inside = start + k < tl.minimum((part + 1) * SPLIT, hidden)
-        a = tl.load(x + row + start + k[None, :], token_in[:, None] & inside[None, :], 0.0)
-        b = tl.load(
-            weight + head[None, :] * hidden + start + k[:, None],
-            inside[:, None] & head_in[None, :],
+        a = tl.load(
+            weight + head[:, None] * hidden + start + k[None, :],
+            head_in[:, None] & inside[None, :],
             0.0,
         )
+        b = tl.load(x + row + start + k[None, :], token_in[:, None] & inside[None, :], 0.0)
+        b = tl.trans(b)
         if EXACT:
-            total = tl.dot(a.to(tl.float32), b, total, input_precision="tf32x3")
+            total += tl.dot(a, b.to(tl.float32), input_precision="tf32x3")
         else:
-            high = b.to(tl.bfloat16)
-            rest = b - high.to(tl.float32)
+            high = a.to(tl.bfloat16)
+            rest = a - high.to(tl.float32)
             middle = rest.to(tl.bfloat16)
             low = (rest - middle.to(tl.float32)).to(tl.bfloat16)
-            total = tl.dot(a, low, total)
-            total = tl.dot(a, middle, total)
-            total = tl.dot(a, high, total)
+            product = tl.dot(low, b)
+            product = tl.dot(middle, b, product)
+            total += tl.dot(high, b, product)
     to = parts + (part * tokens + token.to(tl.int64)[:, None]) * heads + head[None, :]
-    tl.store(to, total * scale, token_in[:, None] & head_in[None, :])
+    tl.store(to, tl.trans(total) * scale, token_in[:, None] & head_in[None, :])
 
 
 @triton.jit
 def sum_kernel(
-    parts: tl.tensor, out: tl.tensor, count: int, PARTS: tl.constexpr, BLOCK: tl.constexpr
+    parts: tl.tensor,
+    out: tl.tensor,
+    count: int,
+    PARTS: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ) -> None:
-    """Adds up the parts in their order."""
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < count
-    total = tl.zeros((BLOCK,), tl.float32)
-    for part in range(PARTS):
-        total += tl.load(parts + part * count + at, inside, 0.0)
-    tl.store(out + at, total, inside)
+    """Adds up the parts; ROWS is their number rounded up to a power of two."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    part = tl.arange(0, ROWS)
+    inside = (part < PARTS)[:, None] & (at < count)[None, :]
+    total = tl.sum(tl.load(parts + part[:, None] * count + at[None, :], inside, 0.0), 0)
+    tl.store(out + at, total, at < count)
 
 
 def index_head_weights(x: Tensor, weight: Tensor, scale: float) -> Tensor:
@@ -107,13 +113,19 @@ def index_head_weights(x: Tensor, weight: Tensor, scale: float) -> Tensor:
         BLOCK_E=max(triton.next_power_of_2(heads), 16),
         BLOCK_K=_BLOCK_K,
         EXACT=x.dtype is not torch.bfloat16,
-        num_warps=4,
+        num_warps=8,
         num_stages=3,
     )
     if count == 1:
         return parts[0]
     out = torch.empty(tokens, heads, dtype=torch.float32, device=x.device)
     sum_kernel[(triton.cdiv(out.numel(), _SUM_BLOCK),)](
-        parts, out, out.numel(), PARTS=count, BLOCK=_SUM_BLOCK, num_warps=4
+        parts,
+        out,
+        out.numel(),
+        PARTS=count,
+        ROWS=triton.next_power_of_2(count),
+        BLOCK=_SUM_BLOCK,
+        num_warps=4,
     )
     return out

@@ -4,6 +4,7 @@ from dsa_compile.ir.passes import Pass
 from dsa_compile.ir.program import Level
 from dsa_compile.passes.absorb_mla import AbsorbMla
 from dsa_compile.passes.broadcast_outer_product import BroadcastOuterProduct
+from dsa_compile.passes.compile_pointwise import CompilePointwise
 from dsa_compile.passes.flatten_tokens import FlattenTokens
 from dsa_compile.passes.functionalize import Functionalize
 from dsa_compile.passes.fuse_add_norm import FuseAddNorm
@@ -92,6 +93,7 @@ PIPELINE: tuple[Pass | Level, ...] = (
     SkipPadding(),
     SelectLogitRows(),
     SplitShortLong(),
+    CompilePointwise(),
     # overlap: last, when all calls are what will run
     OverlapStreams(),
     Level.KERNEL,

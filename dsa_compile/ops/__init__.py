@@ -41,6 +41,7 @@ from dsa_compile.ops.linear_fp8 import LINEAR_FP8, QUANTIZE_LINEAR_FP8
 from dsa_compile.ops.mlp import EMBEDDING, LINEAR, SWIGLU, SWIGLU_PACKED
 from dsa_compile.ops.moe import EXPERTS, ROUTER
 from dsa_compile.ops.norm import ADD_RMS_NORM, LAYER_NORM, RMS_NORM
+from dsa_compile.ops.pointwise import POINTWISE
 from dsa_compile.ops.quantize import (
     ADD_RMS_NORM_QUANTIZE,
     QUANTIZE_BLOCKS,
@@ -87,6 +88,7 @@ __all__ = [
     "PAGED_LATENT_ATTENTION_FP8_TENSOR",
     "PAGED_LATENT_ATTENTION_FP8_TENSOR_LSE",
     "PAGED_LATENT_ATTENTION_LSE",
+    "POINTWISE",
     "QUANTIZE_BLOCKS",
     "QUANTIZE_LINEAR_FP8",
     "QUANTIZE_TENSOR",

@@ -38,6 +38,7 @@ paged_latent_attention_fp8_tensor(Tensor q_latent, Tensor q_pe, Tensor cache, Te
 paged_latent_attention_lse(Tensor q_latent, Tensor q_pe, Tensor cache, Tensor slots, float scale) -> (Tensor out, Tensor lse)
 paged_latent_attention_fp8_lse(Tensor q_latent, Tensor q_pe, Tensor cache, Tensor slots, float scale) -> (Tensor out, Tensor lse)
 paged_latent_attention_fp8_tensor_lse(Tensor q_latent, Tensor q_pe, Tensor cache, Tensor slots, float scale, Tensor cache_scale) -> (Tensor out, Tensor lse)
+pointwise(Tensor[] inputs, str program) -> Tensor[]
 quantize_blocks(Tensor x, bool ue8m0) -> (Tensor q, Tensor scale)
 quantize_tensor(Tensor x, Tensor scale) -> Tensor
 rms_norm_quantize(Tensor x, Tensor weight, float eps, bool ue8m0) -> (Tensor q, Tensor scale)

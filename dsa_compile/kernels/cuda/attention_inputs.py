@@ -102,9 +102,9 @@ def attention_inputs_fp8(
         raise bad_input(_NAME, "k_weight and k_bias of one dtype")
     row_format = _row_format(latent_cache, latent_scale)
     plain = latent_rank + ROPE_DIM
-    width = {FP8: fp8_row_bytes(latent_rank, ROPE_DIM), FP8_TENSOR: plain, PLAIN: plain}
+    row_width = fp8_row_bytes(latent_rank, ROPE_DIM) if row_format == FP8 else plain
     dtype = torch.bfloat16 if row_format == PLAIN else torch.uint8
-    require_pages(_NAME, latent_cache, dtype, width[row_format])
+    require_pages(_NAME, latent_cache, dtype, row_width)
     require_pages(_NAME, index_cache, torch.uint8, DIM + SCALE_BYTES)
     if merged.shape[0] > _FEW:
         latent = (merged[:, rank + DIM :], kv_weight, kv_eps, cos, sin, interleaved)

@@ -2,19 +2,26 @@
 
 Before::                            After::
 
-    q = dsa.linear_fp8(x, w_q)          q = dsa.linear_fp8(x, w_q)
-    k = dsa.linear_fp8(x, w_k)          dsa.record_event(0)
-    k2 = dsa.rms_norm(k, …)             dsa.on_stream(1)
-    y = dsa.add(q, k2)                  …
+    x = dsa.linear_fp8(…)               x = dsa.linear_fp8(…)
+    y = dsa.linear_fp8(x, …)            dsa.record_event(0)
+    z = dsa.rms_norm(x, …)              y = dsa.linear_fp8(x, …)
+    w = dsa.add_rms_norm(y, z, …)       dsa.on_stream(1)
+                                        dsa.wait_event(0)
+                                        z = dsa.rms_norm(x, …)
+                                        dsa.record_event(1)
+                                        dsa.on_stream(0)
+                                        dsa.wait_event(1)
+                                        w = dsa.add_rms_norm(y, z, …)
 
-A decode step is a chain of short kernels, few of which keep the whole GPU busy. What does not
-depend on one another, by data or through a cache, may overlap: the indexer's work with that of the
-attention's queries, for one. Where each call goes is decided by a model of the step
-(:mod:`dsa_compile.ir.schedule`) on the costs of calls (:mod:`dsa_compile.ir.costs`); waits between
-streams are part of it. A region whose model gains less than a wait or two is left as it is.
+A decode step is a chain of kernels, and the small ones leave most of the GPU idle. What does not
+depend on one another, by data or through a cache, may overlap: the indexer's head weights with the
+first projection, its queries' quantisation with the attention's queries. Where each call goes is
+decided by a model (:mod:`dsa_compile.ir.schedule`) on the costs of calls
+(:mod:`dsa_compile.ir.costs`), estimated or measured, waits between streams included. A region that
+would gain too little is left as it is.
 
-The order of calls stays one that a single stream could run. Tensors that another stream still
-reads are held by ``dsa.keep_alive``. :mod:`dsa_compile.ir.hazards` checks the result.
+The order of calls stays one that a single stream could run. Tensors that another stream may still
+read are held by ``dsa.keep_alive``. :mod:`dsa_compile.ir.hazards` checks the result.
 """
 
 from collections import defaultdict
@@ -52,7 +59,7 @@ class OverlapStreams(RegionPass):
         memory = Memory(edit.graph)
         tasks = region_tasks(memory, model)
         plan = schedule(tasks, self.streams)
-        aside = [node.name for node, s in zip(memory.uses, plan.streams[1:], strict=False) if s]
+        aside = [_label(n) for n, s in zip(memory.uses, plan.streams[1:], strict=False) if s]
         if not aside:
             return
         edit.begin_site()
@@ -62,6 +69,12 @@ class OverlapStreams(RegionPass):
         )
         place(edit, memory, tasks, plan)
         edit.close_site()
+
+
+def _label(node: fx.Node) -> str:
+    """A call to read: its op, and the last of its module path."""
+    path = str(node.meta.get("path") or "").rpartition(".")[2]
+    return f"{getattr(node.target, '_opname', node.name)} {path}".strip()
 
 
 def _model(device: Device, program: Program) -> tuple[CostModel, str]:

@@ -4,7 +4,7 @@
         python -m tests.kernels.sanitize [TEXT ...]
 
 With a text, only kernels whose ``op/provider`` has it. Without torch's cache of memory every tensor
-is an allocation of its own, past whose end memcheck sees. ``make sanitize`` runs both tools.
+is an allocation of its own, past whose end memcheck sees. docs/kernels.md has the results.
 """
 
 import sys

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from dsa_compile.kernels.cuda.compiler import Defines
-from dsa_compile.kernels.cuda.index_quantize import DIM, ROPE_DIM, ROWS, write_index_key_fp8
+from dsa_compile.kernels.cuda.index_quantize import DIM, KEY_ROWS, ROPE_DIM, write_index_key_fp8
 from dsa_compile.kernels.cuda.latent_row import (
     FP8,
     FP8_TENSOR,
@@ -109,8 +109,9 @@ def attention_inputs_fp8(
     if merged.shape[0] > _FEW:
         latent = (merged[:, rank + DIM :], kv_weight, kv_eps, cos, sin, interleaved)
         if latent_scale is not None:
-            tensor_args = (*latent, latent_scale, latent_cache, slot_mapping)
-            norm_rope_write_latent_cache_fp8_tensor(*tensor_args)
+            norm_rope_write_latent_cache_fp8_tensor(
+                *latent, latent_scale, latent_cache, slot_mapping
+            )
         elif row_format == FP8:
             norm_rope_write_latent_cache_fp8(*latent, ue8m0, latent_cache, slot_mapping)
         else:
@@ -126,7 +127,7 @@ def attention_inputs_fp8(
     scale = torch.empty((tokens, rank // BLOCK), dtype=torch.float32, device=merged.device)
     threads = threads_for(rank, 1)
     warps = threads // 32
-    key_blocks, latent_blocks = -(-tokens // (ROWS * warps)), -(-tokens // warps)
+    key_blocks, latent_blocks = -(-tokens // (KEY_ROWS * warps)), -(-tokens // warps)
     types = (q_weight.dtype, kv_weight.dtype, k_weight.dtype, cos.dtype)
     layouts = (interleaved, index_interleaved)
     _kernel(rank, latent_rank, row_format, layouts, types)(

@@ -1,4 +1,4 @@
-"""The FP8 indexer's operands: RoPE, Hadamard and quantisation with a warp for 16 vectors."""
+"""The FP8 indexer's operands: RoPE, Hadamard and quantisation with a warp for 8 or 16 vectors."""
 
 import functools
 
@@ -21,8 +21,8 @@ from dsa_compile.ops.library import bad_input
 from dsa_compile.ops.quantize import E4M3
 
 DIM, ROPE_DIM = 128, 64
-ROWS = 16
-"""Vectors of a warp."""
+ROWS, KEY_ROWS = 16, 8
+"""Vectors of a warp: queries and keys."""
 QUERY_WARPS, QUERY_BLOCKS = 4, 4
 """Warps of a block of queries, and blocks that a processor's registers hold."""
 
@@ -128,7 +128,7 @@ def write_index_key_fp8(
     tokens = rows.shape[0]
     cos, sin = tables(name, cos, sin, tokens, ROPE_DIM)
     _key_kernel(cos.dtype, weight.dtype, interleaved)(
-        (-(-tokens // ROWS), 1, 1),
+        (-(-tokens // KEY_ROWS), 1, 1),
         32,
         rows,
         weight,

@@ -1,5 +1,5 @@
 // The parts [q_a | wk | kv_a] of attention's first projection in one launch. By block index: index
-// keys, 16 tokens a warp; latent rows, a token a warp; query latents, a token a block. The keys
+// keys, 8 tokens a warp; latent rows, a token a warp; query latents, a token a block. The keys
 // come first because they take longest.
 //
 // Defines: RANK of the query latent and THREADS for its norm; LATENT_RANK and FORMAT, a
@@ -23,7 +23,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   const int warp = threadIdx.x / 32;
   int block = blockIdx.x;
   if (block < key_blocks) {
-    const int first = (block * kWarps + warp) * 16;
+    const int first = (block * kWarps + warp) * kWarpKeys;
     if (first >= tokens) return;
     float w[32], b[32];
     load_key_weights(k_weight, w);

@@ -1,5 +1,5 @@
 // Defines: TABLE, the type of cosines and sines; WEIGHT, that of the norm's weight and bias;
-// INTERLEAVED, which pairs are rotated. A warp takes 16 tokens.
+// INTERLEAVED, which pairs are rotated. A block is a warp.
 #include "index_key.cuh"
 
 extern "C" __global__ void __launch_bounds__(32)
@@ -11,6 +11,6 @@ extern "C" __global__ void __launch_bounds__(32)
   load_key_weights(weight, w);  // constant, so they need not wait
   load_key_weights(bias, b);
   dependency_wait();
-  index_keys<INTERLEAVED>(k, w, b, cos, sin, slots, cache, blockIdx.x * 16, tokens, cache_rows,
+  index_keys<INTERLEAVED>(k, w, b, cos, sin, slots, cache, blockIdx.x * kWarpKeys, tokens, cache_rows,
                           block_size, eps, k_stride, table_stride);
 }

@@ -39,39 +39,32 @@ DEVICE void load_key_weights(const Weight* from, float (&to)[32]) {
   for (int m = 0; m < 32; m += 4) load_four(from + m / 8 * 32 + 8 * t + m % 8, to + m);
 }
 
-// One warp: tokens `first` to `first + 15`.
+constexpr int kWarpKeys = 8;  // half a turn's vectors: few tokens wait for one warp's instructions
+
+// One warp: tokens `first` to `first + 7`.
 template <bool Neighbours, typename Table>
 DEVICE void index_keys(const __nv_bfloat16* k, const float (&w)[32], const float (&b)[32],
                        const Table* cos, const Table* sin, const long long* slots, u8* cache,
                        int first, int tokens, long long cache_rows, int block_size, float eps,
                        long long k_stride, long long table_stride) {
   const u32 lane = lane_id();
-  const int t = lane & 3, g = lane >> 2;
-  int token[2];
-  long long slot[2];
-#pragma unroll
-  for (int row = 0; row < 2; ++row) {
-    const int mine = first + g + 8 * row;
-    token[row] = min(mine, tokens - 1);  // rows past the end are computed and not stored
-    slot[row] = mine < tokens ? slots[mine] : -1;
-  }
-  Vectors v = load_vectors(k + token[0] * k_stride, k + token[1] * k_stride, t);
-#pragma unroll
-  for (int row = 0; row < 2; ++row) {
-    float c[8], s[8];
-    load_angles<Table, Neighbours>(cos + token[row] * table_stride, t, c);
-    load_angles<Table, Neighbours>(sin + token[row] * table_stride, t, s);
-    layer_norm(v.part[row], w, b, eps);
-    rotate_row<Neighbours>(v.part[row], c, s);
-    hadamard(v.part[row], lane);
-    const float scale = row_scale(v.part[row]);
-    if (slot[row] >= 0 && slot[row] < cache_rows) {
-      // a page: all its keys, then all its scales
-      const u32 block = static_cast<u32>(slot[row]) / block_size;
-      const u32 offset = static_cast<u32>(slot[row]) % block_size;
-      u8* page = cache + static_cast<long long>(block) * block_size * (kDim + 4);
-      store_row(page + offset * kDim, v.part[row], scale, t);
-      if (t == 0) reinterpret_cast<float*>(page + block_size * kDim)[offset] = scale;
-    }
-  }
+  const int t = lane & 3, mine = first + (lane >> 2);
+  const long long token = min(mine, tokens - 1);  // keys past the end are computed and not stored
+  const long long slot = mine < tokens ? slots[mine] : -1;
+  uint4 part[4];
+  load_vector(k + token * k_stride, t, part);
+  float c[8], s[8];
+  load_angles<Table, Neighbours>(cos + token * table_stride, t, c);
+  load_angles<Table, Neighbours>(sin + token * table_stride, t, s);
+  layer_norm(part, w, b, eps);
+  rotate_row<Neighbours>(part, c, s);
+  hadamard(part, lane);
+  const float scale = row_scale(part);
+  if (slot < 0 || slot >= cache_rows) return;
+  // a page: all its keys, then all its scales
+  const u32 block = static_cast<u32>(slot) / block_size;
+  const u32 offset = static_cast<u32>(slot) % block_size;
+  u8* page = cache + static_cast<long long>(block) * block_size * (kDim + 4);
+  store_row(page + offset * kDim, part, scale, t);
+  if (t == 0) reinterpret_cast<float*>(page + block_size * kDim)[offset] = scale;
 }

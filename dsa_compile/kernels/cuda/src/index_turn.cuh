@@ -1,8 +1,8 @@
 // The indexer's vectors of 128: RoPE on the first 64, Hadamard transform, e4m3 with a power of two
-// as scale. A warp takes 16 vectors and exchanges nothing but their largest magnitudes.
+// as scale. A warp takes 8 or 16 vectors and exchanges nothing but their largest magnitudes.
 //
-// Thread (g, t) = (lane / 4, lane % 4) has columns 32 s + 8 t + j of rows g and g + 8, for s < 4
-// and j < 8: 16 contiguous bytes for every s. Of a column's bits (s s t t j j j) an mma.m16n8k16
+// Thread (g, t) = (lane / 4, lane % 4) has columns 32 s + 8 t + j of row g, or of rows g and g + 8,
+// for s < 4 and j < 8: 16 contiguous bytes for every s. Of a column's bits (s s t t j j j) an mma.m16n8k16
 // contracts over both t and the first and last j; the four words of a load are its A operand as
 // they stand, with the middle j taking the place of eight further rows. A second mma adds the lower
 // s, and two levels of additions within the thread the rest. Results have the layout of the input,
@@ -19,13 +19,15 @@ struct Vectors {
 
 DEVICE u32& word(uint4& v, int i) { return reinterpret_cast<u32*>(&v)[i]; }
 
+DEVICE void load_vector(const __nv_bfloat16* row, int t, uint4 (&part)[4]) {
+#pragma unroll
+  for (int s = 0; s < 4; ++s) part[s] = load_16_once(row + 32 * s + 8 * t);
+}
+
 DEVICE Vectors load_vectors(const __nv_bfloat16* row0, const __nv_bfloat16* row1, int t) {
   Vectors v;
-#pragma unroll
-  for (int s = 0; s < 4; ++s) {
-    v.part[0][s] = load_16_once(row0 + 32 * s + 8 * t);
-    v.part[1][s] = load_16_once(row1 + 32 * s + 8 * t);
-  }
+  load_vector(row0, t, v.part[0]);
+  load_vector(row1, t, v.part[1]);
   return v;
 }
 

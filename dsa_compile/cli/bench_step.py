@@ -102,6 +102,9 @@ def add_step(commands: Any) -> None:
         help="time each call of the first decode case by itself and write FILE, for dsa-compile",
     )
     step.add_argument("--json", type=Path, metavar="FILE", help="write all figures to FILE")
+    step.add_argument(
+        "--markdown", type=Path, metavar="FILE", help="write the tables to FILE, a page to publish"
+    )
     step.add_argument("--plot", type=Path, metavar="FILE", help="draw the layers' times into FILE")
 
 
@@ -152,6 +155,7 @@ def _measure(args: argparse.Namespace, cases: "list[Case]", folder: Path) -> int
         op_table,
         plot,
         step_table,
+        to_markdown,
         write_json,
     )
     from dsa_compile.bench.step.run import StepBench, blocks_for
@@ -184,6 +188,7 @@ def _measure(args: argparse.Namespace, cases: "list[Case]", folder: Path) -> int
         _write_profile(args.profile, compiled, runner, cases[0])
         console.print(f"calls of {cases[0].label()}: {args.profile}")
     bench = StepBench(compiled, runner, per_ms)
+    kind = bench.kind
     names = ", ".join(layer.kind for layer in compiled.manifest.layers)
     console.print(f"layers {names}; copy {per_ms / 1e9:.2f} TB/s\n")
     rows = []
@@ -192,11 +197,11 @@ def _measure(args: argparse.Namespace, cases: "list[Case]", folder: Path) -> int
         if args.by_op and rows[-1].ops:
             console.print(op_table(rows[-1]))
             console.print()
-    console.print(step_table(cases, rows, bench.kind))
+    console.print(step_table(cases, rows, kind))
     entries: list[Ablated] = []
     if args.ablate is not None:
         wanted = {name for name in args.ablate.split(",") if name}
-        del bench, runner
+        del runner, bench
         decodes = [case for case in cases if case.label().startswith("decode")] or cases
         most = max(case.blocks(config.block_size) for case in decodes)
         for entry in ablate(
@@ -214,6 +219,8 @@ def _measure(args: argparse.Namespace, cases: "list[Case]", folder: Path) -> int
         console.print(ablation_table(rows, entries))
     if args.json:
         write_json(args.json, rows, entries)
+    if args.markdown:
+        args.markdown.write_text(to_markdown(cases, rows, kind), encoding="utf-8")
     if args.plot:
         plot(args.plot, cases, rows)
     return 0

@@ -15,33 +15,65 @@ from dsa_compile.bench.step.published import goal, vllm
 from dsa_compile.bench.step.run import Row
 
 
+_HEADS = (
+    "", "ms", "floor", "of floor", "vLLM", "vLLM ÷ ours", "goal", "launches", "experts", "step ms",
+    "gaps µs", "host ms", "wall ms",
+)  # fmt: skip
+
+
 def step_table(cases: Sequence[Case], rows: Sequence[Row], kind: str) -> Table:
     """A row a case."""
     table = Table(title=f"One {kind} layer (difference of models), GPU", box=None, pad_edge=False)
-    heads = (
-        "", "ms", "floor", "of floor", "vLLM", "÷ ours", "goal", "launches", "experts",
-        "step ms", "gaps µs", "host ms", "wall ms",
-    )  # fmt: skip
-    for head in heads:
-        table.add_column(head, justify="left" if not head else "right")
+    for head in _HEADS:
+        table.add_column(head, justify="right" if head else "left")
     for case, row in zip(cases, rows, strict=True):
-        other, aim = vllm(case), goal(case)
-        table.add_row(
-            row.case,
-            f"{row.layer:.4f}",
-            _shown(row.floor, 4),
-            "–" if row.floor is None else f"{row.floor / row.layer:.0%}",
-            _shown(other, 3),
-            "–" if other is None else f"{other / row.layer:.2f}",
-            "–" if aim is None else f"{aim:g}{'' if row.layer > aim else ' ✓'}",
-            _shown(row.launches, 1),
-            _shown(row.experts_hit, 0),
-            f"{row.step:.3f}",
-            _shown(row.gaps_us, 1),
-            f"{row.host:.3f}",
-            f"{row.wall:.3f}" if row.wall else "–",
-        )
+        table.add_row(*_cells(case, row))
     return table
+
+
+def to_markdown(cases: Sequence[Case], rows: Sequence[Row], kind: str) -> str:
+    """The same as :func:`step_table`, with the machine, and the ops of each traced case."""
+    versions = ", ".join(f"{name} {value}" for name, value in machine().items() if name != "gpu")
+    lines = [f"{machine()['gpu']}; {versions}.", "", f"One {kind} layer:", ""]
+    lines += [_line(_HEADS), _line(["---", *["---:"] * (len(_HEADS) - 1)])]
+    lines += [_line(_cells(case, row)) for case, row in zip(cases, rows, strict=True)]
+    for row in rows:
+        if row.ops:
+            lines += [
+                "",
+                f"{row.case}, by op:",
+                "",
+                _line(["", "µs", "launches"]),
+                "|---|---:|---:|",
+            ]
+            lines += [
+                _line([label, f"{share.us:.1f}", f"{share.launches:g}"])
+                for label, share in row.ops.items()
+            ]
+    return "\n".join(lines) + "\n"
+
+
+def _cells(case: Case, row: Row) -> list[str]:
+    other, aim = vllm(case), goal(case)
+    return [
+        row.case,
+        f"{row.layer:.4f}",
+        _shown(row.floor, 4),
+        "–" if row.floor is None else f"{row.floor / row.layer:.0%}",
+        _shown(other, 3),
+        "–" if other is None else f"{other / row.layer:.2f}",
+        "–" if aim is None else f"{aim:g}{'' if row.layer > aim else ' ✓'}",
+        _shown(row.launches, 1),
+        _shown(row.experts_hit, 0),
+        f"{row.step:.3f}",
+        _shown(row.gaps_us, 1),
+        f"{row.host:.3f}",
+        f"{row.wall:.3f}" if row.wall else "–",
+    ]
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
 
 
 def op_table(row: Row, most: int = 24) -> Table:

@@ -14,7 +14,6 @@ from dsa_compile.bench.step.cases import Case
 from dsa_compile.bench.step.published import goal, vllm
 from dsa_compile.bench.step.run import Row
 
-
 _HEADS = (
     "", "ms", "floor", "of floor", "vLLM", "vLLM ÷ ours", "goal", "launches", "experts", "step ms",
     "gaps µs", "host ms", "wall ms",

@@ -117,6 +117,7 @@ class Engine:
         enable_prefix_cache: bool = True,
         overlap: bool | None = None,
         deterministic: bool = False,
+        gpu_memory_utilization: float = 0.9,
         cuda_graphs: bool = True,
         load_format: str = "auto",
         verify: str = "full",
@@ -127,13 +128,14 @@ class Engine:
 
         Args:
             path: the artifact's directory.
-            num_blocks: blocks of each cache; None lets the loader choose.
+            num_blocks: blocks of each cache; None lets the loader choose, on a GPU by its memory.
             max_batched_tokens: see :class:`EngineConfig`; the other limits too.
             max_running: see :class:`EngineConfig`.
             max_model_len: see :class:`EngineConfig`.
             enable_prefix_cache: see :class:`EngineConfig`.
             overlap: see :class:`EngineConfig`.
             deterministic: see :class:`EngineConfig`.
+            gpu_memory_utilization: share of the GPU's memory to use where ``num_blocks`` is None.
             cuda_graphs: on a GPU, run decode steps as CUDA graphs, captured here.
             load_format: ``auto`` for the model's weights, ``dummy`` for random ones.
             verify: check the weight files' contents ("full") or their headers ("header").
@@ -163,7 +165,9 @@ class Engine:
             load_format=load_format,
             # Steps are padded to what the runner is made for: the same however many may run.
             max_running=DETERMINISTIC_ROWS if deterministic else max_running,
+            max_batched_tokens=max_batched_tokens,
             max_model_len=max_model_len,
+            gpu_memory_utilization=gpu_memory_utilization,
             cuda_graphs=cuda_graphs,
             deterministic=deterministic,
             progress=progress,

@@ -135,6 +135,11 @@ def _parser() -> argparse.ArgumentParser:
         "--max-batched-tokens", **count, help="most tokens in one step (default 2048)"
     )
     engine.add_argument(
+        "--gpu-memory-utilization",
+        **number,
+        help="share of a GPU's memory to use, where --num-blocks is not given (default 0.9)",
+    )
+    engine.add_argument(
         "--model-dir",
         type=Path,
         metavar="DIR",
@@ -157,12 +162,18 @@ def _parser() -> argparse.ArgumentParser:
         action="store_false",
         help="on a GPU, launch every kernel of every step, and capture nothing at the start",
     )
+    engine.add_argument(
+        "--verbose",
+        action="store_true",
+        help="say on standard error what loading does, and how long it takes",
+    )
     return parser
 
 
 _ENGINE_OPTIONS = (
     "num_blocks",
     "max_batched_tokens",
+    "gpu_memory_utilization",
     "model_dir",
     "deterministic",
     "overlap",
@@ -176,7 +187,10 @@ def _run(args: argparse.Namespace) -> int:
 
     given = vars(args)
     params = SamplingParams(**_those(given, SamplingParams.__dataclass_fields__))
-    engine = Engine.load(args.artifact, **_those(given, _ENGINE_OPTIONS))
+    options = _those(given, _ENGINE_OPTIONS)
+    if "verbose" in given:
+        options["progress"] = lambda line: print(line, file=sys.stderr, flush=True)
+    engine = Engine.load(args.artifact, **options)
     printer = JsonPrinter(prompts) if args.json else TextPrinter(prompts, stream=args.stream)
     start = time.perf_counter()
     outputs = _generate(engine, prompts, params, printer)

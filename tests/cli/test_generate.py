@@ -174,7 +174,8 @@ def test_options_reach_the_engine(engine):
         "art --prompt-ids 1 --max-tokens 5 --min-tokens 1 --temperature 0.5 --top-k 4 --top-p 0.9 "
         "--min-p 0.1 --seed 7 --repetition-penalty 1.1 --presence-penalty 0.2 "
         "--frequency-penalty 0.3 --stop-token-ids 8 9 --logprobs 2 --ignore-eos --num-blocks 12 "
-        "--max-batched-tokens 64 --model-dir weights --deterministic --no-overlap --no-cuda-graphs"
+        "--max-batched-tokens 64 --model-dir weights --deterministic --no-overlap --no-cuda-graphs "
+        "--gpu-memory-utilization 0.5"
     )
     assert main(command.split()) == 0
     assert engine.params == SamplingParams(
@@ -199,8 +200,21 @@ def test_options_reach_the_engine(engine):
         "deterministic": True,
         "overlap": False,
         "cuda_graphs": False,
+        "gpu_memory_utilization": 0.5,
     }
     assert engine.loaded == ("art", options)
+
+
+def test_verbose_says_what_loading_does(engine, capsys):
+    load = engine.load.__func__
+
+    def told(cls, path, progress, **options):
+        progress("weights: 1.00 GiB (0.1 s)")
+        return load(cls, path, **options)
+
+    engine.load = classmethod(told)
+    assert main(["art", "--prompt-ids", "1", "--verbose"]) == 0
+    assert capsys.readouterr().err == "weights: 1.00 GiB (0.1 s)\n"
 
 
 def test_a_failed_request_is_reported_and_the_others_are_printed(engine, capsys):
@@ -255,7 +269,7 @@ def test_help_states_the_defaults_that_hold(capsys):
     assert caught.value.code == 0
     text = " ".join(capsys.readouterr().out.split())
     stated = dict(re.findall(r"--([a-z-]+) [XN] [^(]*\(default ([\d.]+)[:)]", text))
-    del stated["max-batched-tokens"]
+    del stated["max-batched-tokens"], stated["gpu-memory-utilization"]
     assert len(stated) == 8
     for name, value in stated.items():
         assert float(value) == getattr(SamplingParams(), name.replace("-", "_")), name

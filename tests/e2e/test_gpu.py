@@ -36,12 +36,17 @@ def artifact(tmp_path_factory):
     return get
 
 
+def load(path, **options):
+    """An engine that leaves the GPU's memory to others."""
+    return Engine.load(path, num_blocks=200, **options)
+
+
 def greedy(count=24, **options):
     return SamplingParams(max_tokens=count, temperature=0.0, ignore_eos=True, **options)
 
 
 def tokens(artifact, prompts, params=None, **options):
-    engine = Engine.load(artifact, max_running=32, **options)
+    engine = load(artifact, max_running=32, **options)
     return [output.token_ids for output in engine.generate(prompts, params or greedy())]
 
 
@@ -110,7 +115,7 @@ def test_bf16_is_as_near_to_fp32_as_on_the_cpu(artifact):
 def test_together_as_alone(artifact):
     """A request's tokens do not depend on what runs beside it."""
     asked = prompts([7, 64, 90, 200, 33, 150, 12, 75])
-    engine = Engine.load(artifact("sm_90a", "fp32"), max_running=8)
+    engine = load(artifact("sm_90a", "fp32"), max_running=8)
     together = [output.token_ids for output in engine.generate(asked, greedy())]
     assert together == [engine.generate([one], greedy())[0].token_ids for one in asked]
 
@@ -132,7 +137,7 @@ def test_overlapping_steps_give_the_tokens_of_waiting_ones(artifact):
     ]
     found = []
     for overlap in (True, False):
-        engine = Engine.load(
+        engine = load(
             artifact("sm_90a", "fp32"), max_running=10, max_batched_tokens=128, overlap=overlap
         )
         runs = [engine.generate(asked, params) for params in (SAMPLED, stopping, for_host)]
@@ -143,7 +148,7 @@ def test_overlapping_steps_give_the_tokens_of_waiting_ones(artifact):
 @pytest.mark.parametrize("cuda_graphs", [True, False])
 def test_steps_wait_for_nothing(artifact, cuda_graphs):
     """Scheduling, forward and sampling launches never synchronise; only tokens are waited for."""
-    engine = Engine.load(artifact("sm_90a", "bf16"), cuda_graphs=cuda_graphs, max_running=8)
+    engine = load(artifact("sm_90a", "bf16"), cuda_graphs=cuda_graphs, max_running=8)
     asked = prompts([5, 65, 130, 30])
     engine.generate(asked, SAMPLED[:4])  # whatever is set up at first use
     torch.cuda.set_sync_debug_mode("error")
@@ -161,9 +166,9 @@ def test_deterministic_tokens_do_not_depend_on_the_batch(artifact, recipe):
     options = {"deterministic": True, "max_batched_tokens": 64}
     found = []
     for at_once in (1, 5, 32):
-        engine = Engine.load(path, max_running=at_once, **options)
+        engine = load(path, max_running=at_once, **options)
         outputs = engine.generate(asked, greedy(8, logprobs=0))
         found.append([[(e.token_id, e.logprob) for e in output.logprobs] for output in outputs])
     assert found[0] == found[1] == found[2]
-    overlapped = Engine.load(path, max_running=32, **options).generate(asked, greedy(8))
+    overlapped = load(path, max_running=32, **options).generate(asked, greedy(8))
     assert [o.token_ids for o in overlapped] == [[token for token, _ in one] for one in found[0]]

@@ -265,9 +265,10 @@ def _quantize_linear_fp8() -> Iterator[Arguments]:
 
 
 def _router() -> Iterator[Arguments]:
-    for tokens in (1, 17):
-        weight, bias = randn(256, 300), torch.randn(256)
-        yield randn(tokens, 300), weight, bias, 8, 4, 8, True, 2.5, int(tokens > 1)
+    for tokens, width in ((1, 300), (17, 300), (6, 1024)):
+        weight, bias = randn(256, width), torch.randn(256)
+        slots = slots_of(tokens, 64) if width == 1024 else None
+        yield randn(tokens, width), weight, bias, 8, 4, 8, True, 2.5, int(tokens > 1), slots
 
 
 def _choice(tokens: int, experts: int) -> tuple[Tensor, Tensor]:

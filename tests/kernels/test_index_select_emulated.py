@@ -68,7 +68,7 @@ def select(scores, ends, thresholds, cuts):
     failed_rows = torch.full((rows,), POISON, dtype=torch.int32)
     failed = torch.zeros(1, dtype=torch.int32)
     emulator.launch(
-        select_kernel(THREADS, CAPACITY),
+        select_kernel(CAPACITY),
         (rows, 1, 1),
         THREADS,
         entries,

@@ -15,7 +15,6 @@ static int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
 
 static u32 min(u32 a, int b) { return std::min(a, u32(b)); }
 static int __clz(u32 x) { return x ? __builtin_clz(x) : 32; }
-static int __ffs(u32 x) { return __builtin_ffs(int(x)); }
 static float __fdividef(float x, float y) { return x / y; }
 static float __fadd_rn(float x, float y) {
   return std::isnan(x + y) ? bits<float>(0x7fffffffu) : x + y;
@@ -62,8 +61,8 @@ static u32 map_shared(u32 address, u32 block) {
 }
 
 template <typename... P>
-static void launch_clusters(void (*kernel)(P...), int grid, int threads, void** arguments) {
-  for (int first = 0; first < grid; first += CLUSTER) {
+static void launch_clusters(void (*kernel)(P...), Dim grid, int threads, void** arguments) {
+  for (int first = 0; first < int(grid.x); first += CLUSTER) {
     cluster_gate = std::make_unique<std::barrier<>>(CLUSTER * threads);
     std::vector<std::thread> running;
     for (int b = 0; b < CLUSTER; ++b) {
@@ -85,6 +84,11 @@ static void launch_clusters(void (*kernel)(P...), int grid, int threads, void** 
 #define launch launch_clusters
 
 // ---- warps ---------------------------------------------------------------------------------------
+
+// As those of emulator.h, in the warps of the cluster's blocks.
+#define __reduce_max_sync largest_of_warp
+#define __ballot_sync ballot_of_warp
+#define __shfl_sync shuffle_of_warp
 
 // What `of` makes of the words of all lanes.
 template <class F>
@@ -151,3 +155,7 @@ static void store_chosen(u32& address, float score, u32 column, u32 chosen, u32 
   store(address + 4, column);
   address += 8;
 }
+static void cp_async_4(u32 to, const void* from, u32 bytes = 4) {
+  store(to, bytes ? *static_cast<const u32*>(from) : 0);
+}
+static void cp_async_wait_all() {}

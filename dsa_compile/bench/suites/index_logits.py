@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dsa_compile.bench.case import Call, Case, Plan
-from dsa_compile.kernels.cuda import index_logits, index_topk
+from dsa_compile.kernels.cuda import index_candidates, index_logits, index_topk
 from dsa_compile.kernels.peers import deep_gemm, vllm_topk
 from dsa_compile.kernels.providers import PROVIDERS
 
@@ -40,7 +40,14 @@ def plans() -> Iterator[Plan]:
             shape,
             partial(decode, requests, context, queries),
         )
-    for rows, keys in ((1, 8192), (1, 131072), (2048, 8192), (2048, 65536)):
+    for rows, keys in (
+        (1, 8192),
+        (1, 131072),
+        (2048, 8192),
+        (2048, 32768),
+        (2048, 65536),
+        (2048, 131072),
+    ):
         yield Plan("index top-k", f"{rows:,} × {keys:,}", partial(selection, rows, keys))
 
 
@@ -172,7 +179,7 @@ def selection(rows: int, keys: int) -> Case:
     """Scores of the last ``rows`` positions of a context, then the best 2,048 of each.
 
     The pages lie in order, so that the physical rows, which ours returns, are also the positions,
-    which the peers return.
+    which the peers return. ``cuda/written``: with all scores in memory, where ``cuda`` is without.
     """
     pages = random_pages(1, keys)
     pages.tables.copy_(torch.arange(pages.tables.shape[1]))
@@ -184,6 +191,9 @@ def selection(rows: int, keys: int) -> Case:
     candidates: dict[str, Sequence[Call]] = {
         "cuda": [lambda: index_topk.paged_index_topk_fp8(q, weights, *paged, TOPK)]
     }
+    x = index_candidates.Paged(q, weights, *paged)
+    if index_topk.prefers_lists(x):
+        candidates["cuda/written"] = [lambda: index_topk.score_topk(x, TOPK)]
     missing = {f"{name} + vllm": why for name, why in _missing().items()}
     try:
         vllm_topk.load()

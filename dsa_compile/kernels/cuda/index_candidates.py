@@ -17,17 +17,16 @@ from dsa_compile.kernels.cuda import index_logits
 from dsa_compile.kernels.cuda.launch import CudaKernel, Int64
 from dsa_compile.kernels.cuda.topk import topk as select_scores
 
-CAPACITY = 192
-"""Of a list. A row has 64 for each thread block that scores a part of its keys."""
 QUERIES = index_logits.SHARED_QUERIES
 SHORT_KEYS = 4096
 """Of rows that see no more, all scores are listed."""
 MAX_COLUMNS = 163_840
-"""With more, the sample would be too small for lists of this capacity."""
+"""With more, the sample would be too small for lists of these capacities."""
 
 _LISTS = 64
 _ENTRY_BYTES = 8
-_THREADS, _BLOCKS = 512, 3  # of the selecting kernel
+_THREADS = 256  # of the selecting kernel
+_SHARED_BYTES = 228 * 1024  # of a multiprocessor; a block takes 1 KB more than it asks for
 _CUT_BYTES = 17312  # of Shared in index_select.cu without the keys
 
 
@@ -48,18 +47,45 @@ class Paged:
         return self.block_tables.shape[1] * self.cache.shape[1]
 
 
-def list_bytes(rows: int) -> int:
-    """Of the lists of so many rows."""
-    return _lists(rows) * _LISTS * CAPACITY * _ENTRY_BYTES
+@dataclass(frozen=True)
+class Sizes:
+    """What goes by the number of columns.
+
+    Args:
+        sample_bits: logarithm of the keys that are sampled. The smaller the sample, the lower a
+            threshold must be to be safe, and the longer the lists.
+        capacity: of a list. A row has 64 for each thread block that scores a part of its keys; they
+            hold 4,200 to 5,700 scores in the mean, and more by up to a fifth in one row of twenty.
+    """
+
+    sample_bits: int
+    capacity: int
+
+    def list_bytes(self, rows: int) -> int:
+        """Of the lists of so many rows."""
+        return _sets(rows) * _LISTS * self.capacity * _ENTRY_BYTES
+
+
+def sizes_for(columns: int) -> Sizes:
+    """For rows of up to so many columns."""
+    if columns <= 32768:
+        return Sizes(9, 144)
+    return Sizes(10, 144 if columns <= 65536 else 208)
+
+
+def memory_bytes(rows: int, columns: int) -> int:
+    """Of what :func:`candidate_topk` needs: lists, or else scores."""
+    return max(4 * rows * columns, sizes_for(columns).list_bytes(rows))
 
 
 def most_rows(columns: int, limit: int) -> int:
-    """Rows at a time for which ``limit`` bytes hold their lists, or else their scores."""
-    return max(0, min(limit // (4 * columns), limit // list_bytes(1 - _lists(0)) - _lists(0)))
+    """Rows at a time for which ``limit`` bytes suffice."""
+    a_set = _LISTS * sizes_for(columns).capacity * _ENTRY_BYTES
+    return max(0, min(limit // (4 * columns), limit // a_set - _sets(0)))
 
 
-def _lists(rows: int) -> int:
-    """Sets of lists, one for each row and for each block of the grid a query block more."""
+def _sets(rows: int) -> int:
+    """Of lists: one for each row, and for each block of the grid one for each of its queries."""
     return rows + QUERIES * index_logits.processors()
 
 
@@ -70,8 +96,7 @@ def candidate_topk(x: Paged, topk: int, rows: tuple[int, int], memory: Tensor) -
         x: the op's operands, checked; rows of requests that have several.
         topk: a multiple of 4 up to 2,048.
         rows: from first to before last.
-        memory: uint8, contiguous, written: for ``list_bytes(rows)``, and for fp32 scores ``[rows,
-            columns]``.
+        memory: uint8, contiguous, at least :func:`memory_bytes`; written.
 
     Returns:
         int32 ``[rows, topk]``, physical rows of the cache, then -1.
@@ -86,17 +111,18 @@ def candidate_topk(x: Paged, topk: int, rows: tuple[int, int], memory: Tensor) -
     grid = (index_logits.processors(), 1, 1)
     integers = functools.partial(torch.empty, dtype=torch.int32, device=device)
     thresholds = torch.empty(count, dtype=torch.float32, device=device)
-    counts = torch.empty((_lists(count), _LISTS), dtype=torch.uint8, device=device)
+    counts = torch.empty((_sets(count), _LISTS), dtype=torch.uint8, device=device)
     parts, ends, owners, failed_rows = integers((count, 2)), *(integers(count) for _ in range(3))
     failed, out = integers(1), integers((count, topk))
 
     query_map = index_logits.query_map(x.q, QUERIES)
     cache = (x.cache, Int64(x.cache.stride(0)), blocks, shift, x.block_tables, table_width)
     work = (x.cu_seqlens, x.context_lens, requests, begin, end, x.q.shape[0])
-    sample_kernel(heads, sample_bits(x.columns))(
+    sizes = sizes_for(x.columns)
+    sample_kernel(heads, sizes.sample_bits)(
         grid, threads, query_map, x.weights, *cache, *work, topk, thresholds, failed
     )
-    candidates_kernel(heads)(
+    candidates_kernel(heads, sizes.capacity)(
         grid,
         threads,
         query_map,
@@ -112,7 +138,7 @@ def candidate_topk(x: Paged, topk: int, rows: tuple[int, int], memory: Tensor) -
         ends,
         owners,
     )
-    select_kernel()(
+    select_kernel(sizes.capacity)(
         (count, 1, 1),
         _THREADS,
         memory,
@@ -152,15 +178,6 @@ def candidate_topk(x: Paged, topk: int, rows: tuple[int, int], memory: Tensor) -
     )
 
 
-def sample_bits(columns: int) -> int:
-    """Logarithm of the number of keys to sample of up to so many.
-
-    Fewer would cost more than they save: the smaller the sample, the lower the threshold must be to
-    be safe, and the longer the lists.
-    """
-    return 9 if columns <= 32768 else 10
-
-
 @functools.cache
 def sample_kernel(heads: int, bits: int) -> CudaKernel:
     """What finds the thresholds, from two to the power ``bits`` keys."""
@@ -175,7 +192,7 @@ def sample_kernel(heads: int, bits: int) -> CudaKernel:
 
 
 @functools.cache
-def candidates_kernel(heads: int) -> CudaKernel:
+def candidates_kernel(heads: int, capacity: int) -> CudaKernel:
     """What lists the scores that reach the thresholds."""
     return index_logits.scoring_kernel(
         "paged",
@@ -183,7 +200,7 @@ def candidates_kernel(heads: int) -> CudaKernel:
         QUERIES,
         source="index_candidates.cu",
         defines=(
-            ("LIST_CAPACITY", CAPACITY),
+            ("LIST_CAPACITY", capacity),
             ("LIST_QUERIES", QUERIES),
             ("SHORT_KEYS", SHORT_KEYS),
         ),
@@ -191,12 +208,12 @@ def candidates_kernel(heads: int) -> CudaKernel:
 
 
 @functools.cache
-def select_kernel(threads: int = _THREADS, capacity: int = CAPACITY) -> CudaKernel:
-    """What selects from the lists, of a capacity that 16 divides."""
+def select_kernel(capacity: int) -> CudaKernel:
+    """What selects from the lists, of a capacity that 4 divides."""
     shared = _CUT_BYTES + 4 * capacity * _LISTS
     defines = {
-        "THREADS": threads,
-        "BLOCKS": _BLOCKS,
+        "THREADS": _THREADS,
+        "BLOCKS": _SHARED_BYTES // (shared + 1024),
         "LIST_CAPACITY": capacity,
         "LIST_QUERIES": QUERIES,
         "SHARED_BYTES": shared,

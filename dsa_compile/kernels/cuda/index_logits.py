@@ -6,6 +6,7 @@ selects from them must look at the row's bounds, never at the rest.
 """
 
 import functools
+import math
 from dataclasses import dataclass
 
 import torch
@@ -17,10 +18,12 @@ from dsa_compile.ops.library import bad_input
 DIM = 128
 TILE = 64
 HEADS = (16, 32, 64)
+MANY_REQUESTS = 8
 SHARED_QUERIES = 8
 """Queries of a block whose warpgroups divide them, and not the keys."""
 _SHARED_BYTES = 228 * 1024
 """Of a multiprocessor; each block takes one KB more than it asks for."""
+_COPIERS = 4  # warps that copy; where tiles are divided, a stage is always of the same
 _PAGED = "paged_index_topk_fp8"  # the op whose operands the paged kernels take
 
 
@@ -42,11 +45,15 @@ class Warpgroups:
         return 128 * (self.math + 1)
 
 
-def warpgroups_for(heads: int, queries: int) -> Warpgroups:
-    """As many as the accumulators and weights of a warpgroup's columns leave registers for."""
+def warpgroups_for(heads: int, queries: int, many: bool = False) -> Warpgroups:
+    """As many as the accumulators and weights of a warpgroup's columns leave registers for.
+
+    With many requests, two blocks on a multiprocessor are faster than one with as many warpgroups;
+    with few, one block has less latency.
+    """
     columns = heads * queries if queries < SHARED_QUERIES else 256
     if columns <= 64:
-        return Warpgroups(4, 104, 56)
+        return Warpgroups(2, 96, 48, blocks=2) if many else Warpgroups(4, 104, 56)
     if columns <= 128:
         return Warpgroups(3, 144, 56)
     return Warpgroups(2, 232, 40)
@@ -57,6 +64,7 @@ def scoring_kernel(
     keys: str,
     heads: int,
     queries: int,
+    many: bool = False,
     *,
     source: str = "",
     defines: tuple[tuple[str, int], ...] = (),
@@ -69,16 +77,19 @@ def scoring_kernel(
         heads: index heads.
         queries: a block keeps at a time: 1, 2, 4 or 8. Eight are divided between the warpgroups;
             with fewer, the warpgroups divide the keys.
+        many: requests, at least :data:`MANY_REQUESTS`.
         source: file of a kernel that does something else with the scores than to write them; its
             name is the kernel's.
         defines: macros of that file.
         extra_shared: bytes of shared memory that it needs beside the family's.
     """
     source = source or f"index_logits_{keys}.cu"
-    groups = warpgroups_for(heads, queries)
+    groups = warpgroups_for(heads, queries, many)
     fixed = 2 * queries * heads * (DIM + 4) + 16 * 2 + 256
     limit = _SHARED_BYTES // groups.blocks - 1024 - extra_shared
     stages = min((limit - fixed) // (TILE * (DIM + 4) + 16), 20)
+    if queries < SHARED_QUERIES:
+        stages -= stages % math.lcm(_COPIERS, groups.math)
     return CudaKernel(
         source,
         source.removesuffix(".cu"),
@@ -207,8 +218,9 @@ def paged_index_logits(
         return out, ends.zero_(), owners.zero_()
     heads = q.shape[1]
     queries = queries_per_block(count, requests)
-    kernel = scoring_kernel("paged", heads, queries)
-    groups = warpgroups_for(heads, queries)
+    many = requests >= MANY_REQUESTS
+    kernel = scoring_kernel("paged", heads, queries, many)
+    groups = warpgroups_for(heads, queries, many)
     kernel(
         (groups.blocks * processors(), 1, 1),
         groups.threads,

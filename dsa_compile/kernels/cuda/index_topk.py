@@ -1,5 +1,7 @@
 """``dsa::paged_index_topk_fp8`` on Hopper: scores, then the best of each row as physical rows."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -30,23 +32,20 @@ def paged_index_topk_fp8(
     :func:`~dsa_compile.kernels.cuda.topk.topk` takes of ``topk``.
     """
     x = Paged(q, weights, cache, block_tables, cu_seqlens, context_lens)
-    rows = q.shape[0]
-    if not rows or not x.columns:
-        return torch.full((rows, topk), -1, dtype=torch.int32, device=q.device)
-    listed = prefers_lists(x)
-    step = max(1, SCORE_BYTES // (4 * x.columns))
-    if listed:
-        step = min(step, index_candidates.most_rows(x.columns, SCORE_BYTES))
-    step = min(step, rows)
-    size = 4 * step * x.columns
-    if listed:
-        size = max(size, index_candidates.list_bytes(step))
-    memory = torch.empty(size, dtype=torch.uint8, device=q.device)
-    best = index_candidates.candidate_topk if listed else _score_topk
-    parts = [
-        best(x, topk, (first, min(first + step, rows)), memory) for first in range(0, rows, step)
-    ]
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+    return candidate_topk(x, topk) if prefers_lists(x) else score_topk(x, topk)
+
+
+def candidate_topk(x: Paged, topk: int) -> Tensor:
+    """With lists of candidates (:mod:`~dsa_compile.kernels.cuda.index_candidates`)."""
+    step = min(x.q.shape[0], index_candidates.most_rows(x.columns, SCORE_BYTES))
+    size = index_candidates.memory_bytes(step, x.columns)
+    return _in_passes(index_candidates.candidate_topk, x, topk, step, size)
+
+
+def score_topk(x: Paged, topk: int) -> Tensor:
+    """With all scores in memory."""
+    step = min(x.q.shape[0], max(1, SCORE_BYTES // max(1, 4 * x.columns)))
+    return _in_passes(_score_topk, x, topk, step, 4 * step * x.columns)
 
 
 def prefers_lists(x: Paged) -> bool:
@@ -56,6 +55,23 @@ def prefers_lists(x: Paged) -> bool:
     long = LISTED_COLUMNS <= x.columns <= index_candidates.MAX_COLUMNS
     most = index_candidates.most_rows(x.columns, SCORE_BYTES) if shared and long else 0
     return min(rows, most) >= LISTED_ROWS
+
+
+def _in_passes(
+    best: Callable[[Paged, int, tuple[int, int], Tensor], Tensor],
+    x: Paged,
+    topk: int,
+    step: int,
+    size: int,
+) -> Tensor:
+    rows = x.q.shape[0]
+    if not rows or not x.columns:
+        return torch.full((rows, topk), -1, dtype=torch.int32, device=x.q.device)
+    memory = torch.empty(size, dtype=torch.uint8, device=x.q.device)
+    parts = [
+        best(x, topk, (first, min(first + step, rows)), memory) for first in range(0, rows, step)
+    ]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _score_topk(x: Paged, topk: int, rows: tuple[int, int], memory: Tensor) -> Tensor:

@@ -12,6 +12,9 @@ template <class Cursor, class Loader, class Describe>
 DEVICE void copy(const Stages& stages, Task* tasks, Cursor cursor, const CUtensorMap* query_map,
                  const float* weights, int rows, Loader& loader, const Describe& describe) {
   constexpr int COPIERS = 4;
+  // Where warpgroups take different tiles, one may be rounds of the ring ahead of another, and a
+  // barrier tells only even rounds from odd ones: a stage must always be of the same two warps.
+  static_assert(!SPLIT_KEYS || (KEY_STAGES % COPIERS == 0 && KEY_STAGES % WARPGROUPS == 0), "");
   const int warp = warp_id() % COPIERS;
   QueryRing queries;
   KeyRing keys;

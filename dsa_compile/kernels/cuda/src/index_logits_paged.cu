@@ -16,8 +16,8 @@ index_logits_paged(const __grid_constant__ CUtensorMap query_map,
   if (threadIdx.x == 0) {
     prefetch_tensor_map(&query_map);
     prefetch_tensor_map(&key_map);
+    stages.initialise();
   }
-  stages.initialise();
   __syncthreads();
   dependency_wait();
   dependency_release();

@@ -15,8 +15,8 @@ index_logits_ragged(const __grid_constant__ CUtensorMap query_map,
     prefetch_tensor_map(&query_map);
     prefetch_tensor_map(&key_map);
     prefetch_tensor_map(&scale_map);
+    stages.initialise();
   }
-  stages.initialise();
   __syncthreads();
   dependency_wait();
   dependency_release();

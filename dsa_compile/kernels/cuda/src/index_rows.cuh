@@ -8,27 +8,24 @@ struct RowWriter {
   float* rows;
   long long stride;
   float* row;  // of this lane's first query
-  int low[GROUPS][OUTPUTS], span[GROUPS][OUTPUTS];
+  int low[OUTPUTS], span[OUTPUTS];
 
   DEVICE void begin(const Task& task, int first_query) {
 #pragma unroll
-    for (int g = 0; g < GROUPS; ++g)
-#pragma unroll
-      for (int i = 0; i < OUTPUTS; ++i) {
-        const int2 bounds = task.bounds[first_query + g * GROUP_QUERIES + lane_query(i)];
-        low[g][i] = bounds.x;
-        span[g][i] = lane_speaks() ? max(bounds.y - bounds.x, 0) : 0;
-      }
+    for (int i = 0; i < OUTPUTS; ++i) {
+      const int2 bounds = task.bounds[first_query + lane_query(i)];
+      low[i] = bounds.x;
+      span[i] = lane_speaks() ? max(bounds.y - bounds.x, 0) : 0;
+    }
     row = rows + (task.row + first_query + lane_query(0)) * stride;
     asm volatile("" : "+l"(row));  // not to be computed again for every tile
   }
 
-  template <int g>
   DEVICE void take(int key, const float (&scores)[OUTPUTS]) const {
 #pragma unroll
     for (int i = 0; i < OUTPUTS; ++i)
-      if (static_cast<u32>(key - low[g][i]) < static_cast<u32>(span[g][i]))
-        row[(g * GROUP_QUERIES + 2 * i) * stride + key] = scores[i];
+      if (static_cast<u32>(key - low[i]) < static_cast<u32>(span[i]))
+        row[2 * i * stride + key] = scores[i];
   }
 
   DEVICE void end() const {}

@@ -11,8 +11,10 @@ index_sample(const __grid_constant__ CUtensorMap query_map, const float* weights
              int rows, int topk, float* thresholds, int* failed) {
   extern __shared__ __align__(1024) u8 memory[];
   const Stages stages{smem_u32(memory)};
-  if (threadIdx.x == 0) prefetch_tensor_map(&query_map);
-  stages.initialise(32);
+  if (threadIdx.x == 0) {
+    prefetch_tensor_map(&query_map);
+    stages.initialise(32);
+  }
   __syncthreads();
   dependency_wait();
   dependency_release();

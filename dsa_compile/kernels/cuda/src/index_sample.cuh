@@ -4,6 +4,7 @@
 #include "index_paged.cuh"
 #include "index_score.cuh"
 #include "ordered_keys.cuh"
+#include "topk_ptx.cuh"
 
 constexpr int SAMPLE = 1 << SAMPLE_BITS;      // keys
 constexpr int SCORE_ROW = SAMPLE + 16;        // floats of a query: two queries do not share banks
@@ -56,11 +57,6 @@ class SampledBlocks : public PagedBlock {
 
   int item_;
 };
-
-DEVICE void cp_async_4(u32 to, const void* from, u32 bytes) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(bytes)
-               : "memory");
-}
 
 // The sample: one key at random from each of SAMPLE equal parts of what the block's first row sees.
 struct SampleLoader {
@@ -119,11 +115,10 @@ struct SampleScores {
     seen = task.bounds[first_query + warp_id() % 4].y;
   }
 
-  template <int g>
   DEVICE void take(int key, const float (&values)[OUTPUTS]) const {
 #pragma unroll
     for (int i = 0; i < OUTPUTS; ++i) {
-      const int of = query + g * GROUP_QUERIES + lane_query(i);
+      const int of = query + lane_query(i);
       asm volatile("st.shared.f32 [%0], %1;" ::"r"(scores + 4 * (of * SCORE_ROW + key)),
                    "f"(values[i])
                    : "memory");

@@ -1,7 +1,7 @@
 // What the multiplying warpgroups do: products, and their sums over heads.
 #pragma once
 #include "index_tasks.cuh"
-#include "wgmma_e4m3.cuh"
+#include "wgmma_e4m3_256.cuh"
 
 DEVICE float load_shared(u32 address) {
   float value;
@@ -26,27 +26,34 @@ DEVICE void multiply(float (&sums)[COLUMNS / 2], u32 keys, u32 queries) {
   wgmma_commit();
 }
 
-// The weights of a thread's columns, for one group of queries.
+// Half of the weights of a thread's columns: see reduce().
 struct Weights {
-  float2 of[GROUP_QUERIES][HEADS / 8];
+  float2 of[WARPGROUP_QUERIES][HEADS / 8];
   DEVICE void load(u32 address) {
 #pragma unroll
-    for (int q = 0; q < GROUP_QUERIES; ++q)
+    for (int q = 0; q < WARPGROUP_QUERIES; ++q)
 #pragma unroll
-      for (int j = 0; j < HEADS / 8; ++j)
-        of[q][j] = load_shared_pair(address + 4 * (q * HEADS + 8 * j + 2 * (lane_id() & 3)));
+      for (int j = 0; j < HEADS / 8; ++j) {
+        const float2 w =
+            load_shared_pair(address + 4 * (q * HEADS + 8 * j + 2 * (lane_id() & 3)));
+        of[q][j] = make_float2(0.5f * w.x, 0.5f * w.y);
+      }
   }
 };
 
-// Sum over heads. A lane returns the scores of its key (`lane_key`) for the queries `lane_query(i)`
-// of the group: the four lanes of a quad trade partial sums until each has whole ones.
+// ReLU, twice: x + |x| is exact, as is half of the weight, and one addition on the pipes of the
+// multiplications; a maximum takes two cycles on another and was the bottleneck.
+DEVICE float twice_relu(float x) { return x + fabsf(x); }
+
+// Sum over heads. A lane returns the scores of its key (`lane_key`) for the queries `lane_query(i)`:
+// the four lanes of a quad trade partial sums until each has whole ones.
 DEVICE void reduce(const float (&sums)[COLUMNS / 2], const Weights& weights,
                    float (&scores)[OUTPUTS]) {
   constexpr unsigned ALL = 0xffffffffu;
-  float mine[GROUP_QUERIES];
+  float mine[WARPGROUP_QUERIES];
   const bool odd = lane_id() & 1, high = lane_id() & 2;
 #pragma unroll
-  for (int q = 0; q < GROUP_QUERIES; ++q) {
+  for (int q = 0; q < WARPGROUP_QUERIES; ++q) {
     float part[2][2] = {};  // of two keys, even and odd columns
 #pragma unroll
     for (int j = 0; j < HEADS / 8; ++j) {
@@ -54,14 +61,14 @@ DEVICE void reduce(const float (&sums)[COLUMNS / 2], const Weights& weights,
 #pragma unroll
       for (int key = 0; key < 2; ++key) {
         const float* sum = sums + 4 * (q * HEADS / 8 + j) + 2 * key;
-        part[key][0] = fmaf(fmaxf(sum[0], 0.0f), w.x, part[key][0]);
-        part[key][1] = fmaf(fmaxf(sum[1], 0.0f), w.y, part[key][1]);
+        part[key][0] = fmaf(twice_relu(sum[0]), w.x, part[key][0]);
+        part[key][1] = fmaf(twice_relu(sum[1]), w.y, part[key][1]);
       }
     }
     const float first = part[0][0] + part[0][1], second = part[1][0] + part[1][1];
     mine[q] = (odd ? second : first) + __shfl_xor_sync(ALL, odd ? first : second, 1);
   }
-  if constexpr (GROUP_QUERIES == 1) {
+  if constexpr (WARPGROUP_QUERIES == 1) {
     scores[0] = mine[0] + __shfl_xor_sync(ALL, mine[0], 2);
   } else {
 #pragma unroll
@@ -71,21 +78,26 @@ DEVICE void reduce(const float (&sums)[COLUMNS / 2], const Weights& weights,
   }
 }
 
-// Which key of the tile, and which query of the group, a lane's scores are of.
+// Which key of the tile, and which query of the warpgroup, a lane's scores are of.
 DEVICE int lane_key() {
   return 16 * (threadIdx.x / 32 % 4) + lane_id() / 4 + 8 * (lane_id() & 1);
 }
-DEVICE int lane_query(int i) { return GROUP_QUERIES == 1 ? 0 : 2 * i + (lane_id() >> 1 & 1); }
-// With one query a group two lanes hold the same score; one of them must keep it to itself.
-DEVICE bool lane_speaks() { return GROUP_QUERIES > 1 || !(lane_id() & 2); }
+DEVICE int lane_query(int i) {
+  return WARPGROUP_QUERIES == 1 ? 0 : 2 * i + (lane_id() >> 1 & 1);
+}
+// With one query two lanes hold the same score; one of them must keep it to itself.
+DEVICE bool lane_speaks() { return WARPGROUP_QUERIES > 1 || !(lane_id() & 2); }
 
-// What a multiplying warpgroup does. `Sink` takes the scores: `begin(task, first_query)`, then, tile
-// by tile and in each group by group, `take<group>(key, scores)`, then `end()`. `Sink::GATHERED` says
-// that keys come by ordinary asynchronous copies.
+// What a multiplying warpgroup does. `Sink` takes the scores: `begin(task, first_query)`, then tile
+// by tile `take(key, scores)`, then `end()`. `Sink::GATHERED` says that keys come by ordinary
+// asynchronous copies.
 template <class Sink>
 DEVICE void score(const Stages& stages, const Task* tasks, int warpgroup, Sink& sink) {
   constexpr int STEP = SPLIT_KEYS ? WARPGROUPS : 1;
   const int first_query = SPLIT_KEYS ? 0 : warpgroup * WARPGROUP_QUERIES;
+  const auto arrive = [](u32 barrier) {
+    if (lane_id() == 0) mbarrier_arrive(barrier);
+  };
   QueryRing queries;
   KeyRing keys;
   int skip = SPLIT_KEYS ? warpgroup : 0;  // tiles before this warpgroup's next one
@@ -97,82 +109,25 @@ DEVICE void score(const Stages& stages, const Task* tasks, int warpgroup, Sink& 
     if (!left) return;
     left -= skip;
     sink.begin(task, first_query);
-    Weights weights[GROUPS];
-    u32 operand[GROUPS];
-#pragma unroll
-    for (int g = 0; g < GROUPS; ++g) {
-      const int at = (first_query + g * GROUP_QUERIES) * HEADS;
-      weights[g].load(stages.weights(queries.stage) + 4 * at);
-      operand[g] = stages.queries(queries.stage) + DIM * at;
-    }
+    Weights weights;
+    weights.load(stages.weights(queries.stage) + 4 * first_query * HEADS);
+    const u32 operand = stages.queries(queries.stage) + DIM * first_query * HEADS;
 
     int key = task.key + skip * TILE + lane_key();
-    float sums[GROUPS][COLUMNS / 2];
-    float scale = 0.0f;
-    const auto arrive = [&](int barrier) {
-      if (lane_id() == 0) mbarrier_arrive(barrier);
-    };
-    const auto finish = [&](auto group, float by) {
-      constexpr int g = decltype(group)::value;
-      float scores[OUTPUTS];
-      fence_registers(sums[g]);
-      reduce(sums[g], weights[g], scores);
-#pragma unroll
-      for (int i = 0; i < OUTPUTS; ++i) scores[i] *= by;
-      sink.template take<g>(key, scores);
-    };
-    const auto wait_keys = [&] {
+    for (; left > 0; left -= STEP, key += STEP * TILE) {
       mbarrier_wait(stages.keys_full(keys.stage), keys.parity);
       if constexpr (Sink::GATHERED) fence_async_shared();
-      scale = load_shared(stages.scales(keys.stage) + 4 * lane_key());
-    };
-
-    if constexpr (GROUPS == 1) {
-      for (; left > 0; left -= STEP, key += STEP * TILE) {
-        wait_keys();
-        multiply(sums[0], stages.keys(keys.stage), operand[0]);
-        wgmma_wait<0>();
-        arrive(stages.keys_empty(keys.stage));
-        keys.advance(STEP);
-        finish(Index<0>{}, scale);
-      }
-    } else {
-      // Two tiles at a time, so that a product is in flight while all but the last group is reduced.
-      // The compiler serialises products that are in flight across the back edge of a loop.
-      for (; left > STEP; left -= 2 * STEP, key += STEP * TILE) {
-        wait_keys();
-        const u32 done = keys.stage;
-        const float by = scale;
-        multiply(sums[0], stages.keys(done), operand[0]);
-        multiply(sums[1], stages.keys(done), operand[1]);
-        keys.advance(STEP);
-        wgmma_wait<1>();
-        finish(Index<0>{}, by);
-        wait_keys();
-        multiply(sums[0], stages.keys(keys.stage), operand[0]);
-        wgmma_wait<1>();
-        arrive(stages.keys_empty(done));
-        finish(Index<1>{}, by);
-        multiply(sums[1], stages.keys(keys.stage), operand[1]);
-        wgmma_wait<1>();
-        key += STEP * TILE;
-        finish(Index<0>{}, scale);
-        wgmma_wait<0>();
-        arrive(stages.keys_empty(keys.stage));
-        keys.advance(STEP);
-        finish(Index<1>{}, scale);
-      }
-      for (; left > 0; left -= STEP, key += STEP * TILE) {
-        wait_keys();
-        multiply(sums[0], stages.keys(keys.stage), operand[0]);
-        multiply(sums[1], stages.keys(keys.stage), operand[1]);
-        wgmma_wait<1>();
-        finish(Index<0>{}, scale);
-        wgmma_wait<0>();
-        arrive(stages.keys_empty(keys.stage));
-        keys.advance(STEP);
-        finish(Index<1>{}, scale);
-      }
+      const float scale = load_shared(stages.scales(keys.stage) + 4 * lane_key());
+      float sums[COLUMNS / 2], scores[OUTPUTS];
+      multiply(sums, stages.keys(keys.stage), operand);
+      wgmma_wait<0>();
+      arrive(stages.keys_empty(keys.stage));
+      keys.advance(STEP);
+      fence_registers(sums);
+      reduce(sums, weights, scores);
+#pragma unroll
+      for (int i = 0; i < OUTPUTS; ++i) scores[i] *= scale;
+      sink.take(key, scores);
     }
     arrive(stages.queries_empty(queries.stage));
     sink.end();

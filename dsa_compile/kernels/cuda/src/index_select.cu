@@ -12,8 +12,7 @@
 
 constexpr u32 PHASES = THREADS / ROW_LISTS;  // threads that share a list
 constexpr u32 SLOTS = LIST_CAPACITY / PHASES;
-constexpr u32 BATCH = 4;  // candidates of a thread loaded together
-static_assert(SLOTS * PHASES == LIST_CAPACITY && SLOTS % BATCH == 0);
+static_assert(SLOTS * PHASES == LIST_CAPACITY);
 constexpr u32 DROPPED = 1u << 20;  // as a number of candidates: more than there can be
 
 struct Shared {
@@ -80,40 +79,41 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 
   const Own own{{entries, counts}, index, parts[index],
                 threadIdx.x % ROW_LISTS, threadIdx.x / ROW_LISTS};
-  u32 dropped = 0, highest = 0, lowest = ~0u;
+  u32 dropped = 0;
   const u32 used = own.each([&](u32 before, u32 mine, const Candidate* entry, u32 count) {
     if (count == LIST_CAPACITY || before + mine > SLOTS) {
       dropped = DROPPED;
       return;
     }
-    for (u32 i = 0; i < mine; i += BATCH) {
-      u32 score[BATCH];
-#pragma unroll
-      for (u32 j = 0; j < BATCH; ++j)
-        score[j] = i + j < mine ? __ldcg(&entry[(i + j) * PHASES * LIST_LANES].score) : 0;
-#pragma unroll
-      for (u32 j = 0; j < BATCH; ++j) {
-        if (i + j >= mine) break;
-        const u32 key = key_of(__uint_as_float(score[j]));
-        shared.keys[before + i + j][threadIdx.x] = key;
-        highest = max(highest, key);
-        lowest = min(lowest, key);
-      }
-    }
+#pragma unroll 4
+    for (u32 i = 0; i < mine; ++i)
+      cp_async_4(smem_u32(&shared.keys[before + i][threadIdx.x]),
+                 &entry[i * PHASES * LIST_LANES].score);
   });
-  highest = __reduce_max_sync(ALL_LANES, highest);
-  lowest = __reduce_min_sync(ALL_LANES, lowest);
-  if (lane_id() == 0) {
-    shared.highest[threadIdx.x / 32] = highest;
-    shared.lowest[threadIdx.x / 32] = lowest;
-  }
   const u32 total = block_sum(shared.cut.warp_sums[1], warp_sum(used | dropped)).total;
   const bool fails = total < k || total >= DROPPED;
   if (threadIdx.x == 0) {
     failed_rows[index] = fails;
     if (fails) *failed = 1;
   }
+  cp_async_wait_all();
   if (fails) return;
+
+  u32 highest = 0, lowest = ~0u;
+#pragma unroll 4
+  for (u32 i = 0; i < used; ++i) {
+    u32& key = shared.keys[i][threadIdx.x];
+    key = key_of(__uint_as_float(key));
+    highest = max(highest, key);
+    lowest = min(lowest, key);
+  }
+  highest = __reduce_max_sync(ALL_LANES, highest);
+  lowest = __reduce_min_sync(ALL_LANES, lowest);
+  if (lane_id() == 0) {
+    shared.highest[threadIdx.x / 32] = highest;
+    shared.lowest[threadIdx.x / 32] = lowest;
+  }
+  __syncthreads();
   const u32 warp = lane_id() % WARPS;
   highest = __reduce_max_sync(ALL_LANES, shared.highest[warp]);
   lowest = __reduce_min_sync(ALL_LANES, shared.lowest[warp]);
@@ -141,17 +141,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   u32* const columns = shared.cut.range.bins;  // no longer counted in
   u32 address = smem_u32(columns) + 4 * (sums.before + through - chosen);
   own.each([&](u32 before, u32 mine, const Candidate* entry, u32) {
-    for (u32 i = 0; i < mine; i += BATCH) {
-      u32 key[BATCH], column[BATCH] = {};
-#pragma unroll
-      for (u32 j = 0; j < BATCH; ++j) {
-        key[j] = i + j < mine ? shared.keys[before + i + j][threadIdx.x] : 0;
-        if (key[j] > cut.key) column[j] = __ldcg(&entry[(i + j) * PHASES * LIST_LANES].column);
-      }
-#pragma unroll
-      for (u32 j = 0; j < BATCH; ++j) append_above(address, column[j], key[j], cut.key);
+#pragma unroll 4
+    for (u32 i = 0; i < mine; ++i) {
+      if (shared.keys[before + i][threadIdx.x] <= cut.key) continue;
+      cp_async_4(address, &entry[i * PHASES * LIST_LANES].column);
+      address += 4;
     }
   });
+  cp_async_wait_all();
   __syncthreads();
   row.write(columns, out, k);
 }

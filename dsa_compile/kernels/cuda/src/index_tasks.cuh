@@ -3,8 +3,8 @@
 // Keys are the M of wgmma and (query, head) pairs its N, so a thread holds 16 heads of a query for
 // two keys and the sum over heads is two shuffles from done. A block keeps QUERIES queries in shared
 // memory and streams tiles of 64 keys past them: one warpgroup copies, WARPGROUPS multiply. They
-// divide the queries, or with SPLIT_KEYS the tiles. A warpgroup with 256 columns works on them
-// in two groups of 128, one in the tensor cores while the other is reduced.
+// divide the queries, or with SPLIT_KEYS the tiles. While one has a product in the tensor cores,
+// another adds up.
 //
 // Tiles are independent, so the (query block, tile) pairs of a launch are laid end to end and every
 // block of the grid takes an equal, contiguous share, whatever the lengths. Only the copying
@@ -25,11 +25,9 @@ static_assert(WARPGROUPS * MATH_REGISTERS + COPY_REGISTERS <=
               "registers");
 
 constexpr int WARPGROUP_QUERIES = SPLIT_KEYS ? QUERIES : QUERIES / WARPGROUPS;
-constexpr int GROUPS = WARPGROUP_QUERIES * HEADS > 128 ? 2 : 1;
-constexpr int GROUP_QUERIES = WARPGROUP_QUERIES / GROUPS;
-constexpr int COLUMNS = GROUP_QUERIES * HEADS;
-constexpr int OUTPUTS = GROUP_QUERIES == 1 ? 1 : GROUP_QUERIES / 2;  // scores a lane ends up with
-static_assert(COLUMNS <= 128 && WARPGROUP_QUERIES >= 1, "");
+constexpr int COLUMNS = WARPGROUP_QUERIES * HEADS;
+constexpr int OUTPUTS = WARPGROUP_QUERIES == 1 ? 1 : WARPGROUP_QUERIES / 2;  // scores of a lane
+static_assert(COLUMNS <= 256 && WARPGROUP_QUERIES >= 1, "");
 
 constexpr int COPY_BARRIER = 7;  // named barrier of the copying warpgroup
 constexpr int QUERY_STAGES = 2;
@@ -59,11 +57,6 @@ struct Task {
 };
 static_assert(TASKS_AT + QUERY_STAGES * sizeof(Task) <= SHARED_BYTES, "");
 
-template <int I>
-struct Index {
-  static constexpr int value = I;
-};
-
 // A position in a ring of stages, and the parity of the round it is in.
 template <int Stages>
 struct Ring {
@@ -91,25 +84,16 @@ struct Stages {
   DEVICE u32 keys_full(u32 stage) const { return queries_full(QUERY_STAGES + stage); }
   DEVICE u32 keys_empty(u32 stage) const { return keys_full(stage) + 8; }
 
-  // By all warps of the block, whose barrier must follow; lanes with different barriers would take
-  // turns. `copies`: arrivals that fill a stage of keys.
+  // By one thread; a block-wide barrier must follow. `copies`: arrivals that fill a stage of keys.
   DEVICE void initialise(u32 copies = 1) const {
-    constexpr int WARPS = THREADS / 32;
-    static_assert(QUERY_STAGES <= WARPS, "");
-    const int warp = warp_id();
-    if (lane_id() == 0) {
-      if (warp < QUERY_STAGES) {
-        mbarrier_init(queries_full(warp), 1);
-        mbarrier_init(queries_empty(warp), 4 * WARPGROUPS);
-      }
-#pragma unroll
-      for (int s = 0; s < KEY_STAGES; s += WARPS) {
-        if (s + warp >= KEY_STAGES) break;
-        mbarrier_init(keys_full(s + warp), copies);
-        mbarrier_init(keys_empty(s + warp), SPLIT_KEYS ? 4 : 4 * WARPGROUPS);
-      }
-      fence_mbarrier_init();
+    for (int s = 0; s < QUERY_STAGES; ++s) {
+      mbarrier_init(queries_full(s), 1);
+      mbarrier_init(queries_empty(s), 4 * WARPGROUPS);
     }
-    __syncwarp();
+    for (int s = 0; s < KEY_STAGES; ++s) {
+      mbarrier_init(keys_full(s), copies);
+      mbarrier_init(keys_empty(s), SPLIT_KEYS ? 4 : 4 * WARPGROUPS);
+    }
+    fence_mbarrier_init();
   }
 };

@@ -91,14 +91,14 @@ def _model(device: Device, program: Program) -> tuple[CostModel, str]:
 def region_tasks(memory: Memory, model: CostModel) -> list[Task]:
     """The region's beginning, its calls, its end."""
     number = {node: index for index, node in enumerate(memory.uses, start=1)}
-    tasks = [Task(0.0, False, frozenset(), pinned=True)]
+    tasks = [Task(0.0, False, 0.0, frozenset(), pinned=True)]
     for node, before in memory.dependencies().items():
         cost = model.of(node)
         # a result lives on in the caller, whose stream is 0
         pinned = not memory.results.isdisjoint(memory.uses[node].makes)
         after = frozenset({0, *(number[other] for other in before)})
-        tasks.append(Task(cost.us, cost.fills, after, pinned))
-    return [*tasks, Task(0.0, False, frozenset(range(len(tasks))), pinned=True)]
+        tasks.append(Task(cost.us, cost.fills, cost.load, after, pinned))
+    return [*tasks, Task(0.0, False, 0.0, frozenset(range(len(tasks))), pinned=True)]
 
 
 def place(edit: Editor, memory: Memory, tasks: Sequence[Task], plan: Schedule) -> None:

@@ -65,10 +65,17 @@ _FILLING_SHARE = 0.3
 
 @dataclass(frozen=True)
 class Cost:
-    """Microseconds alone, and whether it leaves no room for another call that does not either."""
+    """Of one call.
+
+    Attributes:
+        us: microseconds alone.
+        fills: it leaves no room for another call that does to start.
+        load: share of the memory's or the matrix units' throughput used meanwhile, 0 to 1.
+    """
 
     us: float
     fills: bool
+    load: float
 
 
 @dataclass(frozen=True)
@@ -95,13 +102,14 @@ class CostModel:
         assert isinstance(node.target, OpOverload)
         name = node.target._opname
         if name in _VIEWS:
-            return Cost(0.0, False)
+            return Cost(0.0, False, 0.0)
         call = _Call(node, node.target, self._sizes)
         rate = self.device.flops_us * (2 if name.endswith("_fp8") else 1)
         work = max(call.bytes() / self.device.bytes_us, call.flops() / rate)
         fixed = self.device.launch_us * _LAUNCHES.get(name, 1) + _CHAIN_US.get(name, 0.0)
         us = self.measured.get(call_key(node), work + fixed)
-        return Cost(us, name.startswith(_FILLING) or work > _FILLING_SHARE * us)
+        load = min(1.0, work / us) if us else 0.0
+        return Cost(us, name.startswith(_FILLING) or load > _FILLING_SHARE, load)
 
     @property
     def _sizes(self) -> dict[str, int]:

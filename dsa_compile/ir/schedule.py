@@ -1,10 +1,10 @@
 """Tasks onto streams: list scheduling, and a model of what running side by side costs.
 
-A kernel that streams weights or works on all processors at once leaves no room beside it: two of
-those run one after the other whatever streams they are on, only that the second moves in as the
-first moves out. What can be hidden is the small kernels, which are latency and little else. On an
-H200, at one token, this model gave the gain of plans of a layer to within 2 µs of 220; one of
-shared bandwidth promised three times what was there (docs/overlap.md).
+A kernel that streams weights holds the shared memory of all processors until it ends: another of
+its size waits, whatever stream it is on. What two streams hide is small kernels beside large ones,
+and large ones that start together, as far as the memory's bandwidth goes. Of the plans for a layer
+that were measured on an H200 (docs/overlap.md) this model finds the best; it promises up to 4 µs
+too much.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,14 +13,17 @@ from itertools import combinations
 
 from dsa_compile.ir.streams import MAIN
 
-EVENT_US = 1.0
-"""What a wait for another stream costs in a CUDA graph, an early launch that it prevents included.
+EVENT_US = 1.2
+"""What a wait for another stream costs in a CUDA graph: a kernel that waits is not launched early,
+while the one before it drains.
 """
-TAIL_US = 0.5
-"""How much of two tasks that fill the device overlaps at the end of the first."""
 MIN_GAIN_US = 0.5
 """Work stays off a side stream unless that saves so much, waits paid."""
+_MOMENT = 1e-9
 _ASIDE = 0.02  # of a call's time, what it must save to be on a side stream
+
+
+_Plan = tuple[list[int], list[int]]  # the order of tasks; the stream of each
 
 
 @dataclass(frozen=True)
@@ -29,13 +32,15 @@ class Task:
 
     Attributes:
         us: microseconds alone.
-        fills: it leaves no room for another task that does.
+        fills: it leaves no room for another task that does to start while it runs.
+        load: share of the memory's or the matrix units' throughput that it uses alone.
         after: tasks, by their place in the sequence, that must be done before; all earlier in it.
         pinned: stays on stream 0.
     """
 
     us: float
     fills: bool
+    load: float
     after: frozenset[int]
     pinned: bool = False
 
@@ -69,8 +74,8 @@ def schedule(tasks: Sequence[Task], streams: int = 2) -> Schedule:
             last.
         streams: how many there are.
     """
-    order, start = _greedy(tasks, streams)
-    best = _prune(tasks, order, _improve(tasks, order, start, streams))
+    order, best = _improve(tasks, _greedy(tasks, streams), streams)
+    best = _prune(tasks, order, best)
     if not any(best):
         return serial(tasks)
     return Schedule(tuple(gathered(tasks, order, best)), tuple(best), makespan(tasks, order, best))
@@ -114,48 +119,46 @@ def waits(
     return needed
 
 
-class _Clock:
-    """When streams and the device are free, as tasks are started in the order of time."""
+@dataclass
+class _Running:
+    """A task that runs: microseconds left, were it alone, and when it started."""
 
-    def __init__(self) -> None:
-        self.now = 0.0
-        self._streams: dict[int, float] = {}
-        self._full = 0.0, MAIN  # until when, and by which stream
-
-    def start(self, task: Task, stream: int, ready: float) -> float:
-        """The earliest start of a task whose waits are over at ``ready``."""
-        start = max(self._streams.get(stream, 0.0), ready)
-        until, owner = self._full
-        if task.fills:
-            start = max(start, until - TAIL_US if owner != stream else until)
-        return start
-
-    def run(self, task: Task, stream: int, start: float) -> float:
-        """Start a task; its end."""
-        end = self._streams[stream] = start + task.us
-        if task.fills:
-            self._full = end, stream
-        self.now = max(self.now, end)
-        return end
+    task: int
+    left: float
+    since: float
 
 
 def makespan(tasks: Sequence[Task], order: Sequence[int], streams: Sequence[int]) -> float:
     """Predicted microseconds from the first task to the last."""
     needed = waits(tasks, order, streams)
     queues = {s: [t for t in reversed(order) if streams[t] == s] for s in set(streams)}
+    running: dict[int, _Running] = {}
+    idle = dict.fromkeys(queues, 0.0)  # since when each stream has had nothing to do
     done: dict[int, float] = {}
-    clock = _Clock()
+    now = 0.0
     while len(done) < len(order):
-        starts = []
+        later = []
         for stream, queue in queues.items():
-            others = needed.get(queue[-1], ()) if queue else ()
-            if queue and done.keys() >= set(others):
-                ready = max((done[other] for other in others), default=-EVENT_US) + EVENT_US
-                starts.append((clock.start(tasks[queue[-1]], stream, ready), stream))
-        start, stream = min(starts)
-        task = queues[stream].pop()
-        done[task] = clock.run(tasks[task], stream, start)
-    return clock.now
+            if stream in running or not queue or not done.keys() >= set(needed.get(queue[-1], ())):
+                continue
+            task = queue[-1]
+            others = [done[other] + EVENT_US for other in needed.get(task, ())]
+            ready = max([idle[stream], *others])
+            held = any(tasks[r.task].fills and r.since < now for r in running.values())
+            if ready > now + _MOMENT:
+                later.append(ready)
+            elif not (tasks[task].fills and held):
+                running[stream] = _Running(queue.pop(), tasks[task].us, now)
+        asked = max(1.0, sum(tasks[r.task].load for r in running.values()))
+        ends = [now + r.left * asked for r in running.values()]
+        step = min([*later, *ends]) - now
+        now += step
+        for stream, one in list(running.items()):
+            one.left -= step / asked
+            if one.left <= _MOMENT:
+                done[one.task] = idle[stream] = now
+                del running[stream]
+    return now
 
 
 def _urgency(tasks: Sequence[Task]) -> list[float]:
@@ -167,13 +170,13 @@ def _urgency(tasks: Sequence[Task]) -> list[float]:
     return rank
 
 
-def _greedy(tasks: Sequence[Task], streams: int) -> tuple[list[int], list[int]]:
+def _greedy(tasks: Sequence[Task], streams: int) -> _Plan:
     """An order and streams: always the task that can start first, the most urgent of equals.
 
-    Each goes where it starts first.
+    Each goes where it starts first, were the device without limits.
     """
     rank = _urgency(tasks)
-    clock = _Clock()
+    free = [0.0] * streams
     done: dict[int, float] = {}
     chosen = [MAIN] * len(tasks)
     while len(done) < len(tasks):
@@ -183,51 +186,51 @@ def _greedy(tasks: Sequence[Task], streams: int) -> tuple[list[int], list[int]]:
                 continue
             for stream in range(1 if what.pinned else streams):
                 ready = [done[t] + EVENT_US * (chosen[t] != stream) for t in what.after]
-                start = clock.start(what, stream, max(ready, default=0.0))
-                starts.append((start, -rank[task], task, stream))
+                starts.append((max([free[stream], *ready]), -rank[task], task, stream))
         start, _, task, stream = min(starts)
         chosen[task] = stream
-        done[task] = clock.run(tasks[task], stream, start)
+        free[stream] = done[task] = start + tasks[task].us
     return list(done), chosen
 
 
-def _improve(
-    tasks: Sequence[Task], order: Sequence[int], start: list[int], streams: int
-) -> list[int]:
+def _improve(tasks: Sequence[Task], start: _Plan, streams: int) -> _Plan:
     """Change one thing at a time while the model says that it helps."""
 
-    def cost(chosen: Sequence[int]) -> float:
+    def cost(plan: _Plan) -> float:
         # of two that are as good as equal, the one that leaves more on stream 0
-        aside = sum(task.us for task, stream in zip(tasks, chosen, strict=True) if stream != MAIN)
-        return makespan(tasks, order, chosen) + _ASIDE * aside
+        aside = sum(task.us for task, s in zip(tasks, plan[1], strict=True) if s != MAIN)
+        return makespan(tasks, *plan) + _ASIDE * aside
 
     best, us = start, cost(start)
     while True:
-        tried = [(cost(chosen), chosen) for chosen in _neighbours(tasks, order, best, streams)]
+        tried = ((cost(plan), plan) for plan in _neighbours(tasks, best, streams))
         found = min(tried, default=(us, best))
-        if found[0] >= us - 1e-6:
+        if found[0] >= us - _MOMENT:
             return best
         us, best = found
 
 
-def _neighbours(
-    tasks: Sequence[Task], order: Sequence[int], chosen: list[int], streams: int
-) -> Iterator[list[int]]:
-    """A task to another stream, a group to stream 0, or the roles of two streams exchanged."""
-    for task, now in enumerate(chosen):
+def _neighbours(tasks: Sequence[Task], plan: _Plan, streams: int) -> Iterator[_Plan]:
+    """A task elsewhere, a group to stream 0, or the roles of two streams exchanged for a while."""
+    order, chosen = plan
+    for task in order:
+        others = [t for t in order if t != task]
+        first = max((others.index(t) + 1 for t in tasks[task].after), default=0)
+        last = min((i for i, t in enumerate(others) if task in tasks[t].after), default=first)
         for stream in range(1 if tasks[task].pinned else streams):
-            if stream != now:
-                yield [*chosen[:task], stream, *chosen[task + 1 :]]
+            moved = [*chosen[:task], stream, *chosen[task + 1 :]]
+            for place in range(first, last + 1):
+                yield [*others[:place], task, *others[place:]], moved
     for group in _groups(tasks, chosen):
-        yield [MAIN if t in group else s for t, s in enumerate(chosen)]
+        yield order, [MAIN if t in group else s for t, s in enumerate(chosen)]
     for side in set(chosen) - {MAIN}:
         exchange = {MAIN: side, side: MAIN}
-        for first, last in combinations(range(len(order) + 1), 2):
+        for begin, end in combinations(range(len(order) + 1), 2):
             other = list(chosen)
-            for task in order[first:last]:
+            for task in order[begin:end]:
                 if not tasks[task].pinned:
                     other[task] = exchange.get(chosen[task], chosen[task])
-            yield other
+            yield order, other
 
 
 def _prune(tasks: Sequence[Task], order: Sequence[int], chosen: list[int]) -> list[int]:

@@ -175,7 +175,7 @@ def regions(draw: st.DrawFn) -> tuple[Region, FakeWorld]:
     return made, world
 
 
-COSTS = st.builds(Cost, st.floats(0.1, 30.0), st.booleans())
+COSTS = st.builds(Cost, st.floats(0.1, 30.0), st.booleans(), st.floats(0.0, 1.0))
 PROPERTY = settings(max_examples=150, deadline=None, database=None)
 
 

@@ -93,7 +93,7 @@ def add_step(commands: Any) -> None:
         nargs="?",
         const="",
         metavar="PASS,...",
-        help="compile without each pass in turn, or each of these, and time again",
+        help="compile without each pass in turn, or each of these (A+B: both), and time again",
     )
     step.add_argument(
         "--profile",
@@ -161,6 +161,7 @@ def _measure(args: argparse.Namespace, cases: "list[Case]", folder: Path) -> int
     from dsa_compile.bench.step.run import StepBench, blocks_for
     from dsa_compile.bench.timing import copy_bytes_per_us
     from dsa_compile.config import CompileConfig
+    from dsa_compile.passes.manager import pass_names
 
     console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
     console.print("  ".join(f"{name} {value}" for name, value in machine().items()))
@@ -189,8 +190,8 @@ def _measure(args: argparse.Namespace, cases: "list[Case]", folder: Path) -> int
         console.print(f"calls of {cases[0].label()}: {args.profile}")
     bench = StepBench(compiled, runner, per_ms)
     kind = bench.kind
-    names = ", ".join(layer.kind for layer in compiled.manifest.layers)
-    console.print(f"layers {names}; copy {per_ms / 1e9:.2f} TB/s\n")
+    kinds = ", ".join(layer.kind for layer in compiled.manifest.layers)
+    console.print(f"layers {kinds}; copy {per_ms / 1e9:.2f} TB/s\n")
     rows = []
     for case in cases:
         rows.append(bench.time(case, args.repeats, True))
@@ -200,20 +201,12 @@ def _measure(args: argparse.Namespace, cases: "list[Case]", folder: Path) -> int
     console.print(step_table(cases, rows, kind))
     entries: list[Ablated] = []
     if args.ablate is not None:
-        wanted = {name for name in args.ablate.split(",") if name}
+        names = [name for name in args.ablate.split(",") if name]
+        groups = [tuple(name.split("+")) for name in names or pass_names(recipe=args.recipe)]
         del runner, bench
         decodes = [case for case in cases if case.label().startswith("decode")] or cases
         most = max(case.blocks(config.block_size) for case in decodes)
-        for entry in ablate(
-            compiler,
-            args.recipe,
-            pool,
-            decodes,
-            most,
-            per_ms,
-            args.repeats,
-            lambda name: not wanted or name in wanted,
-        ):
+        for entry in ablate(compiler, groups, pool, decodes, most, per_ms, args.repeats):
             entries.append(entry)
             console.print(f"without {entry.name}: {entry.problem or entry.layers}")
         console.print(ablation_table(rows, entries))

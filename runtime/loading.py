@@ -109,7 +109,14 @@ def load_runner(
             clock.done(memory.describe(manifest.block_size))
     runner = ModelRunner(manifest, regions, weights, num_blocks, max_running, deterministic)
     if plan is not None:
-        runner.capture(plan)
+        try:
+            runner.capture(plan)
+        except torch.OutOfMemoryError:
+            raise UserError(
+                f"GPU memory: no room to capture decode steps of {max_running} requests beside "
+                f"num_blocks={num_blocks}; lower one of them or gpu_memory_utilization, or leave "
+                "out CUDA graphs"
+            ) from None
         clock.done(plan.describe(manifest.block_size))
     return runner
 

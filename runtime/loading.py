@@ -101,7 +101,8 @@ def load_runner(
             deterministic=deterministic,
         )
     if num_blocks is None:
-        num_blocks = -(-min(DEFAULT_CACHE_TOKENS, context) // manifest.block_size)
+        tokens = min(DEFAULT_CACHE_TOKENS, spec.max_position_embeddings)
+        num_blocks = -(-tokens // manifest.block_size)
         if device.type == "cuda":
             sizes = StepSizes(max_batched_tokens, max_running, context)
             memory = measure_memory(manifest, regions, weights, sizes, plan, gpu_memory_utilization)

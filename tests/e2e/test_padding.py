@@ -160,3 +160,10 @@ def test_random_weights_need_no_checkpoint(case, tmp_path):
     logits = runner.execute(step(runner, [[5, 6, 7]], [0], [0], [0]))
     assert logits.isfinite().all()
     assert logits.std() > 0.1
+
+
+def test_a_limit_on_the_length_leaves_room_for_many(case):
+    """The default number of blocks on the CPU goes by the model, not by one request."""
+    c = case("grouped-4-layers")
+    limited, free = (load_runner(c.artifact, max_model_len=limit) for limit in (32, None))
+    assert limited.num_blocks == free.num_blocks > 32

@@ -192,3 +192,14 @@ def test_other_kinds_of_node() -> None:
         node = graph.call_method("neg", (made.regions["dense"].inputs()[0],))
     node.meta.update(path="mlp", val=made.regions["dense"].inputs()[0].meta["val"])
     assert list(violations(made, Level.KERNEL)) == ["dense: mlp: node neg is a call_method"]
+
+
+def test_a_hazard_between_streams() -> None:
+    """The calls after ``on_stream`` never join stream 0."""
+    made = program(fine)
+    graph = made.regions["dense"].graph
+    with graph.inserting_before(next(node for node in graph.nodes if node.op == "call_function")):
+        node = graph.create_node("call_function", dsa.on_stream.default, (1,))
+        node.meta |= {"val": None, "path": ""}
+    with pytest.raises(CompileError, match="not a legal KERNEL program: dense: not joined: "):
+        verify(made, Level.KERNEL)

@@ -10,6 +10,7 @@ from dsa_compile.compiling import compile_model
 from dsa_compile.errors import UserError
 from dsa_compile.runtime import Engine, SamplingParams
 from dsa_compile.runtime.cuda_graphs import GraphPlan, padded_batch
+from dsa_compile.runtime.engine import EngineConfig
 from dsa_compile.runtime.loading import load_runner
 from dsa_compile.runtime.model_runner import SHORT
 
@@ -131,7 +132,7 @@ def test_tokens_of_short_and_long_graphs(artifact):
                 topk=TOPK if split else None,
             )
         )
-        engine = Engine(runner)
+        engine = Engine(runner, EngineConfig(max_running=8, max_model_len=1024))
         outs = [
             engine.generate(some, params)
             for some in (prompts[:1], prompts[:3], prompts[2:], prompts)
@@ -161,19 +162,22 @@ def test_deterministic_rows_do_not_depend_on_company(artifact):
 
 
 def test_the_memory_plan_is_kept(artifact):
+    """Eight GiB beyond what the device holds already, for whomever."""
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info()
+    share = (total - free + (8 << 30)) / total
     lines = []
     runner = load_runner(
         artifact,
         max_running=64,
         max_batched_tokens=512,
-        gpu_memory_utilization=0.1,
+        gpu_memory_utilization=share,
         progress=lines.append,
     )
     assert any(line.startswith("memory: ") for line in lines)
-    total = torch.cuda.mem_get_info()[1]
     runner.forward(decode(runner, [40] * 64, list(range(64)), 1))
     torch.cuda.synchronize()
-    assert torch.cuda.memory_reserved() < 0.1 * total
+    assert total - torch.cuda.mem_get_info()[0] <= share * total
     assert runner.num_blocks * runner.block_size >= runner.max_model_len
     with pytest.raises(UserError, match="max_batched_tokens"):
         load_runner(artifact, gpu_memory_utilization=0.0001)

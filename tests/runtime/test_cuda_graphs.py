@@ -41,7 +41,7 @@ def decode(contexts, tokens=None):
 
 
 @pytest.mark.parametrize("rows", [1, 2, 5, 8, 9, 100, 255, 256])
-@pytest.mark.parametrize("context", [1, 2048, 2049, 8192, 8193, 40_000, 163_840])
+@pytest.mark.parametrize("context", [1, 2048, 2049, 16_384, 16_385, 40_000, 163_840])
 def test_the_smallest_graph_that_takes_a_step(rows, context):
     batch = decode([1] * (rows - 1) + [context])
     short = context <= 2048
@@ -66,7 +66,7 @@ def test_steps_without_a_graph():
 
 def test_without_short_regions_a_short_step_takes_a_long_graph():
     shape = plan(topk=None).choose(decode([5]), True)
-    assert shape == Shape(1, 8192 // BLOCK, False)
+    assert shape == Shape(1, 16_384 // BLOCK, False)
 
 
 def test_the_largest_come_first():

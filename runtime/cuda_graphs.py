@@ -19,10 +19,11 @@ from torch import Tensor
 from dsa_compile.runtime.batch import Batch
 from dsa_compile.runtime.staging import Layout, StagingRing
 
-# Rows of decode steps. A padded row costs what its experts weigh, so small steps have more sizes.
+# Rows of decode steps. In recipes whose experts cannot skip a padded row it costs what its experts
+# weigh, so small steps have more sizes.
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-# Tokens of context below the longest. Kernels choose how to work by the width of the block table, to
-# little effect (docs/performance.md); a narrow one spares the host most of what it writes.
+# Tokens of context below the longest. Kernels choose how to work by the width of the block table,
+# to little effect (docs/performance.md); a narrow one spares the host most of what it writes.
 CONTEXTS = (16_384,)
 # Rows to which all smaller decode steps are padded where one row must not depend on the others.
 ALIKE = 32

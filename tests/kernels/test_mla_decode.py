@@ -10,15 +10,16 @@ import torch
 
 from dsa_compile.errors import UserError
 from dsa_compile.kernels.cuda.compiler import build
+from dsa_compile.kernels.cuda.launch import CudaKernel
 from dsa_compile.kernels.cuda.mla_decode import (
-    CLUSTERS,
+    MAX_SPLITS,
     SHARED,
     THREADS,
     Format,
-    Split,
     attend,
-    choose_split,
+    choose_splits,
     kernel,
+    merge_kernel,
     paged_latent_attention,
     paged_latent_attention_fp8,
     paged_latent_attention_fp8_tensor,
@@ -41,29 +42,25 @@ needs_hopper = pytest.mark.skipif(
 )
 FORMATS = pytest.mark.parametrize("form", list(Format), ids=lambda form: form.name)
 SCALE = 0.05
-H200 = {1: 132, 2: 66, 4: 30, 8: 15}
+PROCESSORS = 132
 
 
 # ---- splitting -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("units", [1, 2, 4, 16, 30, 64, 128, 300])
-@pytest.mark.parametrize("tiles", [0, 1, 5, 32])
-def test_no_block_is_without_a_tile_and_small_batches_run_at_once(units, tiles):
-    split = choose_split(units, tiles, H200)
-    assert split.blocks <= max(tiles, 1)
-    assert split.cluster in CLUSTERS
-    if units <= 64:
-        assert units * split.groups <= H200[split.cluster]
+@pytest.mark.parametrize("tiles", [0, 1, 5, 43, 86])
+def test_no_block_is_without_a_tile_and_parts_are_made_at_once(units, tiles):
+    splits = choose_splits(units, tiles, PROCESSORS)
+    assert 1 <= splits <= min(max(tiles, 1), MAX_SPLITS)
+    assert splits == 1 or units * splits <= PROCESSORS
+    fewer = -(-tiles // (splits - 1)) if splits > 1 else tiles + 1
+    assert fewer > -(-tiles // splits)  # else the last split only costs
 
 
 def test_one_token_is_spread_and_many_are_not_split():
-    assert choose_split(2, 32, H200).blocks == 32
-    assert choose_split(128, 32, H200) == Split()
-
-
-def test_sizes_of_clusters_that_the_device_cannot_hold_are_not_chosen():
-    assert choose_split(2, 32, {1: 16, 2: 8, 4: 4, 8: 0}).cluster < 8
+    assert choose_splits(2, 43, PROCESSORS) == 43
+    assert choose_splits(128, 43, PROCESSORS) == 1
 
 
 # ---- bad input -------------------------------------------------------------------------------
@@ -110,32 +107,42 @@ def test_no_tokens_give_no_rows():
 # ---- machine code ----------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("form", list(Format), ids=lambda form: form.name)
+def test_compiles_to_what_it_relies_on(form, tmp_path):
+    sass, usage = machine_code(kernel(form), tmp_path)
+    kind = r"\.BF16" if form is Format.BF16 else ""
+    assert len(re.findall(rf"HGMMA\.64x{form.tile}x16\.F32{kind} ", sass)) >= 64  # scores
+    assert re.search(rf"HGMMA\.64x256x16\.F32{kind} .*tnspB", sass)  # values, as they lie in memory
+    assert ("F2FP.F16.E4M3.UNPACK_B" in sass) == (form is not Format.BF16)
+    assert "LDGSTS.E.BYPASS.128" in sass
+    # a branch on which lanes part around a warp-wide exchange
+    assert "BRA.DIV" not in sass
+    assert usage["REG"] * THREADS <= 65536
+    assert usage["STACK"] <= 64  # some addresses; sums and operands stay in registers
+    assert SHARED <= 227 * 1024
+
+
 @pytest.mark.parametrize(
-    ("form", "cluster"),
-    [(Format.FP8, 1), (Format.FP8, 8), (Format.FP8_TENSOR, 4), (Format.BF16, 8)],
+    ("form", "parts"),
+    [(Format.FP8, 1), (Format.FP8, 2), (Format.FP8, 4), (Format.BF16, 1), (Format.BF16, 2)],
     ids=str,
 )
-def test_compiles_to_what_it_relies_on(form, cluster, tmp_path):
-    path = tmp_path / "kernel.cubin"
-    path.write_bytes(build("mla_decode.cu", arch="sm_90a", defines=kernel(form, cluster).defines))
+def test_the_merge_keeps_its_parts_in_registers(form, parts, tmp_path):
+    sass, usage = machine_code(merge_kernel(form, parts), tmp_path)
+    assert len(re.findall(r"LDG\.E\.128", sass)) >= 12
+    assert usage["STACK"] == 0
+
+
+def machine_code(kernel: CudaKernel, directory: Path) -> tuple[str, dict[str, int]]:
+    path = directory / "kernel.cubin"
+    path.write_bytes(build(kernel.source, arch="sm_90a", defines=kernel.defines))
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 
     def dump(option: str) -> str:
         return subprocess.run([tool, option, path], capture_output=True, text=True).stdout
 
-    sass = dump("-sass")
-    kind = r"\.BF16" if form is Format.BF16 else ""
-    assert len(re.findall(rf"HGMMA\.64x64x16\.F32{kind} ", sass)) >= 64  # scores
-    assert re.search(rf"HGMMA\.64x256x16\.F32{kind} .*tnspB", sass)  # values, as they lie in memory
-    assert ("F2FP.F16.E4M3.UNPACK_B" in sass) == (form is not Format.BF16)
-    assert ("LDGSTS.E.BYPASS.128" in sass) == (form is Format.BF16)
-    assert ("UCGABAR_ARV" in sass) == (cluster > 1)
-    # a branch on which lanes part around a warp-wide exchange
-    assert "BRA.DIV" not in sass
-    usage = {k: int(v) for k, v in re.findall(r"(REG|STACK):(\d+)", dump("-res-usage"))}
-    assert usage["REG"] * THREADS <= 65536
-    assert usage["STACK"] <= 64  # some addresses; sums and operands stay in registers
-    assert SHARED <= 227 * 1024
+    usage = re.findall(r"(REG|STACK):(\d+)", dump("-res-usage"))
+    return dump("-sass"), {name: int(value) for name, value in usage}
 
 
 # ---- on a GPU --------------------------------------------------------------------------------
@@ -172,19 +179,21 @@ def poison(tokens: int, heads: int) -> None:
 @needs_hopper
 @FORMATS
 @pytest.mark.parametrize(
-    ("tokens", "heads", "keys", "split"),
+    ("tokens", "heads", "keys", "splits"),
     [
         (1, 64, 64, None),
-        (2, 128, 2048, Split(1, 1)),
-        (2, 128, 2048, Split(2, 1)),
-        (3, 16, 2000, Split(8, 1)),
+        (2, 128, 2048, 1),
+        (2, 128, 2048, 2),
+        (3, 16, 2000, 8),
         (3, 32, 9, None),
-        (1, 128, 2048, Split(8, 4)),
-        (4, 128, 1024, Split(2, 4)),
+        (1, 128, 2048, 32),
+        (1, 128, 2048, None),
+        (4, 128, 1024, 16),
+        (1, 64, 4096, 64),
         (70, 128, 512, None),
     ],
 )
-def test_agrees_with_the_reference(form, tokens, heads, keys, split):
+def test_agrees_with_the_reference(form, tokens, heads, keys, splits):
     cache, cache_scale = cache_of(form, 4096)
     q_latent = torch.randn(heads, tokens, 512, device="cuda").bfloat16().transpose(0, 1)
     q_pe = torch.randn(tokens, heads, 64, device="cuda").bfloat16()
@@ -197,7 +206,7 @@ def test_agrees_with_the_reference(form, tokens, heads, keys, split):
     expected, expected_lse = reference(form, q_latent, q_pe, cache, slots, cache_scale)
     for _ in range(3):
         poison(tokens, heads)
-        out, lse = attend(form, q_latent, q_pe, cache, slots, SCALE, cache_scale, split)
+        out, lse = attend(form, q_latent, q_pe, cache, slots, SCALE, cache_scale, splits)
         assert (out.float() - expected).norm() < 4e-3 * expected.norm()
         torch.testing.assert_close(lse, expected_lse, rtol=0, atol=5e-3)
     if tokens == 3:
@@ -212,11 +221,11 @@ def test_slots_outside_the_cache_are_absent_and_nan_rows_stay_with_their_tokens(
     q_latent.normal_()
     q_pe.normal_()
     slots = torch.arange(128, dtype=torch.int32, device="cuda").repeat(2, 1)
-    expected, _ = attend(Format.FP8, q_latent, q_pe, cache, slots, SCALE, split=Split())
+    expected, _ = attend(Format.FP8, q_latent, q_pe, cache, slots, SCALE, splits=1)
     wide = torch.cat((slots, torch.full_like(slots, 256), slots - 1000), 1)
     cache.view(256, -1)[200, :512] = 0x7F  # NaN
     wide[1, 130] = 200
-    got, _ = attend(Format.FP8, q_latent, q_pe, cache, wide, SCALE, split=Split())
+    got, _ = attend(Format.FP8, q_latent, q_pe, cache, wide, SCALE, splits=1)
     assert torch.equal(got[0], expected[0])
     assert got[1].isnan().all()
 

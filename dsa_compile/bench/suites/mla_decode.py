@@ -19,7 +19,7 @@ KEYS = 2048
 SCALE = 0.135234  # DeepSeek-V3.2's, with its YaRN factor
 BLOCKS, BLOCK_SIZE = 4096, 64  # 172 MB of FP8 rows: they come from memory, not from L2
 COPIES = 2
-TOKENS = (1, 4, 8, 32, 64, 128, 256)
+TOKENS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 256)
 
 
 def plans() -> Iterator[Plan]:
@@ -117,6 +117,7 @@ def _check(expected: Tensor, expected_lse: Tensor) -> Callable[[tuple[Tensor, Te
         # are bf16 too, at 7e-3
         if not error < 1e-2:
             return f"relative error {error:.1e}"
-        return None if lse_error < 2e-2 else f"log-sum-exp off by {lse_error:.1e}"
+        # FlashMLA's is off by up to 4e-2 where one key dominates; ours by 5e-3
+        return None if lse_error < 5e-2 else f"log-sum-exp off by {lse_error:.1e}"
 
     return check

@@ -1,12 +1,10 @@
 """Sparse MLA decode on Hopper: latent attention to selected rows of the paged cache.
 
 Made for few tokens and many heads; the keys of a token are split over blocks until the device is
-full, and the parts are merged in the same launch. See ``src/mla_decode.cuh`` for the kernel.
+full, and a second kernel merges the parts. See ``src/mla_decode.cuh``.
 """
 
 import functools
-from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import IntEnum
 
 import torch
@@ -18,12 +16,13 @@ from dsa_compile.kernels.cuda.launch import CudaKernel
 LATENT, ROPE = 512, 64
 HEADS = 64
 """Heads of one block."""
-KEYS = 64
-"""Keys of one tile."""
 THREADS = 384
-SHARED = 231_808
+SHARED = 232_192
 """Bytes of ``struct Shared``."""
+MERGE_THREADS = 256
 MAX_KEYS = 4096
+MAX_SPLITS = 64
+"""Parts that the kernel can merge."""
 
 
 class Format(IntEnum):
@@ -39,6 +38,11 @@ class Format(IntEnum):
         return 656 if self is Format.FP8 else LATENT + ROPE
 
     @property
+    def tile(self) -> int:
+        """Keys that the kernel takes at a time."""
+        return 64 if self is Format.BF16 else 48
+
+    @property
     def dtypes(self) -> tuple[torch.dtype, ...]:
         """That a cache may have."""
         if self is Format.BF16:
@@ -46,69 +50,39 @@ class Format(IntEnum):
         return (torch.uint8, torch.float8_e4m3fn)[: 1 if self is Format.FP8 else 2]
 
 
-@dataclass(frozen=True)
-class Split:
-    """How the keys of a token are shared.
+def choose_splits(units: int, tiles: int, processors: int) -> int:
+    """Blocks that share the keys of a token: as many as run at once, one a processor.
 
-    Attributes:
-        cluster: blocks that merge through shared memory, one of :data:`CLUSTERS`.
-        groups: clusters that merge through device memory, at most 8.
-    """
-
-    cluster: int = 1
-    groups: int = 1
-
-    @property
-    def blocks(self) -> int:
-        """Blocks that share the keys."""
-        return self.cluster * self.groups
-
-
-CLUSTERS = (1, 2, 4, 8)
-"""Sizes of clusters that are used."""
-_SPLITS = (Split(1), Split(2), Split(4), Split(8), Split(8, 2), Split(8, 4))
-
-
-def choose_split(units: int, tiles: int, resident: Mapping[int, int]) -> Split:
-    """The split with the least estimated time.
+    No more than shorten the longest of them, as each leaves a part that is to be merged.
 
     Args:
         units: tokens times groups of 64 heads.
-        tiles: of 64 keys, of each.
-        resident: clusters that the device holds at once, by their size: fewer than processors
-            suggest, as a cluster does not reach beyond its group of processors.
+        tiles: of each.
+        processors: of the device.
     """
-
-    def microseconds(split: Split) -> float:  # measured on an H200
-        waves = -(-units * split.groups // resident[split.cluster])
-        in_cluster = 1.0 + 0.1 * split.cluster if split.cluster > 1 else 0.0
-        # over device memory: a round trip, and what the clusters write and read
-        over_memory = 2.0 + 0.06 * units * split.groups if split.groups > 1 else 0.0
-        return waves * (3.1 * -(-tiles // split.blocks) + 5.0 + in_cluster) + over_memory
-
-    return min(
-        (s for s in _SPLITS if s.blocks <= max(tiles, 1) and resident[s.cluster]), key=microseconds
-    )
+    most = max(1, min(processors // units, tiles, MAX_SPLITS))
+    longest = -(-tiles // most)
+    return -(-tiles // longest) if longest else 1
 
 
 @functools.cache
-def kernel(form: Format, cluster: int) -> CudaKernel:
-    """The kernel of a row format and a cluster size."""
+def kernel(form: Format) -> CudaKernel:
+    """The kernel of a row format."""
     return CudaKernel(
-        "mla_decode.cu",
-        "mla_decode",
-        {"FORMAT": int(form), "CLUSTER": cluster},
-        shared=SHARED,
-        cluster=(cluster, 1, 1),
+        "mla_decode.cu", "mla_decode", {"FORMAT": int(form)}, shared=SHARED, overlap=True
     )
 
 
 @functools.cache
-def _split(form: Format, device: int, units: int, tiles: int) -> Split:
-    probe = kernel(form, 1)  # the macro does not change what a block needs
-    resident = {c: probe.resident_clusters(THREADS, (c, 1, 1)) for c in CLUSTERS if c > 1}
-    resident[1] = torch.cuda.get_device_properties(device).multi_processor_count
-    return choose_split(units, tiles, resident)
+def merge_kernel(form: Format, parts: int) -> CudaKernel:
+    """The kernel that adds up what several blocks made of their keys.
+
+    Args:
+        form: of the rows.
+        parts: threads that share the parts of a row's column.
+    """
+    defines = {"FORMAT": int(form), "PARTS": parts}
+    return CudaKernel("mla_decode_merge.cu", "mla_decode_merge", defines, overlap=True)
 
 
 def attend(
@@ -119,7 +93,7 @@ def attend(
     slots: Tensor,
     scale: float,
     cache_scale: Tensor | None = None,
-    split: Split | None = None,
+    splits: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Attention of every token to its rows.
 
@@ -131,7 +105,7 @@ def attend(
         slots: int32 ``[T, K]``; whatever is outside the cache is absent.
         scale: on the dot products.
         cache_scale: fp32 ``[1]`` of per-tensor FP8.
-        split: instead of the one that is estimated to be fastest.
+        splits: blocks that share the keys of a token, instead of those of :func:`choose_splits`.
 
     Returns:
         bf16 ``[T, H, 512]``, and fp32 ``[T, H]``: the natural logarithm of the sum of exponentials.
@@ -147,16 +121,18 @@ def attend(
     lse = torch.empty((tokens, heads), dtype=torch.float32, device=q_latent.device)
     if tokens == 0:
         return out, lse
-    if split is None:
-        split = _split(form, q_latent.device.index, tokens * groups, -(-keys // KEYS))
-    partial = sums = arrivals = None
-    if split.groups > 1:
-        parts = tokens * groups * split.groups * HEADS
-        partial = torch.empty(parts * LATENT, dtype=torch.float32, device=q_latent.device)
-        sums = torch.empty(parts * 2, dtype=torch.float32, device=q_latent.device)
-        arrivals = _counters(tokens * groups * split.cluster, q_latent.device)
-    kernel(form, split.cluster)(
-        (split.blocks, groups, tokens),
+    tiles = -(-keys // form.tile)
+    if splits is None:
+        processors = torch.cuda.get_device_properties(q_latent.device).multi_processor_count
+        splits = choose_splits(tokens * groups, tiles, processors)
+    partial = sums = None
+    if splits > 1:
+        rows = tokens * groups * splits * HEADS
+        kind = torch.float32 if form is Format.BF16 else torch.float16
+        partial = torch.empty((rows, LATENT), dtype=kind, device=q_latent.device)
+        sums = torch.empty((rows, 2), dtype=torch.float32, device=q_latent.device)
+    kernel(form)(
+        (splits, groups, tokens),
         THREADS,
         q_latent,
         q_pe,
@@ -173,11 +149,21 @@ def attend(
         q_latent.stride(1),
         q_pe.stride(0),
         q_pe.stride(1),
+        tiles // splits,
+        tiles % splits,
         float(scale),
         partial,
         sums,
-        arrivals,
     )
+    if splits > 1:
+        assert partial is not None
+        # so many threads a row that each has at most a dozen parts, which it loads at once
+        parts = 1 if splits <= 12 else 2 if splits <= 24 or form is Format.BF16 else 4
+        row_threads = LATENT * partial.element_size() // 16 * parts
+        grid = (-(-heads * row_threads // MERGE_THREADS), tokens, 1)
+        merge_kernel(form, parts)(
+            grid, MERGE_THREADS, partial, sums, cache_scale, out, lse, heads, splits
+        )
     return out, lse
 
 
@@ -205,50 +191,6 @@ def _check(form: Format, q_latent: Tensor, q_pe: Tensor, cache: Tensor, slots: T
         problem = f"up to {MAX_KEYS} slots a token, not {slots.shape[1]}"
     if problem:
         raise UserError(f"sparse MLA decode takes {problem}")
-
-
-class _Counters:
-    """Zeros at which blocks of a launch arrive; a launch leaves zeros behind.
-
-    Launches on one stream follow one another and share theirs. Those of a captured graph may run
-    beside anything, so each gets counters of its own: from a pool, or, where no launch outside a
-    graph has made one or it is used up, cleared by the graph itself.
-    """
-
-    SIZE = 1 << 16
-
-    def __init__(self, device: torch.device) -> None:
-        self._pool = torch.zeros(self.SIZE, dtype=torch.int32, device=device)
-        self._used = 0
-        self._of_stream: dict[int, Tensor] = {}
-
-    def of_stream(self, count: int) -> Tensor:
-        """Shared by what runs on the current stream."""
-        stream = torch.cuda.current_stream().cuda_stream
-        found = self._of_stream.get(stream)
-        if found is None or found.shape[0] < count:
-            found = self._of_stream[stream] = torch.zeros_like(self._pool[:count])
-        return found
-
-    def own(self, count: int) -> Tensor | None:
-        """Never given out again, or None."""
-        if self._used + count > self.SIZE:
-            return None
-        self._used += count
-        return self._pool[self._used - count : self._used]
-
-
-_COUNTERS: dict[torch.device, _Counters] = {}
-
-
-def _counters(count: int, device: torch.device) -> Tensor:
-    known = _COUNTERS.get(device)
-    if torch.cuda.is_current_stream_capturing():
-        own = known.own(count) if known else None
-        return torch.zeros(count, dtype=torch.int32, device=device) if own is None else own
-    if known is None:
-        known = _COUNTERS[device] = _Counters(device)
-    return known.of_stream(count)
 
 
 def paged_latent_attention(

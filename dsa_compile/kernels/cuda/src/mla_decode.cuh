@@ -1,9 +1,9 @@
 // Sparse MLA decode: what its parts share. One block computes 64 heads of one token over a range of
-// its keys, 64 keys (a tile) at a time:
+// its keys, a tile of 48 or 64 at a time:
 //
 //   warpgroup 0   scores of a tile, softmax, values' columns 0..255
 //   warpgroup 1   values' columns 256..511, with the weights of warpgroup 0
-//   warpgroup 2   gathers the rows of the tiles and converts them, two tiles ahead at most
+//   warpgroup 2   brings the rows of the tiles, converted, two tiles ahead at most
 //
 // A tile is two halves that are filled and freed on their own: columns 0..255 of the latent and the
 // rotated part (LEFT), columns 256..511 (RIGHT).
@@ -13,23 +13,29 @@
 // own, 2^e >= its largest scale. With t = log2(e) * score + e the row maximum is taken over t, the
 // weight w = 2^(t - max) multiplies the key in its unit, and the sum of exponentials adds w * 2^-e.
 #pragma once
-#define FP8_ROW 0     // 512 e4m3, 4 fp32 scales, 64 bf16: 656 bytes
-#define FP8_TENSOR 1  // 576 e4m3 under one scale
-#define BF16_ROW 2    // 576 bf16
-
+#include "mla_decode_formats.cuh"
 #include "mla_decode_mma.cuh"
 
-constexpr int kHeads = 64, kKeys = 64, kLatent = 512, kRope = 64;
-constexpr int kPanel = 64 * 128;  // 64 rows of 64 elements, 128-byte swizzled
+constexpr int kHeads = 64, kLatent = 512, kRope = 64;
+constexpr int kPanel = kKeys * 128;  // 64 elements of a tile's rows, 128-byte swizzled
+constexpr int kQueryPanel = kHeads * 128;
 constexpr int kPanels = (kLatent + kRope) / 64;
 constexpr int kRopePanel = kLatent / 64;
 constexpr int kTile = kPanels * kPanel;
 constexpr int kStages = 2;
+constexpr int kWarpKeys = kKeys / 4;  // of a tile, by warp of the gatherers
+constexpr int kRowBytes = FORMAT == FP8_ROW      ? kLatent + 16 + kRope * 2
+                          : FORMAT == FP8_TENSOR ? kLatent + kRope
+                                                 : (kLatent + kRope) * 2;
+// FP8 rows lie in shared memory before they are converted, 64 bytes off a multiple of 128 so that
+// two rows are read without bank conflicts.
+constexpr int kRawRow = FORMAT == FP8_ROW ? 704 : 576;
 constexpr float kLog2e = 1.4426950408889634f;
-#define kInfinity __int_as_float(0x7f800000)
 
 // Registers of a thread by role; together at most 3 * 168, what the block starts with.
-constexpr int kScoreRegisters = 200, kValueRegisters = 176, kGatherRegisters = 128;
+constexpr int kScoreRegisters = FORMAT == BF16_ROW ? 192 : 216;
+constexpr int kValueRegisters = FORMAT == BF16_ROW ? 192 : 184;
+constexpr int kGatherRegisters = FORMAT == BF16_ROW ? 120 : 104;
 
 struct Arguments {
   const __nv_bfloat16* q_latent;
@@ -39,34 +45,31 @@ struct Arguments {
   const float* cache_scale;  // FP8_TENSOR
   __nv_bfloat16* out;
   float* lse;  // may be null
-  float* partial;       // [units, groups, 64, 512], if groups > 1
-  float2* partial_sum;  // [units, groups, 64]
-  u32* arrivals;        // [units, cluster], zero between launches
+  void* partial;        // of one block after the other, see mla_decode_part.cuh
+  float2* partial_sum;  // [blocks, 64]
   int heads, keys, rows, slots_stride;
   int latent_token_stride, latent_head_stride, pe_token_stride, pe_head_stride;
+  int tiles, more_tiles;  // of a block, and how many blocks have one more
   float scale;
 };
 
 struct Shared {
-  u8 query[kTile];
+  u8 query[kPanels * kQueryPanel];
   u8 tiles[kStages][kTile];
-  u32 weights[4][128][4];        // of one tile, as warpgroup 0's threads hold them
+  u8 raw[FORMAT == BF16_ROW ? 16 : kKeys * kRawRow];  // by warp and row
+  u32 weights[kKeys / 16][128][4];  // of one tile, as warpgroup 0's threads hold them
   float2 columns[kStages][kKeys];  // 2^e and e; an absent key has e = -infinity
   float units[kStages][kKeys];     // 2^-e
   float rescale[kHeads];
-  float2 sums[kHeads];  // maximum of t, sum of 2^(t - e - maximum)
   u64 left_full[kStages], right_full[kStages], left_empty[kStages], right_empty[kStages];
   u64 weights_full, weights_empty, scored;
   int more_tiles[kStages];
   int more_weights;
   u32 query_max;
-  int last;
 };
 
-DEVICE float exp2_approx(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
+DEVICE float cache_unit(const Arguments& args) {
+  return FORMAT == FP8_TENSOR ? __ldg(args.cache_scale) : 1.0f;
 }
 
 DEVICE float power_of_two(int exponent) { return __int_as_float((exponent + 127) << 23); }

@@ -1,7 +1,6 @@
 // Warpgroups 0 and 1: scores, softmax and the weighted sum of the values.
 #pragma once
-#include "mla_decode.cuh"
-#include "mla_decode_merge.cuh"
+#include "mla_decode_result.cuh"
 
 // Row maxima are followed only when they grow by more than this (log2), which spares most
 // rescalings; weights stay below 2^kSlack, far inside fp16.
@@ -9,32 +8,35 @@ constexpr float kSlack = 8.0f;
 
 // Steps of 16 columns of the scores: 0..15 and 16..31 on the latent, 32..35 on the rotated part.
 template <int Step, int End>
-DEVICE void issue_scores(float (&scores)[32], u32 query, u32 tile) {
+DEVICE void issue_scores(float (&scores)[kKeys / 2], u32 query, u32 tile) {
   if constexpr (Step < End) {
-    constexpr int kOffset = Step / 4 * kPanel + Step % 4 * 32;
+    constexpr int kColumn = Step % 4 * 32, kPart = Step / 4;
     if constexpr (Step >= kRopePanel * 4 && FORMAT == FP8_ROW)
-      wgmma_scores_bf16<kOffset, true>(scores, query, tile);
+      wgmma_scores_bf16<kPart * kQueryPanel + kColumn, kPart * kPanel + kColumn, true>(
+          scores, query, tile);
     else
-      wgmma_scores<kOffset, (Step > 0)>(scores, query, tile);
+      wgmma_scores<kPart * kQueryPanel + kColumn, kPart * kPanel + kColumn, (Step > 0)>(
+          scores, query, tile);
     issue_scores<Step + 1, End>(scores, query, tile);
   }
 }
 
-DEVICE void issue_left_scores(float (&scores)[32], u32 query, u32 tile) {
+DEVICE void issue_left_scores(float (&scores)[kKeys / 2], u32 query, u32 tile) {
   issue_scores<0, 16>(scores, query, tile);
   issue_scores<32, 36>(scores, query, tile);
 }
 
-DEVICE void issue_right_scores(float (&scores)[32], u32 query, u32 tile) {
+DEVICE void issue_right_scores(float (&scores)[kKeys / 2], u32 query, u32 tile) {
   issue_scores<16, 32>(scores, query, tile);
 }
 
-// Weighted sum over 64 keys of four panels of values, `values` the descriptor of the first.
-DEVICE void issue_values(float (&sum)[128], const u32 (&weights)[4][4], u32 values) {
-  wgmma_values<0>(sum, weights[0], values);
-  wgmma_values<2048>(sum, weights[1], values);
-  wgmma_values<4096>(sum, weights[2], values);
-  wgmma_values<6144>(sum, weights[3], values);
+// Weighted sum over a tile's keys of four panels of values, `values` the descriptor of the first.
+template <int Step = 0>
+DEVICE void issue_values(float (&sum)[128], const u32 (&weights)[kKeys / 16][4], u32 values) {
+  if constexpr (Step < kKeys / 16) {
+    wgmma_values<Step * 2048>(sum, weights[Step], values);
+    issue_values<Step + 1>(sum, weights, values);
+  }
 }
 
 DEVICE void rescale_rows(float (&sum)[128], float upper, float lower) {
@@ -64,13 +66,13 @@ struct Softmax {
   float rescale[2];             // what earlier sums are to be multiplied by
 
   // Scores of a tile to weights, as the A operand of the values.
-  DEVICE void add(float (&scores)[32], u32 (&weights)[4][4], const float2* columns,
+  DEVICE void add(float (&scores)[kKeys / 2], u32 (&weights)[kKeys / 16][4], const float2* columns,
                   const float* units, float factor) {
     const float4* pairs = reinterpret_cast<const float4*>(columns) + (lane_id() & 3);
     const float2* unit_pairs = reinterpret_cast<const float2*>(units) + (lane_id() & 3);
     float largest[2] = {-kInfinity, -kInfinity};
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
+    for (int i = 0; i < kKeys / 8; ++i) {
       float4 pair = pairs[4 * i];
       float first = pair.x * factor, second = pair.z * factor;
 #pragma unroll
@@ -92,7 +94,7 @@ struct Softmax {
       sum[row] *= rescale[row];
     }
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
+    for (int i = 0; i < kKeys / 8; ++i) {
       float2 unit = unit_pairs[4 * i];
 #pragma unroll
       for (int row = 0; row < 2; ++row) {
@@ -111,8 +113,8 @@ struct Softmax {
 
 // Warpgroup 0. `factor` brings scores to log2(e) * scale * q.k, but for the unit of the key.
 DEVICE void attend_left(const Arguments& args, Shared& shared, float factor) {
-  float values[128], scores[32];
-  u32 weights[4][4];
+  float values[128], scores[kKeys / 2];
+  u32 weights[kKeys / 16][4];
   Softmax softmax;
 #pragma unroll
   for (int i = 0; i < 128; ++i) values[i] = 0.0f;
@@ -136,7 +138,7 @@ DEVICE void attend_left(const Arguments& args, Shared& shared, float factor) {
 
       wait(&shared.weights_empty, (count & 1) ^ 1);
 #pragma unroll
-      for (int i = 0; i < 4; ++i)
+      for (int i = 0; i < kKeys / 16; ++i)
         *reinterpret_cast<uint4*>(shared.weights[i][threadIdx.x]) =
             make_uint4(weights[i][0], weights[i][1], weights[i][2], weights[i][3]);
       if (lane % 4 == 0) {
@@ -147,12 +149,12 @@ DEVICE void attend_left(const Arguments& args, Shared& shared, float factor) {
       warp_arrive(&shared.weights_full);
 
       if (softmax.rescales()) rescale_rows(values, softmax.rescale[0], softmax.rescale[1]);
-      ++count;
-      int next = stage ^ 1;
-      u32 parity = count / kStages & 1;
       wgmma_fence();
       issue_values(values, weights, descriptor_low(smem_u32(shared.tiles[stage]), kPanel));
       wgmma_commit();
+      ++count;
+      int next = stage ^ 1;
+      u32 parity = count / kStages & 1;
       wait(&shared.left_full[next], parity);
       if (!shared.more_tiles[next]) break;
 
@@ -166,8 +168,8 @@ DEVICE void attend_left(const Arguments& args, Shared& shared, float factor) {
       issue_right_scores(scores, query, tile);
       wgmma_commit();
     }
-    wgmma_wait<0>();
     warp_arrive(&shared.scored);
+    wgmma_wait<0>();
   }
 
   float sum[2] = {quad_sum(softmax.sum[0]), quad_sum(softmax.sum[1])};
@@ -179,7 +181,7 @@ DEVICE void attend_left(const Arguments& args, Shared& shared, float factor) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       shared.rescale[row + 8 * i] = final_scale[i];
-      shared.sums[row + 8 * i] = make_float2(softmax.maximum[i], sum[i]);
+      write_sum(args, row + 8 * i, make_float2(softmax.maximum[i], sum[i]));
     }
   }
   if (threadIdx.x == 0) shared.more_weights = false;
@@ -200,12 +202,12 @@ DEVICE void attend_right(const Arguments& args, Shared& shared) {
     wait(&shared.weights_full, count & 1);
     float upper = shared.rescale[row], lower = shared.rescale[row + 8];
     if (!shared.more_weights) {
-      write_values(args, shared, values, 256, upper, lower);
-      return;
+      write_values(args, shared, values, 1, upper, lower);
+          return;
     }
-    u32 weights[4][4];
+    u32 weights[kKeys / 16][4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
+    for (int i = 0; i < kKeys / 16; ++i) {
       uint4 four = *reinterpret_cast<const uint4*>(shared.weights[i][thread]);
       weights[i][0] = four.x;
       weights[i][1] = four.y;

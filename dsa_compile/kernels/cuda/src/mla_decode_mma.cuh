@@ -4,7 +4,9 @@
 // A matrix descriptor is made beside its instruction, from the low word of the first one and a
 // constant offset: hoisted out of the loop, 36 pairs of them would not fit in the registers.
 #pragma once
-#include "common.cuh"
+#include "mla_decode_formats.cuh"
+
+constexpr int kKeys = FORMAT == BF16_ROW ? 64 : 48;  // of a tile; fewer where raw rows take space
 
 // High word of a descriptor: 1,024 bytes between groups of eight rows, 128-byte swizzle.
 constexpr u32 kDescriptorHigh = 1024 >> 4 | 1u << 30;
@@ -20,35 +22,53 @@ DEVICE u32 descriptor_low(u32 address, u32 panel_bytes = 0) {
 #define OPERAND "f16"
 #endif
 
-#define MMA_SCORES(TYPE)                                                                           \
-  asm volatile(                                                                                    \
-      "{\n.reg .pred p;\n.reg .b32 low;\n.reg .b64 a, b;\n"                                        \
-      "setp.ne.b32 p, %36, 0;\n"                                                                   \
-      "add.u32 low, %32, %34;\nmov.b64 a, {low, %35};\n"                                           \
-      "add.u32 low, %33, %34;\nmov.b64 b, {low, %35};\n"                                           \
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32." TYPE "." TYPE " {"                             \
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, "      \
-      "%19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31 "                           \
-      "}, a, b, p, 1, 1, 0, 0;\n}"                                                                 \
-      :                                                                                            \
-      "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]),                                  \
-      "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]),                                  \
-      "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]),                             \
-      "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]),                             \
-      "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]),                             \
-      "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]),                             \
-      "+f"(d[30]), "+f"(d[31])                                                                     \
-      : "r"(a_low), "r"(b_low), "n"(Offset >> 4), "n"(kDescriptorHigh), "n"(Accumulate))
+#if FORMAT == BF16_ROW
+#define MMA_SCORES(TYPE) \
+  asm volatile( \
+      "{\n.reg .pred p;\n.reg .b32 low;\n.reg .b64 a, b;\n" \
+      "setp.ne.b32 p, %37, 0;\n" \
+      "add.u32 low, %32, %34;\nmov.b64 a, {low, %36};\n" \
+      "add.u32 low, %33, %35;\nmov.b64 b, {low, %36};\n" \
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32." TYPE "." TYPE " {" \
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, " \
+      "%17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31 " \
+      "}, a, b, p, 1, 1, 0, 0;\n}" \
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), \
+        "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), \
+        "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), \
+        "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), \
+        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), \
+        "+f"(d[30]), "+f"(d[31]) \
+      : "r"(a_low), "r"(b_low), "n"(OffsetA >> 4), "n"(OffsetB >> 4), "n"(kDescriptorHigh), \
+        "n"(Accumulate))
+#else
+#define MMA_SCORES(TYPE) \
+  asm volatile( \
+      "{\n.reg .pred p;\n.reg .b32 low;\n.reg .b64 a, b;\n" \
+      "setp.ne.b32 p, %29, 0;\n" \
+      "add.u32 low, %24, %26;\nmov.b64 a, {low, %28};\n" \
+      "add.u32 low, %25, %27;\nmov.b64 b, {low, %28};\n" \
+      "wgmma.mma_async.sync.aligned.m64n48k16.f32." TYPE "." TYPE " {" \
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, " \
+      "%17, %18, %19, %20, %21, %22, %23 " \
+      "}, a, b, p, 1, 1, 0, 0;\n}" \
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), \
+        "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), \
+        "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), \
+        "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]) \
+      : "r"(a_low), "r"(b_low), "n"(OffsetA >> 4), "n"(OffsetB >> 4), "n"(kDescriptorHigh), \
+        "n"(Accumulate))
+#endif
 
-// d[64, 64] (+)= a[64, 16] * b[64, 16]^T from shared memory, both K-major, both at `Offset` bytes.
-template <int Offset, bool Accumulate>
-DEVICE void wgmma_scores(float (&d)[32], u32 a_low, u32 b_low) {
+// d[64, kKeys] (+)= a[64, 16] * b[kKeys, 16]^T from shared memory, both K-major, at these offsets.
+template <int OffsetA, int OffsetB, bool Accumulate>
+DEVICE void wgmma_scores(float (&d)[kKeys / 2], u32 a_low, u32 b_low) {
   MMA_SCORES(OPERAND);
 }
 
 // The same on bf16.
-template <int Offset, bool Accumulate>
-DEVICE void wgmma_scores_bf16(float (&d)[32], u32 a_low, u32 b_low) {
+template <int OffsetA, int OffsetB, bool Accumulate>
+DEVICE void wgmma_scores_bf16(float (&d)[kKeys / 2], u32 a_low, u32 b_low) {
   MMA_SCORES("bf16");
 }
 

@@ -40,7 +40,7 @@ struct QueryPart {
   // To panels of shared memory, times a power of two, as the type the keys are multiplied in.
   template <bool Half>
   DEVICE void store(u32 to, float factor) {
-    to += chunk() / 8 * kPanel;
+    to += chunk() / 8 * kQueryPanel;
 #pragma unroll
     for (int i = 0; i < kHeld; ++i) {
       if (FORMAT != BF16_ROW)
@@ -62,6 +62,7 @@ struct QueryPart {
 DEVICE float load_query(const Arguments& args, Shared& shared, int token, int first_head) {
   QueryPart<kLatent / 64> latent;
   QueryPart<kRope / 64> rotated;
+  dependency_wait();
   latent.load(args.q_latent + static_cast<long long>(token) * args.latent_token_stride +
                   static_cast<long long>(first_head) * args.latent_head_stride,
               args.latent_head_stride, args.heads - first_head);
@@ -82,7 +83,7 @@ DEVICE float load_query(const Arguments& args, Shared& shared, int token, int fi
   }
   const u32 query = smem_u32(shared.query);
   latent.store<true>(query, factor);
-  rotated.store<FORMAT == FP8_TENSOR>(query + kRopePanel * kPanel, factor);
+  rotated.store<FORMAT == FP8_TENSOR>(query + kRopePanel * kQueryPanel, factor);
   fence_async_shared();
   named_barrier_sync(1, kQueryThreads);
   return unit;

@@ -130,9 +130,8 @@ def test_cuda_experts_fp8_gives_a_token_the_same_bits_in_any_batch(tokens):
         assert torch.equal(alone[0], together[t])
 
 
-def one_that_every_token_takes(implementation):
+def one_that_every_token_takes(implementation, tokens, experts):
     """As a shared expert is: the last one, of many rows where the others have few."""
-    tokens, experts = 40, 48
     indices = chosen(tokens, experts, 2, False)
     indices[:, 1] = experts - 1
     args = fp8_arguments(tokens, experts, 256, 128, indices)
@@ -140,14 +139,15 @@ def one_that_every_token_takes(implementation):
 
 
 def test_triton_one_that_every_token_takes():
-    one_that_every_token_takes(triton_experts.experts_fp8)
+    one_that_every_token_takes(triton_experts.experts_fp8, 40, 48)
 
 
 @pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")
-def test_cuda_one_that_every_token_takes():
+@pytest.mark.parametrize(("tokens", "experts"), [(18, 80), (70, 48)])  # few, and more, in groups
+def test_cuda_one_that_every_token_takes(tokens, experts):
     from dsa_compile.kernels.cuda.experts_fp8 import experts_fp8
 
-    one_that_every_token_takes(experts_fp8)
+    one_that_every_token_takes(experts_fp8, tokens, experts)
 
 
 def all_on_one(implementation):

@@ -13,7 +13,7 @@
 // (cp.async) and two warpgroups multiply. Weights do not wait for anything: while down's tokens are
 // not ready, the ring fills with down's weights.
 //
-// Built with HIDDEN, INNER, TOP_K, TOKENS (16, 32 or 144), STAGES, BLOCKS (of a multiprocessor, 1 or
+// Built with HIDDEN, INNER, TOP_K, TOKENS (16, 64 or 144), STAGES, BLOCKS (of a multiprocessor, 1 or
 // 2) and SHARED (bytes).
 #include "experts_fp8_load.cuh"
 #include "experts_fp8_multiply.cuh"
@@ -88,16 +88,13 @@ extern "C" __global__ void __launch_bounds__(kThreads, BLOCKS)
     run_item<N>(item, next, ring, scales, turn, from, to);        \
     break;
         WIDTH(16)
-#if TOKENS <= 32
+#if TOKENS == 16
         WIDTH(8)
-#endif
-#if TOKENS >= 32
+#else
         WIDTH(32)
-#endif
-#if TOKENS == 32
-        WIDTH(24)
-#elif TOKENS > 32
         WIDTH(64)
+#endif
+#if TOKENS > 64
         WIDTH(80)
         WIDTH(96)
         WIDTH(112)

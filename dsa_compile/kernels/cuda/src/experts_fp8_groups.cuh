@@ -13,6 +13,6 @@ struct Group {
 
 // The least of the widths that the main kernel switches between.
 DEVICE int width_for(int rows) {
-  const int step = TOKENS <= 32 ? 8 : rows > 32 && rows <= 64 ? 32 : 16;
+  const int step = TOKENS == 16 ? 8 : rows > 32 && rows <= 64 ? 32 : 16;
   return (rows + step - 1) / step * step;
 }

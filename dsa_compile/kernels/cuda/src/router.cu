@@ -61,7 +61,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Larger floats have larger keys; minus infinity has the smallest in use.
+// Larger floats have larger keys, none of them 0.
 DEVICE u32 order(float x) {
   const u32 bits = __float_as_uint(x);
   return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
@@ -115,30 +115,32 @@ extern "C" __global__ void __launch_bounds__(32)
     }
   }
 
+  u32 key[LANE_EXPERTS];  // 0 once it is chosen
+#pragma unroll
+  for (int j = 0; j < LANE_EXPERTS; ++j) key[j] = order(choice[j]);
   float own_weight = 0;  // of the expert that lane i keeps, the i-th chosen
   int own_expert = 0;
   float total = 0;
   for (int i = 0; i < top_k; ++i) {
-    u32 key = 0;
+    u32 mine = key[0];
+#pragma unroll
+    for (int j = 1; j < LANE_EXPERTS; ++j) mine = max(mine, key[j]);
+    const u32 largest = __reduce_max_sync(kAll, mine);
+    const int winner = __ffs(__ballot_sync(kAll, mine == largest)) - 1;
     int at = 0;
-    float mine = 0;
+    float weight = 0;
+#pragma unroll
+    for (int j = LANE_EXPERTS - 1; j >= 0; --j) {
+      if (key[j] == largest) at = j, weight = score[j];
+    }
 #pragma unroll
     for (int j = 0; j < LANE_EXPERTS; ++j) {
-      const u32 candidate = order(choice[j]);
-      if (candidate > key) key = candidate, at = j, mine = score[j];
+      if (lane == winner && j == at) key[j] = 0;
     }
-    const u32 largest = __reduce_max_sync(kAll, key);
-    const int winner = __ffs(__ballot_sync(kAll, key == largest)) - 1;
     const int expert = __shfl_sync(kAll, lane * LANE_EXPERTS + at, winner);
-    const float weight = __shfl_sync(kAll, mine, winner);
+    weight = __shfl_sync(kAll, weight, winner);
     total += weight;
     if (lane == i) own_expert = expert, own_weight = weight;
-    if (lane == winner) {
-#pragma unroll
-      for (int j = 0; j < LANE_EXPERTS; ++j) {
-        if (j == at) choice[j] = -infinity;
-      }
-    }
   }
   if (normalize) own_weight /= total + 1e-20f;
   own_weight *= scale;

@@ -48,19 +48,21 @@ PROCESSORS = 132
 # ---- splitting -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("units", [1, 2, 4, 16, 30, 64, 128, 300])
+@pytest.mark.parametrize("units", [1, 2, 4, 16, 30, 64, 128, 192, 300])
 @pytest.mark.parametrize("tiles", [0, 1, 5, 43, 86])
-def test_no_block_is_without_a_tile_and_parts_are_made_at_once(units, tiles):
+def test_no_block_is_without_a_tile_and_no_part_is_useless(units, tiles):
     splits = choose_splits(units, tiles, PROCESSORS)
     assert 1 <= splits <= min(max(tiles, 1), MAX_SPLITS)
-    assert splits == 1 or units * splits <= PROCESSORS
-    fewer = -(-tiles // (splits - 1)) if splits > 1 else tiles + 1
-    assert fewer > -(-tiles // splits)  # else the last split only costs
+    if splits > 1:  # fewer would leave longer blocks
+        assert -(-tiles // (splits - 1)) > -(-tiles // splits)
+    if units * tiles <= PROCESSORS and 0 < tiles <= MAX_SPLITS:
+        assert splits == tiles
 
 
 def test_one_token_is_spread_and_many_are_not_split():
     assert choose_splits(2, 43, PROCESSORS) == 43
     assert choose_splits(128, 43, PROCESSORS) == 1
+    assert choose_splits(192, 43, PROCESSORS) == 2  # three waves of halves before two of wholes
 
 
 # ---- bad input -------------------------------------------------------------------------------

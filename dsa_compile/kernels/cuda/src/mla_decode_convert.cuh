@@ -59,9 +59,9 @@ DEVICE RowScales row_scales(uint4 raw) {
           exponent};
 }
 
-// A warp's rows of a tile from raw to what is multiplied. Of the latent, a lane has 16 columns of every
-// second row. Lane bits: panel 2, row 1, columns 2; eight lanes that store together then touch all
-// banks.
+// A warp's rows of a tile from raw to what is multiplied. Of the latent, a lane has 16 columns of
+// every second row. Lane bits: panel 2, row 1, columns 2; eight lanes that store together then touch
+// all banks.
 struct Converter {
   static constexpr int kSteps = kWarpKeys / 2;
   u32 first_key;
@@ -99,7 +99,8 @@ struct Converter {
       rows[i] = *reinterpret_cast<const uint4*>(raw + raw_offset + half * 256 + 2 * i * kRawRow);
 #pragma unroll
     for (int i = 0; i < kSteps; ++i)
-      pairs[i] = FORMAT == FP8_ROW ? __shfl_sync(0xffffffffu, scales.pair[half], 2 * i + row_bit) : 0;
+      pairs[i] =
+          FORMAT == FP8_ROW ? __shfl_sync(0xffffffffu, scales.pair[half], 2 * i + row_bit) : 0;
     tile += half * 4 * kPanel;
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {

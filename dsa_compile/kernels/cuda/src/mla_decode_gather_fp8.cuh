@@ -1,20 +1,20 @@
-// Warpgroup 2 where rows are FP8: copies them to shared memory as they are, ahead of time, and converts
-// them into the tiles.
+// Warpgroup 2 where rows are FP8: copies them to shared memory as they are, ahead of time, and
+// converts them into the tiles.
 #pragma once
 #include "mla_decode_convert.cuh"
 #include "mla_decode_slots.cuh"
 
-// Raw rows on their way to shared memory. A warp asks for the rows that it will convert, in two parts:
-// left, columns 0..255 with scales and the rotated part, and right, columns 256..511. A part is asked
-// for again as soon as it has been converted, so that a tile's time covers the latency.
+// Raw rows on their way to shared memory. A warp asks for the rows that it will convert, in two
+// parts: left, columns 0..255 with scales and the rotated part, and right, columns 256..511. A part
+// is asked for again as soon as it has been converted, so that a tile's time covers the latency.
 struct RawRows {
   static constexpr u32 kTail = kRowBytes / 16 - kLatent / 16;  // chunks after the latent
   static constexpr int kTailLoads = (kWarpKeys * kTail + 31) / 32;
   const u8* cache;
   u32 warp = warp_id() & 3;
-  u32 rows;        // in shared memory
-  int slot = -1;   // of the last tile that was asked for, row `lane`
-  u32 asked = 0;   // tiles
+  u32 rows;       // in shared memory
+  int slot = -1;  // of the last tile that was asked for, row `lane`
+  u32 asked = 0;  // tiles
 
   DEVICE RawRows(const u8* cache, Shared& shared)
       : cache(cache), rows(smem_u32(shared.raw) + warp * (kWarpKeys * kRawRow)) {}

@@ -49,7 +49,8 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   const int lane = lane_id();
   const bool is_head = head < heads;
   const long long block =
-      (static_cast<long long>(blockIdx.y) * ((heads + kHeads - 1) / kHeads) + head / kHeads) * parts;
+      (static_cast<long long>(blockIdx.y) * ((heads + kHeads - 1) / kHeads) + head / kHeads) *
+      parts;
   const uint4* from = partial + (block * kHeads + head % kHeads) * kPartChunks + chunk;
   constexpr int kStep = kHeads * kPartChunks;
 

@@ -1,10 +1,10 @@
 // What a block leaves of its keys' weighted sum where several blocks share the keys of a token: for
 // each of its 64 heads 512 values, by chunks of 16 bytes in an order that suits the accumulators.
-// Chunk 4 i + t of a half has columns 8 j + 2 t and the one after it, for kPartValues / 2 successive
-// j.
+// Chunk 4 i + t of a half has columns 8 j + 2 t and the one after it, for kPartValues / 2
+// successive j.
 //
-// Values are fp16 in a fixed unit: weights are at most 2^8 (kSlack), e4m3 at most 448 and keys at most
-// 2^12, so 2^-13 of them is in range. bf16 rows have values of any magnitude; theirs stay fp32.
+// Values are fp16 in a fixed unit: weights are at most 2^8 (kSlack), e4m3 at most 448 and keys at
+// most 2^12, so 2^-13 of them is in range. bf16 rows have values of any magnitude; theirs stay fp32.
 #pragma once
 #include "mla_decode_formats.cuh"
 

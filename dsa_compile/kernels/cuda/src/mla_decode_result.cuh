@@ -1,5 +1,5 @@
-// From accumulators to the result where one block had all keys of a token, else to the block's part,
-// which mla_decode_merge.cu adds up.
+// From accumulators to the result where one block had all keys of a token, else to the block's
+// part, which mla_decode_merge.cu adds up.
 #pragma once
 #include "mla_decode.cuh"
 #include "mla_decode_part.cuh"
@@ -70,8 +70,9 @@ DEVICE uint4 pack_part(const float* values, float scale) {
 DEVICE void write_part(const Arguments& args, const float (&values)[128], int half, float upper,
                        float lower) {
   u32 row = (warp_id() & 3) * 16 + (lane_id() >> 2);
-  uint4* to = reinterpret_cast<uint4*>(args.partial) + (block_index() * kHeads + row) * kPartChunks +
-              half * (kPartChunks / 2) + (lane_id() & 3);
+  uint4* to = reinterpret_cast<uint4*>(args.partial) +
+              (block_index() * kHeads + row) * kPartChunks + half * (kPartChunks / 2) +
+              (lane_id() & 3);
 #pragma unroll
   for (int i = 0; i < kPartChunks / 8; ++i) {
     to[4 * i] = pack_part(&values[2 * kPartValues * i], upper);

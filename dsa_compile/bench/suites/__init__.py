@@ -15,6 +15,7 @@ SUITES = (
     "router",
     "elementwise",
     "head_products",
+    "copies",
 )
 
 

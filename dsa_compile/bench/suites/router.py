@@ -14,6 +14,8 @@ EXPERTS, HIDDEN = 256, 7168
 OPTIONS = (8, 4, 8, True, 2.5)
 """Groups, groups kept, experts chosen, normalise, scale: DeepSeek-V3.2's."""
 TOKENS = (1, 16, 64, 256, 1024, 4096, 8192)
+FEW = 64
+"""Tokens up to which the kernel for few of them is run."""
 MOST_DIFFERENT = 2e-3
 """Share of the tokens that may choose otherwise, between scores that sums in another order make
 equal: of 8,192 none or one does on an H200."""
@@ -41,7 +43,7 @@ def _router(count: int) -> Case:
 
     return Case(
         {
-            "cuda": [lambda: cuda.router(x, weight, bias, *OPTIONS)],
+            **({"cuda": [lambda: cuda.router(x, weight, bias, *OPTIONS)]} if count <= FEW else {}),
             "triton": [lambda: triton.router(x, weight, bias, *OPTIONS)],
             "torch": [torch_router],
         },

@@ -89,6 +89,9 @@ HOPPER_CASES = [
     (300, 5, 256, 128, 3, True),
     (1500, 3, 768, 384, 1, False),  # experts of several sets of groups
     (64, 256, 7168, 2048, 8, False),
+    (200, 4, 512, 256, 2, False),  # rows put in order from here on
+    (2500, 9, 1024, 512, 4, True),
+    (700, 8, 512, 768, 2, False),
 ]
 
 
@@ -117,7 +120,7 @@ def test_cuda_experts_fp8(tokens, experts, hidden, inner, top_k, absent, index):
 
 
 @pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")
-@pytest.mark.parametrize("tokens", [5, 90])
+@pytest.mark.parametrize("tokens", [5, 90, 300])
 def test_cuda_experts_fp8_gives_a_token_the_same_bits_in_any_batch(tokens):
     from dsa_compile.kernels.cuda.experts_fp8 import experts_fp8
 

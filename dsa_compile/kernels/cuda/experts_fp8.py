@@ -7,7 +7,12 @@ import torch
 from torch import Tensor
 
 from dsa_compile.kernels.cuda.compiler import Defines
-from dsa_compile.kernels.cuda.experts_fp8_many import COMBINE_COLUMNS, INDEX_TYPES
+from dsa_compile.kernels.cuda.experts_fp8_many import (
+    COMBINE_COLUMNS,
+    INDEX_TYPES,
+    experts_many,
+    takes,
+)
 from dsa_compile.kernels.cuda.launch import CudaKernel, tensor_map
 from dsa_compile.ops.experts_fp8 import check_experts_fp8
 from dsa_compile.ops.library import bad_input
@@ -58,11 +63,10 @@ NARROW = Shape(tokens=64, stages=5)
 """For few rows an expert: what counts is to stream weights. A shared expert has a row for every
 token: at 128 tokens groups of 64 take 2,553 µs, of 32 2,578, of 16 2,602 (H200)."""
 WIDE = Shape(tokens=144, stages=4)
-"""For many, the widest that registers hold. Clusters of two that share a weight tile by multicast
-were slower: 1,355 µs instead of 680 at 16 rows an expert, 2,739 instead of 2,172 at 256 (64 of the
-experts, H200)."""
-_FEW_ROWS, _NARROW_ROWS = 0.5, 12
-"""Of an expert on average, up to which FEW and NARROW are taken."""
+"""For more, the widest that registers hold."""
+_FEW_ROWS, _NARROW_ROWS, _WIDE_ROWS = 0.5, 12, 48
+"""Of an expert on average, up to which FEW, NARROW and WIDE are taken; beyond, rows are ordered
+first (:mod:`~dsa_compile.kernels.cuda.experts_fp8_many`)."""
 
 
 @dataclass(frozen=True)
@@ -134,6 +138,8 @@ def experts_fp8(
         )
     tokens, top_k = indices.shape
     pairs = tokens * top_k
+    if pairs > _WIDE_ROWS * experts and takes(hidden, inner):
+        return experts_many(x, x_scale, weights, indices, gate_up, gate_up_scale, down, down_scale)
     out = torch.empty(tokens, hidden, dtype=torch.bfloat16, device=x.device)
     if pairs == 0:
         return out.zero_()

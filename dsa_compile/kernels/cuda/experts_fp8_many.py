@@ -15,6 +15,7 @@ COMBINE_COLUMNS = 1024
 _BLOCK = 128
 _CHUNK = 2048  # pairs that a block of the first two launches takes
 _GATHER_ROWS = 16
+_CLUSTER = 2  # blocks
 _ROW_STEP = 8  # rows that an expert's first is a multiple of
 
 
@@ -25,13 +26,11 @@ class Shape:
     Args:
         tokens: most rows of a group, which is what one weight tile is multiplied with.
         stages: of the ring in shared memory, each 128 of K.
-        cluster: blocks that share what they load, 2 or 4.
         turns_from: rows of a group from which warpgroups multiply in turn.
     """
 
     tokens: int = 144
     stages: int = 4
-    cluster: int = 2
     turns_from: int = 80
 
     def shared_bytes(self) -> int:
@@ -47,7 +46,6 @@ class Shape:
             "INNER": inner,
             "TOKENS": self.tokens,
             "STAGES": self.stages,
-            "CLUSTER": self.cluster,
             "TURNS_FROM": self.turns_from,
             "SHARED": self.shared_bytes(),
         }
@@ -58,7 +56,7 @@ SHAPE = Shape()
 
 def takes(hidden: int, inner: int) -> bool:
     """Whether there is a tile of a weight for each block of a cluster."""
-    return hidden % (SHAPE.cluster * 256) == 0 and inner % (SHAPE.cluster * 128) == 0
+    return hidden % (_CLUSTER * 256) == 0 and inner % (_CLUSTER * 128) == 0
 
 
 @dataclass(frozen=True)
@@ -98,7 +96,7 @@ def main_kernel(hidden: int, inner: int, shape: Shape) -> CudaKernel:
         "experts_many",
         shape.defines(hidden, inner),
         shared=shape.shared_bytes(),
-        cluster=(shape.cluster, 1, 1),
+        cluster=(_CLUSTER, 1, 1),
         overlap=True,
     )
 

@@ -6,15 +6,15 @@
 //
 // What bounds it besides the tensor cores is bytes: out of L2 and through shared memory, which
 // every wgmma reads again. So tiles are as large as registers hold (256 by up to TOKENS), and
-// the blocks of a cluster load what several need once: see Unit.
+// clusters of two blocks load what both need once: see Unit.
 //
 // The clusters are persistent and take items in turn: first 128 rows of gate and the same 128 of
 // up, whose epilogue is silu(gate) * up and its quantisation; then 256 rows of down. An item of the
 // second kind waits until all of its unit's first kind are finished. No item waits for a later one,
 // and there are no more clusters than fit at once, so the waits end.
 //
-// Built with HIDDEN, INNER, TOKENS, STAGES, CLUSTER (blocks, 2 or 4), TURNS_FROM (rows of a group
-// from which warpgroups multiply in turn) and SHARED (bytes).
+// Built with HIDDEN, INNER, TOKENS, STAGES, TURNS_FROM (rows of a group from which warpgroups multiply
+// in turn) and SHARED (bytes).
 #include "experts_fp8_many_load.cuh"
 #include "experts_fp8_many_multiply.cuh"
 #include "experts_fp8_many_store.cuh"
@@ -44,7 +44,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     prefetch_tensor_map(&down);
     for (int stage = 0; stage < STAGES; ++stage) {
       mbarrier_init(full_barrier(stage), kLoaders);
-      mbarrier_init(empty_barrier(stage), CLUSTER * kMathThreads / 32);
+      mbarrier_init(empty_barrier(stage), kCluster * kMathThreads / 32);
     }
     fence_mbarrier_init();
   }

@@ -6,12 +6,11 @@
 
 constexpr int kGateUpTiles = INNER / 128;  // 128 rows of gate and the same 128 of up
 constexpr int kDownTiles = HIDDEN / 256;
-static_assert(kGateUpTiles % CLUSTER == 0 && kDownTiles % CLUSTER == 0, "a tile for each block");
-static_assert(CLUSTER == 2 || CLUSTER == 4, "blocks of a cluster");
+static_assert(kGateUpTiles % 2 == 0 && kDownTiles % 2 == 0, "a tile for each block of a cluster");
 
 constexpr int kMathThreads = 256;
 constexpr int kThreads = 128 + kMathThreads;  // the first warpgroup loads and signals
-constexpr int kPairTiles = CLUSTER / 2;  // of a weight, that a cluster multiplies a pair with
+constexpr int kCluster = 2;  // blocks
 
 // A stage of the ring holds 128 of K: two boxes of 128 rows of the weight, up to TOKENS rows of
 // values, their scales, and the two of the weight.
@@ -72,7 +71,7 @@ struct Item {
   bool valid;
   DEVICE int blocks() const { return (down ? INNER : HIDDEN) / 128; }  // of 128 of K
   DEVICE int row() const {  // the block's first
-    return of.row + (paired ? of.width * static_cast<int>(cluster_rank() % 2) : 0);
+    return of.row + (paired ? of.width * static_cast<int>(cluster_rank()) : 0);
   }
 };
 
@@ -112,19 +111,18 @@ DEVICE Item find_item(int number, const Work& work) {
   const int pairs = work.counts->pairs, singles = work.counts->singles;
   Item item;
   const int rank = cluster_rank();
-  const int first_down = pairs * (kGateUpTiles / kPairTiles) + singles * (kGateUpTiles / CLUSTER);
+  const int first_down = pairs * kGateUpTiles + singles * (kGateUpTiles / 2);
   item.down = number >= first_down;
   if (item.down) number -= first_down;
   const int tiles = item.down ? kDownTiles : kGateUpTiles;
-  const int of_pair = tiles / kPairTiles, of_single = tiles / CLUSTER;
-  item.paired = number < pairs * of_pair;
+  item.paired = number < pairs * tiles;
   if (item.paired) {
-    item.unit = number / of_pair;
-    item.tile = number % of_pair * kPairTiles + rank / 2;
+    item.unit = number / tiles;
+    item.tile = number % tiles;
   } else {
-    number -= pairs * of_pair;
-    item.unit = pairs + number / of_single;
-    item.tile = number % of_single * CLUSTER + rank;
+    number -= pairs * tiles;
+    item.unit = pairs + number / (tiles / 2);
+    item.tile = number % (tiles / 2) * 2 + rank;
   }
   item.valid = item.unit < pairs + singles;
   item.of = {};
@@ -135,8 +133,8 @@ DEVICE Item find_item(int number, const Work& work) {
   return item;
 }
 
-DEVICE int first_item() { return blockIdx.x / CLUSTER; }
-DEVICE int item_step() { return gridDim.x / CLUSTER; }
+DEVICE int first_item() { return blockIdx.x / kCluster; }
+DEVICE int item_step() { return gridDim.x / kCluster; }
 
 DEVICE u32 load_acquire(const u32* from) {
   u32 value;

@@ -1,5 +1,4 @@
-// What fills the ring: bulk copies of weights and rows, a part of what several blocks need
-// by each of them.
+// What fills the ring: bulk copies of weights and rows, half of what both blocks need by each.
 #pragma once
 #include "experts_fp8_many.cuh"
 
@@ -22,20 +21,20 @@ DEVICE void tma_load_4d(u32 to, const CUtensorMap* map, u32 barrier, int x, int 
       : "memory");
 }
 
-DEVICE void tma_load_4d_multicast(u32 to, const CUtensorMap* map, u32 barrier, int x, int w,
-                                  unsigned short mask) {
+constexpr unsigned short kBoth = 3;
+
+DEVICE void tma_load_4d_both(u32 to, const CUtensorMap* map, u32 barrier, int x, int w) {
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
       ".multicast::cluster [%0], [%1, {%4, %6, %6, %5}], [%2], %3;" ::"r"(to), "l"(map),
-      "r"(barrier), "h"(mask), "r"(x), "r"(w), "r"(0)
+      "r"(barrier), "h"(kBoth), "r"(x), "r"(w), "r"(0)
       : "memory");
 }
 
-DEVICE void bulk_load_multicast(u32 to, const void* from, u32 bytes, u32 barrier,
-                                unsigned short mask) {
+DEVICE void bulk_load_both(u32 to, const void* from, u32 bytes, u32 barrier) {
   asm volatile(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
-      " [%0], [%1], %2, [%3], %4;" ::"r"(to), "l"(from), "r"(bytes), "r"(barrier), "h"(mask)
+      " [%0], [%1], %2, [%3], %4;" ::"r"(to), "l"(from), "r"(bytes), "r"(barrier), "h"(kBoth)
       : "memory");
 }
 
@@ -61,10 +60,9 @@ DEVICE void load_weights(const Item& item, const Weights& weights, Ring& ring) {
     *reinterpret_cast<float2*>(stage_scales(ring.stage) + TOKENS) = now;
     mbarrier_expect_tx(full, kWeightBytes);
     if (item.paired) {  // one box by each block
-      const int rank = cluster_rank();
-      const int box = rank % 2;
-      tma_load_4d_multicast(to + box * kBoxBytes, weights.map, full, k * 128,
-                            (box0 + box * kBetween) / 16, 3 << (rank - box));
+      const int box = cluster_rank();
+      tma_load_4d_both(to + box * kBoxBytes, weights.map, full, k * 128,
+                       (box0 + box * kBetween) / 16);
     } else {
       tma_load_4d(to, weights.map, full, k * 128, box0 / 16);
       tma_load_4d(to + kBoxBytes, weights.map, full, k * 128, (box0 + kBetween) / 16);
@@ -75,29 +73,23 @@ DEVICE void load_weights(const Item& item, const Weights& weights, Ring& ring) {
 template <bool Down>
 DEVICE void load_rows(const Item& item, const Rows& rows, int capacity, Ring& ring) {
   const int width = item.of.width;
-  const int rank = cluster_rank();
-  const int part = item.paired ? rank / 2 : rank;
-  const int height = width / (item.paired ? kPairTiles : CLUSTER);
-  const int first = part * height;
-  // A pair's groups go to every second block.
-  constexpr unsigned short kAll = (1 << CLUSTER) - 1;
-  const unsigned short mask = item.paired ? (kAll & 5) << rank % 2 : kAll;
-  const u8* values = rows.values + static_cast<long long>(item.row() + first) * 128;
-  const float* scales = rows.scales + item.row();
+  const int half = item.paired ? 0 : width / 2 * static_cast<int>(cluster_rank());
+  u32 row = item.row() + half;  // of [columns / 128, capacity]
   for (int left = (Down ? INNER : HIDDEN) / 128; left > 0; --left, ring.next()) {
     const u32 full = full_barrier(ring.stage);
-    const u32 to = stage_tokens(ring.stage) + first * 128;
-    const u32 scales_to = smem_u32(stage_scales(ring.stage));
+    const u32 to = stage_tokens(ring.stage) + half * 128;
+    const u32 scales_to = smem_u32(stage_scales(ring.stage) + half);
     mbarrier_wait(empty_barrier(ring.stage), ring.phase ^ 1);
     mbarrier_expect_tx(full, width * (128 + 4));
-    if (CLUSTER == 2 && item.paired) {
+    const u8* values = rows.values + static_cast<u64>(row) * 128;
+    const float* scales = rows.scales + row;
+    if (item.paired) {
       bulk_load(to, values, width * 128, full);
       bulk_load(scales_to, scales, width * 4, full);
-    } else {
-      bulk_load_multicast(to, values, height * 128, full, mask);
-      if (part == 0) bulk_load_multicast(scales_to, scales, width * 4, full, mask);
+    } else {  // half by each block
+      bulk_load_both(to, values, width * 64, full);
+      bulk_load_both(scales_to, scales, width * 2, full);
     }
-    values += static_cast<long long>(capacity) * 128;
-    scales += capacity;
+    row += capacity;
   }
 }

@@ -61,6 +61,6 @@ DEVICE void accumulate(float (&sum)[2][N / 2], Ring& ring, int blocks) {
       }
     }
     __syncwarp();
-    if (lane < CLUSTER) mbarrier_arrive_slot(empty_barrier(ring.stage), lane);
+    if (lane < kCluster) mbarrier_arrive_slot(empty_barrier(ring.stage), lane);
   }
 }

@@ -1,5 +1,6 @@
 // What becomes of an item's sums: hidden values, quantised, or rows of the output.
 #pragma once
+#include "experts_fp8_gated.cuh"
 #include "experts_fp8_many_multiply.cuh"
 
 struct Outputs {
@@ -8,16 +9,6 @@ struct Outputs {
   __nv_bfloat16* out;   // [capacity, HIDDEN]
   int capacity;
 };
-
-// silu(gate) * up; the division by the special function unit, for the exact one takes ten times as
-// long and its last bits are lost in e4m3.
-DEVICE float gated(float gate, float up) {
-  constexpr float kMinusLog2E = -1.4426950408889634f;
-  float exponential, sigmoid;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(exponential) : "f"(gate * kMinusLog2E));
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(sigmoid) : "f"(1.f + exponential));
-  return gate * sigmoid * up;
-}
 
 // 8x8 blocks of pairs of bytes or bf16, transposed on their way: lane l names row l % 8 of block
 // l / 8, of the first block or two.

@@ -153,8 +153,7 @@ extern "C" __global__ void __launch_bounds__(kGatherThreads)
       u8* to = rows + static_cast<long long>(row) * 128 + swizzle(row, chunk);
 #pragma unroll 7
       for (int k = thread / 128; k < kBlocks; k += 2) {
-        // streamed, so that x stays in L2: every token's row is read once for each of its experts
-        __stcs(reinterpret_cast<uint4*>(to + static_cast<long long>(k) * capacity * 128), from[k * 8]);
+        *reinterpret_cast<uint4*>(to + static_cast<long long>(k) * capacity * 128) = from[k * 8];
       }
     }
   }

@@ -1,6 +1,7 @@
 // What becomes of an item's sums: hidden values, quantised, or rows of the output.
 #pragma once
 #include "experts_fp8.cuh"
+#include "experts_fp8_gated.cuh"
 
 struct Outputs {
   u8* hidden;           // e4m3 [rows, INNER]
@@ -10,8 +11,6 @@ struct Outputs {
 };
 
 DEVICE float block_scale(u32 amax) { return fmaxf(__uint_as_float(amax), 1e-4f) * (1.f / 448.f); }
-
-DEVICE float silu(float x) { return x / (1.f + __expf(-x)); }
 
 // hidden = silu(gate) * up, quantised as dsa::quantize_blocks does it. `turn` counts these calls.
 template <int N>
@@ -29,7 +28,7 @@ DEVICE void store_hidden(float (&gate)[N / 2], float (&up)[N / 2], const Item& i
 #pragma unroll
   for (int j = 0; j < N / 8; ++j) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) gate[4 * j + i] = silu(gate[4 * j + i]) * up[4 * j + i];
+    for (int i = 0; i < 4; ++i) gate[4 * j + i] = gated(gate[4 * j + i], up[4 * j + i]);
     float even = fmaxf(fabsf(gate[4 * j]), fabsf(gate[4 * j + 2]));
     float odd = fmaxf(fabsf(gate[4 * j + 1]), fabsf(gate[4 * j + 3]));
 #pragma unroll

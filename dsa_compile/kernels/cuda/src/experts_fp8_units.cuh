@@ -12,10 +12,9 @@ constexpr int kRowStep = 8;
 DEVICE int round_up(int value, int step) { return (value + step - 1) / step * step; }
 DEVICE u32 swizzle(int row, int chunk) { return static_cast<u32>(chunk ^ (row % 8)) * 16; }
 
-// Rows of one expert that a cluster of two or four blocks multiplies with tiles of a weight. A pair
-// is two groups of `width` rows, and every tile is shared by two blocks, one for each group (as is a
-// group by two blocks, if there are four). A single is one group that all blocks share, and each has
-// a tile of the weight for itself.
+// Rows of one expert that a cluster of two blocks multiplies with a tile of a weight at a time. A
+// pair is two groups of `width` rows, a block each, and the blocks share the tile; a single is one
+// group that the blocks share, and each has a tile for itself.
 struct Unit {
   int expert;
   int row;    // its first

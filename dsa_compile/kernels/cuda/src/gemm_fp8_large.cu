@@ -9,6 +9,10 @@
 // read by every wgmma, so tall tiles are better. The scales of x come with it in one contiguous
 // copy (`x_scale_map` is of their transpose): gathered from rows of [T, K/128] they take the same
 // data path as the operands, a fifth more time at 4,096 tokens.
+//
+// A finished tile leaves through shared memory by the copy engine while the next is multiplied. The
+// room for it is mostly the next slot of the ring, which nothing is loaded into: the thread that
+// copies hands it on empty, and the warps that multiply release it as soon as it has been read.
 #include "gemm_fp8.cuh"
 
 constexpr int kGroupRows = 64 * SUBTILES;  // tokens of a warpgroup
@@ -42,21 +46,54 @@ DEVICE u32 pack(float low, float high) {
   return *reinterpret_cast<const u32*>(&v);
 }
 
-// Transposes the 4 x 4 values (lane of the quad, register): 16 bytes of a row come to one thread.
-DEVICE void quad_transpose(u32 (&v)[4]) {
-  const bool odd = threadIdx.x & 1;
-  const bool high = threadIdx.x & 2;
+// The same in all lanes, and known to the compiler to be so.
+DEVICE int uniform(int value) { return __shfl_sync(0xffffffffu, value, 0); }
+
+DEVICE void named_barrier_arrive(u32 barrier, u32 threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
+// Two warpgroups take turns: while one adds up, the other's products keep the tensor cores busy.
+constexpr bool kTurns = GROUPS == 2;
+DEVICE void wait_turn(int group) {
+  if constexpr (kTurns) named_barrier_sync(1 + group, 256);
+}
+DEVICE void give_turn(int group) {
+  if constexpr (kTurns) named_barrier_arrive(2 - group, 256);
+}
+
+// What a warp stores at a time: 16 tokens by 64 columns of bf16, swizzled.
+constexpr int kChunkBytes = 16 * 128;
+constexpr int kWarpChunks = 2 * SUBTILES;
+constexpr int kSlotChunks = kStageBytes / kChunkBytes;  // what a slot of the ring has room for
+constexpr int kMoreChunks =
+    4 * GROUPS * kWarpChunks > kSlotChunks ? 4 * GROUPS * kWarpChunks - kSlotChunks : 0;
+
+DEVICE void tma_store_2d(const CUtensorMap* map, u32 from, int x, int y) {
+  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"(
+                   map),
+               "r"(from), "r"(x), "r"(y)
+               : "memory");
+}
+
+DEVICE void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+
+// Until what this thread stores has been read from shared memory.
+DEVICE void bulk_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+
+// A warp's 16 tokens by 64 columns, from half of its sums of a subtile, to shared memory.
+DEVICE void stage_chunk(u32 to, const float* sum) {
+  const int lane = lane_id();
+  const u32 row = to + (lane & 15) * 128;
 #pragma unroll
-  for (int i = 0; i < 4; i += 2) {
-    const u32 got = __shfl_xor_sync(0xffffffffu, odd ? v[i] : v[i + 1], 1);
-    v[i] = odd ? got : v[i];
-    v[i + 1] = odd ? v[i + 1] : got;
-  }
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const u32 got = __shfl_xor_sync(0xffffffffu, high ? v[i] : v[i + 2], 2);
-    v[i] = high ? got : v[i];
-    v[i + 2] = high ? v[i + 2] : got;
+  for (int j = 0; j < 8; j += 2) {  // 8 columns each
+    const float* v = sum + 4 * j;
+    const int place = (j + lane / 16) ^ (lane & 7);
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
+                     row + place * 16),
+                 "r"(pack(v[0], v[1])), "r"(pack(v[2], v[3])), "r"(pack(v[4], v[5])),
+                 "r"(pack(v[6], v[7]))
+                 : "memory");
   }
 }
 
@@ -66,10 +103,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     linear_large(const __grid_constant__ CUtensorMap weight_map,
                  const __grid_constant__ CUtensorMap x_map,
                  const __grid_constant__ CUtensorMap x_scale_map,
-                 const float* __restrict__ weight_scale, __nv_bfloat16* __restrict__ out,
-                 int tokens, int rows, int blocks) {
+                 const __grid_constant__ CUtensorMap out_map,
+                 const float* __restrict__ weight_scale, int tokens, int rows, int blocks) {
   u8* ring = memory + ((1024 - (smem_u32(memory) & 1023)) & 1023);
-  u8* scales = ring + STAGES * kStageBytes;
+  const u32 more = smem_u32(ring + STAGES * kStageBytes);
+  u8* scales = ring + STAGES * kStageBytes + kMoreChunks * kChunkBytes;
   const u32 full = smem_u32(scales + STAGES * kScalePitch);
   const u32 empty = full + 8 * STAGES;
   const u32 rank = cluster_rank();
@@ -83,6 +121,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     prefetch_tensor_map(&weight_map);
     prefetch_tensor_map(&x_map);
     prefetch_tensor_map(&x_scale_map);
+    prefetch_tensor_map(&out_map);
     for (int i = 0; i < STAGES; ++i) {
       mbarrier_init(full + 8 * i, 1);
       mbarrier_init(empty + 8 * i, 4 * GROUPS * 2);  // consumer warps of both blocks
@@ -125,22 +164,29 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
             phase ^= 1;
           }
         }
+        mbarrier_wait(empty + 8 * slot, phase);  // the tile leaves through this one
+        mbarrier_arrive(full + 8 * slot);
+        if (++slot == STAGES) {
+          slot = 0;
+          phase ^= 1;
+        }
       }
     }
     __syncwarp();
   } else {
     register_alloc<GROUPS == 2 ? 232 : 160>();
-    const int group = threadIdx.x / 128 - 1;
+    const int group = uniform(threadIdx.x / 128 - 1);
+    const int warp = uniform(threadIdx.x % 128 / 32);
     const int lane = threadIdx.x & 31;
-    const int row = group * kGroupRows + (threadIdx.x % 128) / 32 * 16 + lane / 4;
+    const int warp_row = group * kGroupRows + warp * 16;
+    const int row = warp_row + lane / 4;
     int slot = 0;
     u32 phase = 0;
+    int leaving = -1;  // the slot that the tile before leaves through
+    if (group == 1) give_turn(group);
     for (int index = first_tile; index < tiles.count(); index += tile_step) {
       int token_tile, column_pair;
       tiles.at(index, token_tile, column_pair);
-      const int column0 = (2 * column_pair + rank) * kColumns;
-      const int token0 = token_tile * kTokens + row;
-
       float sum[SUBTILES][64] = {};
       for (int k = 0; k < blocks; ++k) {
         mbarrier_wait(full + 8 * slot, phase);
@@ -151,6 +197,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll
         for (int s = 0; s < SUBTILES; ++s) {
           float part[64];
+          wait_turn(group);
           wgmma_fence();
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
@@ -158,6 +205,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
                             i);
           }
           wgmma_commit();
+          give_turn(group);
           const float weight = scale[kTokens];
           const float low = scale[row + s * 64] * weight;
           const float high = scale[row + s * 64 + 8] * weight;
@@ -167,6 +215,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
           if (s == SUBTILES - 1 && lane < 2) mbarrier_arrive_slot(empty + 8 * slot, lane);
 #pragma unroll
           for (int i = 0; i < 64; ++i) sum[s][i] += part[i] * (i / 2 % 2 ? high : low);
+          if (s == 0 && leaving >= 0) {
+            if (lane == 0) bulk_wait_read();
+            __syncwarp();
+            if (lane < 2) mbarrier_arrive_slot(empty + 8 * leaving, lane);
+            leaving = -1;
+          }
         }
         if (++slot == STAGES) {
           slot = 0;
@@ -174,26 +228,30 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         }
       }
 
+      mbarrier_wait(full + 8 * slot, phase);
+      leaving = slot;
+      const int token0 = token_tile * kTokens + warp_row;
+      const int column0 = (2 * column_pair + rank) * kColumns;
 #pragma unroll
-      for (int i = 0; i < 2 * SUBTILES; ++i) {
-        const int token = token0 + i / 2 * 64 + i % 2 * 8;
-        const float* values = sum[i / 2] + 2 * (i % 2);
-        __nv_bfloat16* to = out + static_cast<long long>(token) * rows;
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {  // 32 columns
-          u32 v[4];
-#pragma unroll
-          for (int c = 0; c < 4; ++c) {
-            v[c] = pack(values[16 * j + 4 * c], values[16 * j + 4 * c + 1]);
-          }
-          quad_transpose(v);
-          const int column = column0 + 32 * j + 8 * (lane & 3);
-          if (token < tokens && column < rows) {
-            *reinterpret_cast<uint4*>(to + column) = make_uint4(v[0], v[1], v[2], v[3]);
-          }
+      for (int i = 0; i < kWarpChunks; ++i) {
+        const int chunk = (group * 4 + warp) * kWarpChunks + i;
+        const u32 to = chunk < kSlotChunks
+                           ? smem_u32(ring) + slot * kStageBytes + chunk * kChunkBytes
+                           : more + (chunk - kSlotChunks) * kChunkBytes;
+        stage_chunk(to, sum[i / 2] + i % 2 * 32);
+        fence_async_shared();
+        __syncwarp();
+        if (lane == 0) {
+          tma_store_2d(&out_map, to, column0 + i % 2 * 64, token0 + i / 2 * 64);
         }
       }
+      if (lane == 0) bulk_commit();
+      if (++slot == STAGES) {
+        slot = 0;
+        phase ^= 1;
+      }
     }
+    if (lane == 0) bulk_wait_read();
   }
   // no block ends while the other may still arrive at its barriers or write to its memory
   __syncwarp();

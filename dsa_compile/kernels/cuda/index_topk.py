@@ -13,7 +13,7 @@ SCORE_BYTES = 512 << 20
 """Bound on the working memory: scores, or lists of candidates. Further rows are taken in further
 passes; their number goes by shapes, so that it is the same in every replay of a CUDA graph."""
 LISTED_ROWS = 1024
-LISTED_COLUMNS = 24_576
+LISTED_COLUMNS = 32_768
 """From so many rows and columns on, listing candidates is faster than writing the scores."""
 
 

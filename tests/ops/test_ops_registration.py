@@ -18,7 +18,7 @@ rope_tables(Tensor positions, Tensor inv_freq, float scaling, ScalarType dtype) 
 linear(Tensor x, Tensor weight) -> Tensor
 embedding(Tensor ids, Tensor weight) -> Tensor
 swiglu(Tensor gate, Tensor up) -> Tensor
-router(Tensor x, Tensor weight, Tensor bias, int n_group, int topk_group, int top_k, bool normalize, float scale, int shared_experts=0) -> (Tensor weights, Tensor indices)
+router(Tensor x, Tensor weight, Tensor bias, int n_group, int topk_group, int top_k, bool normalize, float scale, int shared_experts=0, Tensor? slot_mapping=None) -> (Tensor weights, Tensor indices)
 experts(Tensor x, Tensor weights, Tensor indices, Tensor gate_up, Tensor down) -> Tensor
 index_topk(Tensor q, Tensor k, Tensor weights, int topk, float scale) -> Tensor
 sparse_attention(Tensor q, Tensor k, Tensor v, Tensor indices, float scale) -> Tensor

@@ -46,11 +46,6 @@ def _kernel(dtype: torch.dtype, threads: int) -> CudaKernel:
     return CudaKernel("sample_tokens.cu", "sample_tokens", defines)
 
 
-def warm(dtype: torch.dtype) -> None:
-    """Compile and load the kernel for logits of a type."""
-    _kernel(dtype, _THREADS).warm()
-
-
 def sample_tokens(
     logits: Tensor, options: Tensor, last_tokens: Tensor, tokens: Tensor, threads: int = _THREADS
 ) -> None:

@@ -267,7 +267,8 @@ def test_the_schemas_are_the_agreed_ones():
     agreed = {line.split("(")[0]: f"dsa::{line}" for line in SCHEMAS.strip().splitlines()}
     registered = {op._schema.name.removeprefix("dsa::"): str(op._schema) for op in ops.REFERENCE}
     assert registered == agreed
-    assert {case.name for case in CASES} == set(agreed)
+    own = {"pointwise"}  # takes lists of tensors: test_ops_pointwise.py
+    assert {case.name for case in CASES} | own == set(agreed)
 
 
 def test_references_take_the_names_of_the_schema():

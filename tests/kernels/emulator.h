@@ -139,10 +139,6 @@ template <typename T>
 static T __ldcs(const T* from) {
   return *from;
 }
-template <typename T>
-static void __stcs(T* to, const T& value) {
-  *to = value;
-}
 static int __popc(u32 x) { return __builtin_popcount(x); }
 static int __ffs(u32 x) { return __builtin_ffs(x); }
 static float rsqrtf(float x) { return 1 / std::sqrt(x); }

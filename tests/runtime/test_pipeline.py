@@ -1,7 +1,5 @@
 """Steps that overlap give the tokens of steps that do not."""
 
-import contextlib
-
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
@@ -274,6 +272,9 @@ class EngineMachine(RuleBasedStateMachine):
             except (LaunchError, ResultError):
                 self.engine.scheduler.check()
         setattr(self.runner, which, 0)
+        if self.engine._pipeline._error is not None:  # to be told before anything else
+            with pytest.raises(LaunchError):
+                self.engine.step()
 
     @precondition(lambda self: self.asked)
     @rule(choice=st.integers(0, 50))
@@ -299,8 +300,7 @@ class EngineMachine(RuleBasedStateMachine):
         for _ in range(4000):
             if not self.engine.has_unfinished():
                 break
-            with contextlib.suppress(LaunchError):  # of a rule before
-                self.take(self.engine.step())
+            self.take(self.engine.step())
         assert self.engine.stats().owned_blocks == 0
         assert self.finished.keys() == self.asked.keys()
         for name, (prompt, params) in self.asked.items():

@@ -1,4 +1,4 @@
-// The two products of MLA decode as wgmma: scores of 64 heads by 64 keys, and their use on 256
+// The two products of MLA decode as wgmma: scores of 64 heads by a tile of keys, their use on 256
 // columns of the values. Fragments are laid out as the PTX ISA says for wgmma m64nNk16.
 //
 // A matrix descriptor is made beside its instruction, from the low word of the first one and a

@@ -20,6 +20,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from dsa_compile import compiling
+from dsa_compile.artifact.manifest import FORMAT_VERSION
 from dsa_compile.cli import compile as compile_cli
 from dsa_compile.cli import generate as generate_cli
 from dsa_compile.config import CompileConfig
@@ -282,7 +283,7 @@ def test_a_model_without_weights(source, tmp_path, refusal):
         (["--weights", "all"], "unknown weights 'all'; choose one of reference, pack, none"),
         (["--disable", "absorb_mlp"], "unknown pass 'absorb_mlp'; did you mean 'absorb_mla'?"),
         (["--stop-after", "nothing"], "unknown pass 'nothing'; passes: strip_noise,"),
-        (["--disable", "absorb_mla"], "cannot disable 'absorb_mla': flatten_tokens needs it"),
+        (["--disable", "absorb_mla"], "cannot disable 'absorb_mla': fuse_rope_absorb needs it"),
         (["--layers", "0-9"], "--layers 0-9: the model has layers 0-1"),
         (["--layers", "1-0"], "--layers 1-0: the model has layers 0-1"),
         (["--layers", "two"], "argument --layers: 'two' is not a range such as 0-3"),
@@ -466,7 +467,8 @@ def test_a_missing_file(artifact, refusal):
 
 def test_another_version(artifact, refusal):
     edit_manifest(artifact, lambda data: data.update(format_version=99))
-    assert "format version 99, this dsa-compile reads 2" in refusal.generating(artifact)
+    said = refusal.generating(artifact)
+    assert f"format version 99, this dsa-compile reads {FORMAT_VERSION}" in said
 
 
 @pytest.mark.parametrize("path", ["../../etc/passwd", "/etc/passwd", "weights/../../x"])

@@ -74,9 +74,13 @@ def test_the_error_of_a_broken_layer_shows_in_it_alone(fp8, subject, ids):
     assert max(alone[0], alone[2]) < 0.08 < 0.15 < alone[1]
 
 
-def test_the_indexer_overlaps_and_a_wrong_one_does_not(fp8, ids):
+def test_the_indexer_overlaps_and_a_wrong_one_does_not(fp8):
+    # Weights are random: the last key chosen is a twentieth of a standard deviation ahead of the
+    # next, and FP8 moves a key in a row or so. Five sequences, since one scatters by half a point.
+    generator = torch.Generator().manual_seed(1)
+    ids = [[0, *torch.randint(2, 258, (99,), generator=generator).tolist()] for _ in range(5)]
     indexers = references(fp8)
-    right = measure_overlap(fp8.runner(), indexers, {100: [ids]}, 16, "sparse")
-    wrong = measure_overlap(fp8.runner("interleaved"), indexers, {100: [ids]}, 16, "interleaved")
-    assert all(row.mean > 0.95 for row in right)
-    assert all(row.mean < 0.8 for row in wrong)
+    right = measure_overlap(fp8.runner(), indexers, {100: ids}, 16, "sparse")
+    wrong = measure_overlap(fp8.runner("interleaved"), indexers, {100: ids}, 16, "interleaved")
+    assert all(row.mean > 0.95 and row.deficit < 0.6 for row in right)
+    assert all(row.mean < 0.8 and row.deficit > 2 for row in wrong)

@@ -32,7 +32,9 @@ AREAS: dict[str, tuple[str, ...]] = {
     "ir.dims": (),
     "ir.match": (),
     "ir.tensor_info": ("ir.dims",),
-    "ir.argument_json": ("errors",),
+    "ir.dtype_names": (),
+    "ir.site": (),
+    "ir.argument_json": ("errors", "ir.dtype_names"),
     "ir.graph_json": (
         *FOUNDATION, "ir.argument_json", "ir.kernel_ops", "ir.region", "ir.tensor_info",
     ),
@@ -47,9 +49,11 @@ AREAS: dict[str, tuple[str, ...]] = {
     ),
     "ir": (*FOUNDATION, "ops", "model_spec", "config", "weights"),
     "artifact": (
-        *FOUNDATION, "model_spec", "config", "weights", "ir.argument_json", "ir.graph_json",
+        *FOUNDATION, "model_spec", "config", "weights", "ir.dtype_names", "ir.graph_json",
         "ir.hazards", "ir.naming", "ir.printer", "ir.region",
     ),
+    # what dsa-inspect shows: records as data, read without torch
+    "inspecting": (*FOUNDATION, "model_spec", "config", "artifact", "ir.site"),
     "frontend": (*FOUNDATION, "ops", "model_spec", "config", "weights", "ir"),
     "passes": (*FOUNDATION, "ops", "model_spec", "config", "weights", "ir"),
     "lowering": (
@@ -76,7 +80,7 @@ AREAS: dict[str, tuple[str, ...]] = {
     ),
     "cli": (
         *FOUNDATION, "model_spec", "config", "ir", "artifact", "passes", "compiling", "runtime",
-        "evaluation", "lowering", "kernels", "bench",
+        "evaluation", "lowering", "kernels", "bench", "inspecting",
     ),
     "__init__": ("compiling", "errors", "version"),
 }  # fmt: skip

@@ -12,8 +12,21 @@
       tokenizer/                       copied from the model directory
 """
 
-from dsa_compile.artifact.manifest import Manifest
-from dsa_compile.artifact.reader import Artifact
-from dsa_compile.artifact.writer import ArtifactWriter
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dsa_compile.artifact.manifest import Manifest
+    from dsa_compile.artifact.reader import Artifact
+    from dsa_compile.artifact.writer import ArtifactWriter
 
 __all__ = ["Artifact", "ArtifactWriter", "Manifest"]
+
+# Imported when asked for: who only reads the manifest and the records does without torch.
+_HOMES = {"Artifact": "reader", "ArtifactWriter": "writer", "Manifest": "manifest"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

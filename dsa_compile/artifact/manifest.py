@@ -22,9 +22,9 @@ from dsa_compile.artifact.records import (
 from dsa_compile.artifact.strict_json import load_json, parse
 from dsa_compile.config import CompileConfig
 from dsa_compile.errors import ArtifactError
-from dsa_compile.ir.argument_json import DTYPES
+from dsa_compile.ir.dtype_names import DTYPE_NAMES
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 MANIFEST = "manifest.json"
 _REGION_NAME = re.compile(r"[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)?")
 _EDITED = "the file was edited, recompile"
@@ -160,7 +160,7 @@ class Manifest:
             if not kernels or limits[-1] is not None or limits[:-1] != sorted(set(inner)):
                 yield f"kernels: {op:.80} needs providers by ascending tokens, the last for any"
         for cache in self.caches:
-            if cache.width < 1 or cache.dtype not in DTYPES:
+            if cache.width < 1 or cache.dtype not in DTYPE_NAMES:
                 yield f"caches: {cache.key!r:.80} has no valid width and dtype"
         if self.variants not in ((), ("long", "short")):
             yield "variants should be empty or long and short"

@@ -5,12 +5,9 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-import torch
-
 from dsa_compile.errors import CheckpointError
 from dsa_compile.model_spec import ModelSpec
 from dsa_compile.version import __version__
-from dsa_compile.weights.safetensors_file import SafetensorsFile
 
 PRODUCER = "dsa-compile"
 
@@ -26,8 +23,8 @@ class Producer:
 
     @classmethod
     def current(cls) -> "Producer":
-        """This installation; transformers' version is read without importing it."""
-        return cls(PRODUCER, __version__, torch.__version__, metadata.version("transformers"))
+        """This installation; nothing is imported for the versions."""
+        return cls(PRODUCER, __version__, *map(metadata.version, ("torch", "transformers")))
 
 
 @dataclass(frozen=True)
@@ -86,6 +83,9 @@ class WeightFile:
         path = directory / name
         if path.suffix != ".safetensors":
             return cls(name, path.stat().st_size, sha256, None)
+        # here: a reader of records alone does without torch
+        from dsa_compile.weights.safetensors_file import SafetensorsFile
+
         opened = SafetensorsFile.open(path, CheckpointError)
         return cls(name, opened.size, sha256, opened.header_sha256)
 
@@ -118,13 +118,24 @@ class CacheRecord:
 
 
 @dataclass(frozen=True)
+class NearMissRecord:
+    """A place where a pass began to match and did not; the fields of ``ir.match.NearMiss``."""
+
+    path: str
+    node: str
+    reason: str
+    depth: int
+    region: str
+
+
+@dataclass(frozen=True)
 class PassSummary:
     """What one pass did.
 
     ``rewrites`` and ``expected`` count sites over all layers, ``by_region`` once a graph.
     ``before``, ``after`` and ``graphs`` are files of the artifact, if records were kept and
     anything changed: the changed regions as Python, and their graphs after the pass with its sites
-    (:class:`~dsa_compile.ir.journal.Site`). ``remarks`` are lines to read.
+    (:class:`~dsa_compile.ir.site.Site`). ``remarks`` are lines to read.
     """
 
     name: str
@@ -135,7 +146,7 @@ class PassSummary:
     nodes_before: int
     nodes_after: int
     seconds: float
-    near_misses: tuple[str, ...]
+    near_misses: tuple[NearMissRecord, ...]
     before: str | None
     after: str | None
     graphs: str | None

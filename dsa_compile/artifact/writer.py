@@ -121,7 +121,7 @@ class ArtifactWriter:
         Args:
             path: a new file.
             regions: the JSON form of the regions that changed.
-            sites: the fields of :class:`~dsa_compile.ir.journal.Site`.
+            sites: the fields of :class:`~dsa_compile.ir.site.Site`.
         """
         graphs = ",\n".join(_graph_text(data).rstrip() for data in regions)
         rewrites = ",\n".join(map(_one_line, sites))

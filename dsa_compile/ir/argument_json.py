@@ -22,26 +22,12 @@ from typing import Any
 import torch
 from torch import fx
 
+from dsa_compile.ir.dtype_names import DTYPE_NAMES
+
 MAX_DEPTH = 8
 _INT64 = range(-(2**63), 2**63)
 _FLOATS = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
-DTYPES = {
-    str(dtype).removeprefix("torch."): dtype
-    for dtype in (
-        torch.bool,
-        torch.uint8,
-        torch.int8,
-        torch.int16,
-        torch.int32,
-        torch.int64,
-        torch.float16,
-        torch.bfloat16,
-        torch.float32,
-        torch.float64,
-        torch.float8_e4m3fn,
-        torch.float8_e5m2,
-    )
-}
+DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPE_NAMES}
 _LAYOUTS = {"strided": torch.strided}
 _MEMORY_FORMATS = {
     "contiguous_format": torch.contiguous_format,

@@ -15,11 +15,12 @@ from dsa_compile.config import RECIPES
 from dsa_compile.errors import CompileError
 from dsa_compile.ir.edit import Editor
 from dsa_compile.ir.graph_json import region_to_json
-from dsa_compile.ir.journal import Journal, Site, SiteLimit
+from dsa_compile.ir.journal import Journal, SiteLimit
 from dsa_compile.ir.match import NearMiss
 from dsa_compile.ir.printer import region_to_python
 from dsa_compile.ir.program import Program
 from dsa_compile.ir.region import Region, Role
+from dsa_compile.ir.site import Site
 
 NEAR_MISSES_KEPT = 5  # of each region, deepest first
 

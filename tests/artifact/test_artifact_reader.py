@@ -160,7 +160,7 @@ def set_field(path: str, value: object) -> Edit:
 
 
 FORGED: dict[str, tuple[Edit, str]] = {
-    "newer version": (set_field("format_version", 4), "format version 4, this dsa-compile reads 3"),
+    "newer version": (set_field("format_version", 5), "format version 5, this dsa-compile reads 4"),
     "no version": (lambda data: data.pop("format_version"), "no format_version"),
     "version a bool": (set_field("format_version", True), "no format_version"),
     "missing field": (lambda data: data.pop("caches"), r"manifest.json\.caches is missing"),

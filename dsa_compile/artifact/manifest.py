@@ -20,7 +20,7 @@ from dsa_compile.artifact.records import (
     WeightsRecord,
 )
 from dsa_compile.artifact.strict_json import load_json, parse
-from dsa_compile.config import CompileConfig
+from dsa_compile.config import RECIPES, CompileConfig
 from dsa_compile.errors import ArtifactError
 from dsa_compile.ir.dtype_names import DTYPE_NAMES
 
@@ -91,7 +91,7 @@ class Manifest:
             producer=Producer.current(),
             target=config.target,
             recipe=config.recipe,
-            dtype=str(config.dtype).removeprefix("torch."),
+            dtype=RECIPES[config.recipe],
             block_size=config.block_size,
             compile=config,
             compile_digest=config.digest(),
@@ -122,8 +122,7 @@ class Manifest:
             yield "compile_digest does not match compile"
         told = (self.target, self.recipe, self.dtype, self.block_size)
         config = self.compile
-        dtype = str(config.dtype).removeprefix("torch.")
-        if told != (config.target, config.recipe, dtype, config.block_size):
+        if told != (config.target, config.recipe, RECIPES[config.recipe], config.block_size):
             yield "target, recipe, dtype or block_size differs from compile"
         for file in self.files:
             if not is_plain(file.path) or file.path == MANIFEST:

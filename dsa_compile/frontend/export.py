@@ -5,6 +5,7 @@ choice, inserted later by a pass. Non-strict mode, automatic dynamic sizes and n
 export finds (``min(index_topk, S)``) are false restrictions for a paged runtime.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -20,6 +21,9 @@ from dsa_compile.ir.region import Region, Role
 _EXAMPLE = {"B": 2, "S": 40}
 # What export writes as the path of the nodes that read sizes of inputs, which no module made.
 _NO_MODULE = "_empty_nn_module_stack_from_metadata_hook"
+# A frame of a stack trace in the code that says what the model computes: the reference model and
+# the modules around it, not torch's own modules that these call.
+_FRAME = re.compile(r'File ".*?((?:transformers|dsa_compile)/[^"]*)", line (\d+)')
 
 
 @dataclass(frozen=True)
@@ -83,6 +87,7 @@ def _convert(
         copy.meta = {
             "path": _module_path(node),
             "origin": "export",
+            "source": _source(node),
             "val": world.evaluate(copy.target, copy.args, copy.kwargs),
         }
     for node in list(graph.nodes):
@@ -121,3 +126,9 @@ def _module_path(node: fx.Node) -> str:
     if path == _NO_MODULE:
         return ""
     return path.removeprefix("layer").removeprefix(".")
+
+
+def _source(node: fx.Node) -> str:
+    """Where the model's code made a node: ``transformers/models/…/modeling_….py:104``; or ""."""
+    frames = _FRAME.findall(node.meta.get("stack_trace") or "")
+    return ":".join(frames[-1]) if frames else ""

@@ -13,7 +13,10 @@ One node is one JSON object::
      "args": [{"n": "hidden"}, {"n": "weight"}, 1e-06], "path": "model.layers.0.input_layernorm"}
     {"op": "output", "name": "output", "args": [{"tuple": [{"n": "rms_norm"}]}]}
 
-Empty ``args`` and ``kwargs`` and absent meta entries are left out.
+Empty ``args`` and ``kwargs`` and absent meta entries are left out. Those entries are notes for a
+reader: ``path``, the module of the reference model; ``origin``, the pass that made the node;
+``source``, file and line of the reference model, of nodes as exported; ``was``, in a finished
+graph, the name that the node had while passes ran.
 """
 
 from collections.abc import Callable, Mapping
@@ -29,7 +32,7 @@ from dsa_compile.ir.region import Region, Role
 from dsa_compile.ir.tensor_info import Info, ScalarInfo, TensorInfo, describe
 
 # Text of meta that is kept as it is; it never decides what is computed.
-_NOTES = ("path", "origin")
+_NOTES = ("path", "origin", "source", "was")
 _MAX_TEXT = 1000
 _MAX_NAME = 200
 

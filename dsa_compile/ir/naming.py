@@ -28,7 +28,8 @@ def with_readable_names(region: Region) -> Region:
     """A copy whose calls are named after what they compute; inputs keep their names.
 
     A call that takes the parameters of one module is named after the module (``q_a_proj``), any
-    other after its op (``rope_half``), an entry after its source and its number.
+    other after its op (``rope_half``), an entry after its source and its number. ``meta["was"]`` is
+    the name before, where it differs.
     """
     graph = fx.Graph()
     new: dict[fx.Node, fx.Node] = {}
@@ -45,6 +46,8 @@ def with_readable_names(region: Region) -> Region:
         else:
             assert node.op == "placeholder", f"region {region.name}: a region has no {node.op}"
         new[node].meta = dict(node.meta)
+        if new[node].name != node.name:
+            new[node].meta["was"] = node.name
     return Region(region.name, graph, region.outputs)
 
 

@@ -1,0 +1,38 @@
+"""How ``dsa-inspect`` prints: tables and code in colour in a terminal, plain elsewhere, or JSON."""
+
+import json
+import sys
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+_PLAIN_WIDTH = 160
+
+
+def console() -> Console:
+    """For standard output; where it is no terminal, lines keep their length and have no colour."""
+    made = Console(highlight=False, soft_wrap=True)
+    if not made.is_terminal:
+        made.width = _PLAIN_WIDTH
+    return made
+
+
+def print_json(data: Any) -> None:
+    """Print data as indented JSON."""
+    json.dump(data, sys.stdout, indent=1, ensure_ascii=False, allow_nan=False)
+    sys.stdout.write("\n")
+
+
+def table(*columns: str, right: tuple[str, ...] = ()) -> Table:
+    """A table without lines; columns named in ``right`` are aligned to the right."""
+    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for column in columns:
+        made.add_column(column, justify="right" if column in right else "left", no_wrap=True)
+    return made
+
+
+def styled(text: str, style: str = "") -> Text:
+    """Text printed as it is: brackets in it are no markup."""
+    return Text(text, style=style)

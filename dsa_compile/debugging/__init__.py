@@ -1,0 +1,1 @@
+"""Finding the wrong rewrite: programs run at any stage, sites verified, pipelines bisected."""

@@ -1,0 +1,118 @@
+"""The weights of a program at any stage, each made once."""
+
+from collections.abc import Collection, Mapping
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from dsa_compile.ir.calls import StepCall
+from dsa_compile.model_spec import ModelSpec
+from dsa_compile.weights.block_fp8 import quantize_rows
+from dsa_compile.weights.canonical import canonical_parameters
+from dsa_compile.weights.materialize import WeightSource, write_expr
+from dsa_compile.weights.plan import WeightEntry, WeightPlan
+
+_KEPT = 4 << 30  # bytes of weights kept for the next stage
+
+
+class Weights(Protocol):
+    """Gives the weights that a region takes."""
+
+    def of(self, call: StepCall, keys: Collection[str]) -> dict[str, Tensor]:
+        """Weights by key, for one call of a step."""
+        ...
+
+
+class WeightStore:
+    """Makes weights by any plan from one source, and keeps those that the next plan shares.
+
+    Args:
+        source: a checkpoint, or :class:`RandomParameters`.
+    """
+
+    def __init__(self, source: WeightSource) -> None:
+        self._source = source
+        self._made: dict[tuple[str, WeightEntry], Tensor] = {}
+        self._bytes = 0
+
+    def planned(self, plan: WeightPlan) -> "PlannedWeights":
+        """The weights as ``plan`` makes them."""
+        return PlannedWeights(self, plan)
+
+    def get(self, call: StepCall, key: str, entry: WeightEntry) -> Tensor:
+        """One weight."""
+        found = self._made.get((call.stem, entry))
+        if found is None:
+            found = torch.empty(entry.shape, dtype=entry.torch_dtype)
+            self._source.fill(call.stem, key, entry, call.vars, found)
+            self._made[call.stem, entry] = found
+            self._bytes += found.nbytes
+            while self._bytes > _KEPT and len(self._made) > 1:
+                self._bytes -= self._made.pop(next(iter(self._made))).nbytes
+        return found
+
+
+class PlannedWeights:
+    """:class:`Weights` of one stage."""
+
+    def __init__(self, store: WeightStore, plan: WeightPlan) -> None:
+        self._store = store
+        self._plan = plan
+
+    def of(self, call: StepCall, keys: Collection[str]) -> dict[str, Tensor]:
+        """See :class:`Weights`."""
+        entries = self._plan.entries(call.kind)
+        return {key: self._store.get(call, key, entries[key]) for key in keys}
+
+
+class RandomParameters:
+    """A checkpoint of random parameters, for models whose weights are elsewhere.
+
+    Unlike :class:`~dsa_compile.weights.dummy.DummyWeights` it makes *parameters*, so that a weight
+    that a pass merges holds what the weights that it was merged from held.
+
+    Args:
+        spec: the geometry.
+        layers: numbers of the layers.
+        seed: of all of them.
+    """
+
+    def __init__(self, spec: ModelSpec, layers: Collection[int], seed: int = 0) -> None:
+        self._parameters = canonical_parameters(spec, sorted(layers))
+        self._number = {name: seed + i for i, name in enumerate(self._parameters)}
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of a parameter."""
+        return self._parameters[name].shape
+
+    def read_into(self, name: str, out: Tensor) -> None:
+        """Matrices that keep the variance of what they multiply, norms around one."""
+        generator = torch.Generator().manual_seed(self._number[name])
+        made = torch.empty(self.shape(name))
+        if made.dim() > 1:
+            deviation = 1.0 if "embed_tokens" in name else made.shape[-1] ** -0.5
+            made.normal_(0.0, deviation, generator=generator)
+        elif name.endswith("norm.weight"):
+            made.uniform_(0.5, 1.5, generator=generator)
+        else:
+            made.normal_(0.0, 0.05, generator=generator)
+        out.copy_(made)
+
+    def read_quantized(
+        self, name: str, stacked: int, values: Tensor | None, scales: Tensor | None
+    ) -> None:
+        """The same in FP8 blocks, each of ``stacked`` matrices on its own."""
+        wide = torch.empty(self.shape(name))
+        self.read_into(name, wide)
+        outer, height = wide.shape[:-2], wide.shape[-2] // stacked
+        pairs = [quantize_rows(m) for m in wide.reshape(-1, height, wide.shape[-1])]
+        for out, part in ((values, 0), (scales, 1)):
+            if out is not None:
+                out.copy_(torch.cat([p[part] for p in pairs]).view(*outer, *out.shape[-2:]))
+
+    def fill(
+        self, stem: str, key: str, entry: WeightEntry, variables: Mapping[str, str], out: Tensor
+    ) -> None:
+        """See :class:`~dsa_compile.weights.materialize.WeightSource`."""
+        write_expr(entry.expr, variables, self, out)

@@ -8,6 +8,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from dsa_compile.inspecting.text import Statement
+
 _PLAIN_WIDTH = 160
 
 
@@ -36,3 +38,10 @@ def table(*columns: str, right: tuple[str, ...] = ()) -> Table:
 def styled(text: str, style: str = "") -> Text:
     """Text printed as it is: brackets in it are no markup."""
     return Text(text, style=style)
+
+
+def statement(line: Statement) -> Text:
+    """A line of a graph: its code, then dimmed its type and module."""
+    note = "  ".join(part for part in (line.type, line.module) if part)
+    made = Text(line.code)
+    return made.append(f"  # {note}", style="dim") if note else made

@@ -1,0 +1,174 @@
+"""``dsa-inspect ARTIFACT diff PASS``: what a pass rewrote, equal rewrites told once."""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from dsa_compile.cli.inspect_output import console, print_json, statement, styled
+from dsa_compile.errors import UserError
+from dsa_compile.inspecting.diff import RegionDiff, pass_diff
+from dsa_compile.inspecting.fold import Fold, Kept, Outlier, fold, outliers
+from dsa_compile.inspecting.select import regions_of
+from dsa_compile.inspecting.store import Stage, Store, ranges
+
+_SIGNS = {"-": "red", "+": "green", "~": "dim"}
+
+
+def register(commands: Any) -> None:
+    """Add the command."""
+    parser = commands.add_parser(
+        "diff",
+        help="what a pass rewrote, as readable Python",
+        description="What a pass rewrote. Rewrites that are equal but for names, over the modules "
+        "of a layer and over layers, are shown once; layers that differ are told.",
+    )
+    parser.add_argument("name", metavar="PASS", help="its name or number")
+    parser.add_argument("--layer", type=int, metavar="N", help="only what this layer runs")
+    parser.add_argument("--kind", metavar="KIND", help="only this kind of region: moe, head, …")
+    parser.add_argument("--site", type=int, metavar="N", help="only this rewrite")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the difference."""
+    store = Store.open(args.artifact)
+    stage = store.stage(args.name)
+    names = regions_of(store, stage.changed, args.layer, args.kind)
+    diffs = pass_diff(stage, names)
+    folds = fold(store, _with_site(stage, diffs, args.site))
+    whole = args.layer is None and args.kind is None and args.site is None
+    odd = outliers(store, stage, diffs) if whole else []
+    if args.json:
+        print_json(_as_json(stage, folds, odd, diffs))
+        return 0
+    out = console()
+    out.print(_title(stage))
+    for each in folds:
+        out.print()
+        _show(out, each)
+    _show_rest(out, stage, diffs, odd)
+    return 0
+
+
+def _with_site(stage: Stage, diffs: list[RegionDiff], site: int | None) -> list[RegionDiff]:
+    if site is None:
+        return diffs
+    chosen = [
+        RegionDiff(diff.region, diff.pairing, hunks, ())
+        for diff in diffs
+        if (hunks := tuple(hunk for hunk in diff.hunks if site in hunk.sites))
+    ]
+    if not chosen:
+        known = sorted({n for diff in diffs for hunk in diff.hunks for n in hunk.sites})
+        raise UserError(f"{stage.name} has no rewrite {site} here; choose of {ranges(known)}")
+    return chosen
+
+
+def _as_json(
+    stage: Stage, folds: Sequence[Fold], odd: Sequence[Outlier], diffs: Sequence[RegionDiff]
+) -> dict[str, Any]:
+    return {
+        "pass": stage.name,
+        "number": stage.number,
+        "rewrites": [{**asdict(each), "rewrites": each.rewrites} for each in folds],
+        "outliers": [asdict(each) for each in odd],
+        "retyped": {diff.region: [asdict(c) for c in diff.retyped] for diff in diffs},
+    }
+
+
+def _title(stage: Stage) -> Text:
+    title = styled(f"{stage.number} {stage.name}", "bold")
+    summary = stage.summary
+    if summary is None:
+        return title.append("  the program as exported: no rewrites", "not bold")
+    promise = "" if summary.expected is None else f", {summary.expected} promised"
+    title.append(
+        f"  {summary.numerics}, {summary.rewrites} rewrites{promise}, "
+        f"{summary.nodes_before} → {summary.nodes_after} nodes",
+        "not bold",
+    )
+    for remark in summary.remarks:
+        title.append(f"\n{remark}", "not bold dim")
+    return title
+
+
+def _show(out: Console, each: Fold) -> None:
+    out.print(styled(where(each), "bold"))
+    for sign, statements in (("-", each.removed), ("+", each.made)):
+        for line in statements:
+            out.print(_signed(sign, statement(line)))
+    for kept in each.kept:
+        out.print(*_kept(kept), sep="\n")
+    if each.passing:
+        out.print(styled(f"  {each.passing} nodes came and went between these rewrites", "dim"))
+
+
+def where(each: Fold) -> str:
+    """``244 rewrites in layers 0-60: input_layernorm, … (sites 1-8)``."""
+    once = [place for place in each.places if not place.layers]
+    layered = [place for place in each.places if place.layers]
+    parts = []
+    if layered:
+        paths = dict.fromkeys(place.path or "(no module)" for place in layered)
+        variants = {place.region.partition(".")[2] for place in layered} - {""}
+        variant = f" ({', '.join(sorted(variants))})" if variants else ""
+        parts.append(f"{', '.join(paths)} × {of_layers(each.layers)}{variant}")
+    parts += [f"{place.path} ({place.region})" if place.path else place.region for place in once]
+    sites = [number for place in each.places for number in place.sites]
+    count = each.rewrites
+    label = f"{count} rewrite{'s' * (count != 1)}" if sites else "in the whole program"
+    return f"{label}: {'; '.join(parts)}" + (
+        f"  [{'sites' if len(sites) > 1 else 'site'} {ranges(sites)}]" if sites else ""
+    )
+
+
+def of_layers(numbers: Sequence[int]) -> str:
+    """``61 layers (0-60)``."""
+    return f"{len(numbers)} layer{'s' * (len(numbers) != 1)} ({ranges(numbers)})"
+
+
+def _signed(sign: str, line: Text) -> Text:
+    made = styled(f"{sign} ", _SIGNS[sign])
+    line.stylize_before(_SIGNS[sign])
+    return made.append_text(line)
+
+
+def _kept(kept: Kept) -> list[Text]:
+    if kept.constants:
+        return [_signed("-", statement(kept.was)), _signed("+", statement(kept.statement))]
+    name = kept.statement.nodes[0]
+    swaps = ", ".join(f"{new} for {old}" for old, new in kept.rewired)
+    return [_signed("~", styled(f"{name} takes {swaps}"))]
+
+
+def _show_rest(
+    out: Console, stage: Stage, diffs: Sequence[RegionDiff], odd: Sequence[Outlier]
+) -> None:
+    for diff in diffs:
+        before, after = diff.pairing.before, diff.pairing.after
+        if before is None or after is None:
+            continue
+        if not diff.hunks and not diff.retyped:
+            text = f"{before.name} is {after.name} now" if before.name != after.name else ""
+            if text:
+                out.print(styled(f"\n{text}, otherwise as it was", "dim"))
+        if diff.retyped:
+            first = diff.retyped[0]
+            old, new = before.nodes[first.before], after.nodes[first.after]
+            out.print(
+                styled(
+                    f"\n{diff.region}: {len(diff.retyped)} nodes have another type, such as "
+                    f"{new.name}: {old.type_text} → {new.type_text}",
+                    "dim",
+                )
+            )
+    if not diffs and stage.summary is not None:
+        out.print(styled("nothing changed here", "dim"))
+    for each in odd:
+        out.print(
+            styled(f"\noutlier: layers {ranges(each.layers)}, {each.path}: {each.text}", "yellow")
+        )

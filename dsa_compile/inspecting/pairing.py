@@ -128,10 +128,10 @@ def _pair_in_order(before: Graph, after: Graph, pairs: dict[str, str]) -> None:
     taken = set(pairs.values())
     left = [node for node in before.calls if node.name not in pairs]
     right = [node for node in after.calls if node.name not in taken]
-    keys = [[_loose_key(node) for node in side] for side in (left, right)]
-    for first, second, length in difflib.SequenceMatcher(
-        None, *keys, autojunk=False
-    ).get_matching_blocks():
+    matcher = difflib.SequenceMatcher(
+        None, [*map(_loose_key, left)], [*map(_loose_key, right)], autojunk=False
+    )
+    for first, second, length in matcher.get_matching_blocks():
         for offset in range(length):
             pairs[left[first + offset].name] = right[second + offset].name
 

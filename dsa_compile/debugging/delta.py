@@ -14,7 +14,6 @@ from torch import fx
 from dsa_compile.ir.region import Region, Role
 
 Pair = tuple[str, str]
-_RESULT = "output"
 
 
 @dataclass(frozen=True)
@@ -46,6 +45,22 @@ class Delta:
     after: Side
     pairs: tuple[Pair, ...]
 
+    @property
+    def varies(self) -> bool:
+        """Whether other inputs than captured ones make sense.
+
+        They do not where one side makes a value anew that the other takes as it was captured.
+        """
+        made = [{node.name for node in side.nodes} for side in (self.before, self.after)]
+        taken = [
+            {node.name for call in side.nodes for node in call.all_input_nodes}
+            for side in (self.before, self.after)
+        ]
+        return all(
+            (b in made[0] or b in taken[1]) and (a in made[1] or a in taken[0])
+            for b, a in self.pairs
+        )
+
 
 def find_delta(before: Region, after: Region) -> Delta | None:
     """What a rewrite changed between two stages of one region; None if nothing that computes.
@@ -60,13 +75,14 @@ def find_delta(before: Region, after: Region) -> Delta | None:
     pairs = _pairs(old, new, common, before, after)
     if not changed and all(b == a for b, a in pairs):
         return None
-    heads = {name for b, a in pairs if b != a for name in (b, a)}
-    inside = _closed(changed, heads & (old.keys() | new.keys()), (old, new))
-    crossing = [(b, a) for b, a in pairs if b != a]
+    inside = _closed(changed, (old, new))
+    crossing = [(b, a) for b, a in pairs if b != a and not _inner(b, a, inside, old, new)]
     crossing += [(n, n) for n in common if n in inside and _leaves(n, inside, (old, new))]
-    crossing = [p for p in dict.fromkeys(crossing) if not _inner(p, inside, old, new)]
-    return Delta(_side(before, old, inside, crossing, 0), _side(after, new, inside, crossing, 1),
-                 tuple(crossing))  # fmt: skip
+    return Delta(
+        _side(before, old, inside, {b for b, _ in crossing}),
+        _side(after, new, inside, {a for _, a in crossing}),
+        tuple(dict.fromkeys(crossing)),
+    )
 
 
 def _named(region: Region) -> dict[str, fx.Node]:
@@ -109,9 +125,7 @@ def _results(region: Region) -> dict[str, fx.Node]:
     return dict(zip(region.outputs, nodes, strict=True))
 
 
-def _closed(
-    changed: set[str], heads: set[str], graphs: tuple[dict[str, fx.Node], ...]
-) -> set[str]:
+def _closed(changed: set[str], graphs: tuple[dict[str, fx.Node], ...]) -> set[str]:
     """``changed``, and what has to be run with it: see :func:`find_delta`."""
     inside = set(changed)
     while True:
@@ -122,8 +136,6 @@ def _closed(
             grown |= {node.name for node in below if node.op == "call_function"}
             caches = {c for node in mine for c in _caches(node)}
             grown |= {user.name for cache in caches for user in cache.users}
-        # a common node whose operands differ beyond the pairs would be compared with stale ones
-        grown |= {name for name in grown if name in heads}
         if grown == inside:
             return inside
         inside = grown
@@ -149,20 +161,18 @@ def _leaves(name: str, inside: set[str], graphs: tuple[dict[str, fx.Node], ...])
     return any(user.name not in inside for nodes in graphs for user in nodes[name].users)
 
 
-def _inner(pair: Pair, inside: set[str], old: dict[str, fx.Node], new: dict[str, fx.Node]) -> bool:
-    """Whether both values of a pair are used by the part alone, which makes what matters of them."""
-    b, a = pair
-    users = [u for nodes, name in ((old, b), (new, a)) if name in nodes for u in nodes[name].users]
-    known = b in old and a in new
-    return known and all(user.name in inside for user in users)
+def _inner(
+    b: str, a: str, inside: set[str], old: dict[str, fx.Node], new: dict[str, fx.Node]
+) -> bool:
+    """Whether two values are used by the part alone: then its results say if they matter."""
+    if b not in old or a not in new:
+        return False
+    return all(user.name in inside for node in (old[b], new[a]) for user in node.users)
 
 
-def _side(
-    region: Region, nodes: dict[str, fx.Node], inside: set[str], pairs: list[Pair], side: int
-) -> Side:
-    part = [node for node in region.graph.nodes if node.name in inside and node.name in nodes]
-    wanted = {n for node in part for n in node.all_input_nodes} | {
-        node for node in region.graph.nodes if node.name in {pair[side] for pair in pairs}
-    }
-    outside = [node for node in region.graph.nodes if node in wanted and node not in set(part)]
+def _side(region: Region, calls: dict[str, fx.Node], inside: set[str], results: set[str]) -> Side:
+    part = [node for name, node in calls.items() if name in inside]
+    taken = {name for node in part for name in map(str, node.all_input_nodes)} | results
+    mine = {node.name for node in part}
+    outside = [n for n in region.graph.nodes if n.name in taken and n.name not in mine]
     return Side(region, tuple(part), tuple(outside))

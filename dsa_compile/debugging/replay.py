@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from dsa_compile.config import CompileConfig
-from dsa_compile.ir.journal import Site
 from dsa_compile.ir.passes import Pass, PassRecord
 from dsa_compile.ir.program import Level, Program
+from dsa_compile.ir.site import Site
 from dsa_compile.passes.pipeline import PIPELINE
 
 

@@ -5,7 +5,7 @@ and every op bound to its provider's function, past the dispatcher. One callable
 of a kind; what differs between layers are its arguments.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from dsa_compile.ir.region import Region, Role
 from dsa_compile.ir.streams import has_streams
 from dsa_compile.kernels.registry import load
 from dsa_compile.ops import STREAM_OPS
+from dsa_compile.runtime.blame import blamed
 from dsa_compile.runtime.streams import SideStreams, StreamSwitch
 
 aten = torch.ops.aten
@@ -39,7 +40,11 @@ Kernels = Mapping[str, tuple[KernelRecord, ...]]
 
 
 def bind(
-    region: Region, kernels: Kernels, target: str, streams: SideStreams | None = None
+    region: Region,
+    kernels: Kernels,
+    target: str,
+    streams: SideStreams | None = None,
+    wait: Callable[[], None] | None = None,
 ) -> Callable[..., tuple[Tensor, ...]]:
     """Compile a region.
 
@@ -49,6 +54,8 @@ def bind(
         target: what the artifact was compiled for.
         streams: to put the region's side streams on; regions that never run at the same time may
             share them. None for some of its own.
+        wait: called after every op, to wait until it has run: then there is one stream, and what
+            an op does wrong is raised before the next. None to wait for nothing.
 
     Returns:
         A function of the region's inputs, in their order, that returns its outputs.
@@ -57,7 +64,7 @@ def bind(
         ArtifactError: an op without a provider, or a provider this installation lacks.
     """
     graph = region.copy(region.name).graph
-    overlapped = target != "cpu" and has_streams(graph)
+    overlapped = target != "cpu" and has_streams(graph) and wait is None
     switch = StreamSwitch(streams or SideStreams()) if overlapped else None
     for node in list(graph.nodes):
         if node.target in STREAM_OPS:
@@ -66,7 +73,8 @@ def bind(
             else:
                 node.target = switch.function(node.target)
         elif node.op == "call_function":
-            node.target = implementation(node.target, kernels, target)
+            function = implementation(node.target, kernels, target)
+            node.target = function if wait is None else _waiting(function, wait)
     forward: Callable[..., tuple[Tensor, ...]] = fx.GraphModule(torch.nn.Module(), graph).forward
     return forward if switch is None else switch.around(forward)
 
@@ -117,13 +125,36 @@ def _by_tokens(
     return call
 
 
+def _waiting(function: Callable[..., Any], wait: Callable[[], None]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        result = function(*args, **kwargs)
+        wait()
+        return result
+
+    return call
+
+
+def require_kernels(regions: Iterable[Region], kernels: Kernels, target: str) -> None:
+    """Check that everything :func:`bind` would call is here.
+
+    Raises:
+        ArtifactError: as :func:`bind`.
+    """
+    called = {node.target for region in regions for node in region.graph.nodes
+              if node.op == "call_function" and node.target not in STREAM_OPS}  # fmt: skip
+    for op in sorted(called, key=str):
+        implementation(op, kernels, target)
+
+
 class BoundRegion:
     """One call of a region with everything but the step's tensors already in place.
 
     Args:
-        region: for the order of inputs.
+        region: for the order of inputs, and for what is said of its nodes.
         function: from :func:`bind`.
         fixed: this layer's weights and caches, by role and key.
+        place: of the call within a step, such as ``"layer 3"``, for who reads its errors.
+        waited: whether ``function`` waits for every op.
 
     Raises:
         ArtifactError: the graph takes a weight or cache that is not there, or of another shape.
@@ -134,8 +165,11 @@ class BoundRegion:
         region: Region,
         function: Callable[..., tuple[torch.Tensor, ...]],
         fixed: Mapping[Role, Mapping[str, torch.Tensor]],
+        place: str = "",
+        waited: bool = False,
     ) -> None:
         self._function = function
+        self._region, self._place, self._waited = region, place, waited
         self._outputs = region.outputs
         self._arguments: list[Any] = []
         self._open: list[tuple[int, str]] = []
@@ -148,11 +182,21 @@ class BoundRegion:
                 self._arguments.append(_fixed(region, node, fixed[role]))
 
     def run(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Call with the step's tensors by name; results replace the values of their names."""
+        """Call with the step's tensors by name; results replace the values of their names.
+
+        Raises:
+            StepError: an op failed; names it, its place and the pass that made it.
+        """
         arguments = self._arguments.copy()
         for index, key in self._open:
             arguments[index] = tensors[key]
-        tensors.update(zip(self._outputs, self._function(*arguments), strict=True))
+        try:
+            results = self._function(*arguments)
+        except Exception as error:
+            raise blamed(
+                error, self._function, self._region, self._place, waited=self._waited
+            ) from error
+        tensors.update(zip(self._outputs, results, strict=True))
 
 
 def _fixed(region: Region, node: fx.Node, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:

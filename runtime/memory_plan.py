@@ -17,9 +17,9 @@ from dsa_compile.ir.region import Region
 from dsa_compile.runtime.batch import Batch
 from dsa_compile.runtime.cuda_graphs import GraphPlan
 from dsa_compile.runtime.devices import device_of
-from dsa_compile.runtime.model_runner import ModelRunner, make_caches
+from dsa_compile.runtime.faults import is_out_of_memory, shortage
+from dsa_compile.runtime.model_runner import GIB, ModelRunner, make_caches
 
-GIB = 2**30
 # What the driver keeps for an instantiated graph, and what the allocator loses to fragments.
 _GRAPH_BYTES = 16 << 20
 _SLACK_BYTES = 512 << 20
@@ -163,10 +163,15 @@ def measure_memory(
     largest = max(1, min(max(needed, read), free // (2 * page)))
     try:
         step, decode = _measure_steps(manifest, regions, weights, sizes, largest)
-    except torch.OutOfMemoryError:
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
         raise UserError(
-            f"GPU memory: a step of {sizes.tokens} tokens does not fit beside the weights "
-            f"({(total - free) / GIB:.1f} of {total / GIB:.1f} GiB); lower max_batched_tokens"
+            f"GPU memory: the largest steps, a prefill of {min(sizes.tokens, sizes.context):,} "
+            f"tokens and a decode step of {sizes.rows:,} requests, each at a context of "
+            f"{sizes.context:,}, do not fit beside the weights ({(total - free) / GIB:.1f} of "
+            f"{total / GIB:.1f} GiB): {shortage(error)}; lower max_batched_tokens, max_running or "
+            "max_model_len"
         ) from None
     count = 0 if graphs is None else len(list(graphs.shapes()))
     return plan_memory(
@@ -189,8 +194,8 @@ def _measure_steps(
     num_blocks: int,
 ) -> tuple[int, int]:
     """What the largest prefill and the largest decode step take, over caches of so many blocks."""
-    shared = make_caches(manifest, num_blocks, device_of(manifest.target))
-    caches = [shared] * len(manifest.layers)
+    shared = make_caches(manifest, num_blocks, device_of(manifest.target), layers=1)
+    caches = shared * len(manifest.layers)
     runner = ModelRunner(manifest, regions, weights, num_blocks, sizes.rows, caches=caches)
     prefill = largest_prefill(sizes.tokens, sizes.context, num_blocks, runner.block_size)
     decode = largest_decode(sizes.rows, sizes.context, num_blocks, runner.block_size)

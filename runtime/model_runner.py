@@ -1,8 +1,10 @@
 """Run an artifact's graphs over paged caches."""
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import fields
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,26 +31,49 @@ from dsa_compile.runtime.streams import SideStreams
 from dsa_compile.runtime.token_ids import resolve_token_ids
 
 LONG, SHORT = "long", "short"
+GIB = 2**30
 _BATCH_FIELDS = tuple(field.name for field in fields(Batch))
 
 
-def make_caches(manifest: Manifest, num_blocks: int, device: torch.device) -> dict[str, Tensor]:
-    """One layer's caches by key, ``[num_blocks, block_size, width]``.
+def make_caches(
+    manifest: Manifest, num_blocks: int, device: torch.device, layers: int | None = None
+) -> list[dict[str, Tensor]]:
+    """For each layer its caches by key, ``[num_blocks, block_size, width]``.
+
+    Args:
+        manifest: of the artifact.
+        num_blocks: blocks of each cache.
+        device: where.
+        layers: make only so many; None for the manifest's.
 
     Raises:
         UserError: no memory for them.
     """
-    made = {}
-    for cache in manifest.caches:
-        shape = (num_blocks, manifest.block_size, cache.width)
-        try:
-            made[cache.key] = torch.zeros(shape, dtype=getattr(torch, cache.dtype), device=device)
-        except RuntimeError:  # what torch raises when the system refuses the memory
-            raise UserError(
-                f"num_blocks={num_blocks}: no memory for {cache.key} pages of "
-                f"{manifest.block_size} x {cache.width} in every layer; use fewer blocks"
-            ) from None
-    return made
+    count = len(manifest.layers) if layers is None else layers
+    shapes = {
+        cache.key: ((num_blocks, manifest.block_size, cache.width), getattr(torch, cache.dtype))
+        for cache in manifest.caches
+    }
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None
+    try:
+        return [
+            {
+                key: torch.zeros(shape, dtype=dtype, device=device)
+                for key, (shape, dtype) in shapes.items()
+            }
+            for _ in range(count)
+        ]
+    except RuntimeError:  # what torch raises when the system refuses the memory
+        needed = count * sum(math.prod(shape) * dtype.itemsize for shape, dtype in shapes.values())
+        room = ""
+        if free is not None:
+            most = int(free / needed * num_blocks)
+            room = f" and the GPU had {free / GIB:.1f} free (for {most} blocks at the most)"
+        raise UserError(
+            f"num_blocks={num_blocks}: no memory for the caches ({', '.join(shapes)}), which need "
+            f"{needed / GIB:.1f} GiB in {count} layers{room}; use fewer blocks: give a smaller "
+            "num_blocks, or none and a lower gpu_memory_utilization"
+        ) from None
 
 
 class ModelRunner:
@@ -71,6 +96,9 @@ class ModelRunner:
         deterministic: a decoding request's results must not depend on the others in its step: all
             decode steps of up to :data:`~dsa_compile.runtime.cuda_graphs.ALIKE` rows run padded to
             that many, on the long graphs.
+        caches: for each layer its caches by key, to use instead of own ones.
+        debug_launches: wait for every op, so that one that fails on the GPU is named. Nothing is
+            captured then, and everything runs on one stream.
 
     Attributes:
         token_buffer: int64 ``[max_running]`` on the device, the last sampled token of each row of
@@ -90,6 +118,7 @@ class ModelRunner:
         max_running: int = 256,
         deterministic: bool = False,
         caches: Sequence[Mapping[str, Tensor]] | None = None,
+        debug_launches: bool = False,
     ) -> None:
         spec = manifest.model.spec
         self.device = device_of(manifest.target)
@@ -104,8 +133,12 @@ class ModelRunner:
         self._manifest = manifest
         self._weights = weights
         if caches is None:
-            caches = [make_caches(manifest, num_blocks, self.device) for _ in manifest.layers]
+            caches = make_caches(manifest, num_blocks, self.device)
         self.caches = tuple(caches)
+        # The CPU runs every op before the next without being asked to.
+        self._wait: Callable[[], None] | None = None
+        if debug_launches and self.device.type == "cuda":
+            self._wait = partial(torch.cuda.synchronize, self.device)
         self._calls = self._bound(regions)
         self.token_buffer = torch.zeros(max_running, dtype=torch.int64, device=self.device)
         self._ring = StagingRing() if self.device.type == "cuda" else None
@@ -116,9 +149,10 @@ class ModelRunner:
         manifest = self._manifest
         kinds = [call.kind for call in step_calls(manifest.layers)]
         caches: list[Mapping[str, Tensor]] = [{}, *self.caches, {}]  # of the prologue and the head
+        places = ["", *(f"layer {layer.index}" for layer in manifest.layers), ""]
         streams = SideStreams()
         functions = {
-            name: bind(region, manifest.kernels, manifest.target, streams)
+            name: bind(region, manifest.kernels, manifest.target, streams, self._wait)
             for name, region in regions.items()
         }
         found = {}
@@ -126,9 +160,15 @@ class ModelRunner:
             names = [n if (n := f"{kind}.{variant}") in regions else kind for kind in kinds]
             found[variant] = [
                 BoundRegion(
-                    regions[name], functions[name], {Role.WEIGHT: weight, Role.CACHE: cache}
+                    regions[name],
+                    functions[name],
+                    {Role.WEIGHT: weight, Role.CACHE: cache},
+                    place,
+                    waited=self._wait is not None,
                 )
-                for name, weight, cache in zip(names, self._weights, caches, strict=True)
+                for name, weight, cache, place in zip(
+                    names, self._weights, caches, places, strict=True
+                )
             ]
         return found
 
@@ -166,6 +206,7 @@ class ModelRunner:
             shapes: those to capture now, the largest first; None for all.
         """
         assert self._ring is not None, "CUDA graphs need a GPU"
+        assert self._wait is None, "a captured step cannot be waited for op by op"
         if self._graphs is None or self._graphs.plan != plan:
             self._graphs = DecodeGraphs(
                 plan, self._step, resolve_token_ids, self.token_buffer, self.vocab_size, self._ring
@@ -226,6 +267,8 @@ class ModelRunner:
             tensors["input_ids"] = resolve_token_ids(
                 tensors["input_ids"], tensors.pop("token_rows"), self.token_buffer
             )
+        if self._wait is not None:  # for the first op not to be blamed for what was before it
+            self._wait()
         return tensors
 
     def _upload(self, arrays: Mapping[str, NDArray[Any]]) -> dict[str, Tensor]:

@@ -5,7 +5,9 @@ first wait for stream 0, and must be waited for before the capture ends. Graphs 
 refused when an artifact is opened (:mod:`dsa_compile.ir.hazards`).
 """
 
+import functools
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -33,6 +35,10 @@ class SideStreams:
             found = self._made[number] = torch.cuda.Stream(priority=-1)
         return found
 
+    def made(self) -> tuple[torch.cuda.Stream, ...]:
+        """Those used so far."""
+        return tuple(self._made.values())
+
 
 class StreamSwitch:
     """What the stream ops of one region do.
@@ -58,17 +64,30 @@ class StreamSwitch:
         return made[op]
 
     def around(self, forward: Callable[..., Any]) -> Callable[..., Any]:
-        """``forward``, with the caller's stream as stream 0, and left current even by an error."""
+        """``forward``, with the caller's stream as stream 0, and left current even by an error.
 
+        After an error the caller's stream waits for the side streams: what they still run may use
+        memory that is given out again as soon as the error is handled.
+        """
+
+        @functools.wraps(forward)
         def call(*args: Tensor) -> Any:
             main = self._main = self._current = torch.cuda.current_stream()
             try:
                 return forward(*args)
             except BaseException:
                 torch.cuda.set_stream(main)
+                self._join(main)
                 raise
 
         return call
+
+    def _join(self, main: torch.cuda.Stream) -> None:
+        if torch.cuda.is_current_stream_capturing():  # nothing runs, and the capture is lost
+            return
+        with suppress(RuntimeError):  # of a lost device: the first error is the one to be told
+            for side in self._side.made():
+                main.wait_stream(side)
 
     def _on_stream(self, stream: int) -> None:
         current = self._main if stream == MAIN else self._side[stream]

@@ -17,12 +17,22 @@ class Device:
 
     def __init__(self):
         self.log = []
-        self.current = "main"
+        self.current = self.stream("main")
         self.made = 0
+        self.capturing = False
 
-    def stream(self, priority=0):
+    def side(self, priority=0):
         self.made += 1
-        return f"side{self.made}"
+        return self.stream(f"side{self.made}")
+
+    def stream(self, name):
+        device = self
+
+        class Stream(str):
+            def wait_stream(self, other):
+                device.log.append(f"{self} waits for {other}")
+
+        return Stream(name)
 
     def set_stream(self, stream):
         self.log.append(f"on {stream}")
@@ -44,10 +54,11 @@ class Device:
 @pytest.fixture
 def device(monkeypatch):
     made = Device()
-    monkeypatch.setattr(torch.cuda, "Stream", made.stream)
+    monkeypatch.setattr(torch.cuda, "Stream", made.side)
     monkeypatch.setattr(torch.cuda, "Event", made.event)
     monkeypatch.setattr(torch.cuda, "set_stream", made.set_stream)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: made.current)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: made.capturing)
     return made
 
 
@@ -104,6 +115,22 @@ def test_an_error_leaves_the_callers_stream(device):
     with pytest.raises(RuntimeError, match="invalid for input of size"):
         function(X)
     assert device.current == "main"
+    assert device.log[-1] == "main waits for side1", "what it runs may use memory that is freed now"
+
+
+def test_an_error_while_capturing_joins_nothing(device):
+    function = bind(overlapped(bad=True), {}, "sm_90a", SideStreams())
+    device.capturing = True
+    with pytest.raises(RuntimeError, match="invalid for input of size"):
+        function(X)
+    assert not any("waits for" in entry for entry in device.log)
+
+
+def test_waiting_for_every_op_takes_one_stream(device):
+    waits = []
+    function = bind(overlapped(), {}, "sm_90a", SideStreams(), lambda: waits.append(1))
+    assert torch.equal(function(X)[0], torch.relu(X) - X)
+    assert (len(waits), device.log) == (3, [])
 
 
 def test_a_cpu_leaves_them_out(device):

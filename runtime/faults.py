@@ -1,0 +1,129 @@
+"""What failed in a step, said so that somebody can act on it.
+
+The runtime asks nothing before it launches a kernel: whether all went well is known by exceptions
+alone, and where they came from is worked out only when there is one.
+
+Three kinds matter. *Out of memory*: the device is sound, a smaller step may fit. *A refused call*:
+a kernel's host code or the driver did not take what it was given; the device is sound, the step is
+not. *A lost device*: a kernel did what no kernel may (an address that is not there), the driver
+tells it with whatever is asked of it next, and the process can use the GPU no more.
+"""
+
+import re
+
+import torch
+
+from dsa_compile.errors import UserError
+
+# As torch, the driver (CUresult), cuBLAS and the host's allocator have it.
+_OUT_OF_MEMORY = re.compile(r"out of memory|OUT_OF_MEMORY|ALLOC_FAILED|can't allocate memory")
+# Errors after which a CUDA context takes no more work, by their names in CUresult and their texts
+# (cuGetErrorString): "The process must be terminated and relaunched."
+_LOST = re.compile(
+    "illegal memory access|ILLEGAL_ADDRESS|misaligned address|MISALIGNED_ADDRESS"
+    "|illegal instruction|ILLEGAL_INSTRUCTION|invalid program counter|INVALID_PC"
+    "|operation not supported on global/shared address space|INVALID_ADDRESS_SPACE"
+    "|unspecified launch failure|CUDA_ERROR_LAUNCH_FAILED|device-side assert|CUDA_ERROR_ASSERT"
+    "|launch timed out|LAUNCH_TIMEOUT|hardware stack error|HARDWARE_STACK_ERROR"
+    "|uncorrectable (?:ECC|NVLink) error|ECC_UNCORRECTABLE|NVLINK_UNCORRECTABLE"
+)
+_WANTED = re.compile(r"[Tt]ried to allocate (\d[\d.]* \w+)")
+_FREE = re.compile(r"of which (\d[\d.]* \w+) is free")
+
+NAME_THE_OP = "load with debug_launches=True (dsa-generate --debug-launches) to have the op named"
+
+
+class StepError(UserError):
+    """A step could not be run; the message says what failed and where."""
+
+
+class OutOfMemory(StepError):  # noqa: N818 - as torch.OutOfMemoryError, short
+    """Something of a step found no memory; the device is sound."""
+
+
+class DeviceLost(StepError):  # noqa: N818
+    """The GPU reported an error after which this process cannot use it."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory is what was missing."""
+    if isinstance(error, OutOfMemory | torch.OutOfMemoryError | MemoryError):
+        return True
+    return _is_of_the_device(error) and bool(_OUT_OF_MEMORY.search(str(error)))
+
+
+def is_device_lost(error: BaseException) -> bool:
+    """Whether the process can use the GPU no more."""
+    if isinstance(error, DeviceLost):
+        return True
+    return _is_of_the_device(error) and bool(_LOST.search(str(error)))
+
+
+def _is_of_the_device(error: BaseException) -> bool:
+    """What torch, Triton and the kernels' launcher raise."""
+    return isinstance(error, RuntimeError | UserError)
+
+
+def shortage(error: BaseException) -> str:
+    """How much memory was wanted and was free, as far as the error says: ``wanted 2.00 GiB, …``."""
+    text = str(error)
+    if isinstance(error, OutOfMemory):
+        return text
+    wanted, free = _WANTED.search(text), _FREE.search(text)
+    if wanted is None:
+        return "found no memory"
+    return f"wanted {wanted[1]}" + (f" with {free[1]} free" if free else "")
+
+
+def located(error: Exception, where: str, details: str, *, waited: bool) -> StepError:
+    """What an op raised, with the op.
+
+    Args:
+        error: as caught.
+        where: the op and its place, to begin a sentence with.
+        details: more about the op.
+        waited: every op before it was waited for, so that nothing else can be to blame.
+    """
+    if is_out_of_memory(error):
+        return OutOfMemory(f"{where} {shortage(error)} ({details})")
+    if not is_device_lost(error):
+        return StepError(f"{where} failed: {_reason(error)} ({details})")
+    if waited:
+        return DeviceLost(f"{where} failed on the GPU: {_first_line(error)} ({details}); {_OVER}")
+    return _lost(error, f"{where} ({details})")
+
+
+def told(error: Exception, doing: str) -> StepError | None:
+    """The same error for a user, if it is the device's and does not say so yet; else None.
+
+    Args:
+        error: as caught.
+        doing: what was done when it was raised, such as ``"a step was launched"``.
+    """
+    if isinstance(error, StepError):
+        return None
+    if is_out_of_memory(error):
+        return OutOfMemory(f"{shortage(error)} while {doing}")
+    return _lost(error, f"while {doing}") if is_device_lost(error) else None
+
+
+def _lost(error: Exception, noticed: str) -> DeviceLost:
+    return DeviceLost(
+        f"the GPU failed: {_first_line(error)}. It was noticed at or after what is to blame, "
+        f"for kernels run while the host goes on: {noticed}. To find it, {NAME_THE_OP}; {_OVER}"
+    )
+
+
+_OVER = "this process can use the GPU no more, start a new one"
+
+
+def _first_line(error: Exception) -> str:
+    """torch adds paragraphs of advice that do not apply to captured graphs and other launchers."""
+    return str(error).partition("\n")[0].strip().rstrip(".") or type(error).__name__
+
+
+def _reason(error: Exception) -> str:
+    text = str(error).strip()
+    if isinstance(error, UserError) and text:
+        return text
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

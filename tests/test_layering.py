@@ -54,6 +54,7 @@ AREAS: dict[str, tuple[str, ...]] = {
     ),
     # what dsa-inspect shows: records as data, read without torch
     "inspecting": (*FOUNDATION, "model_spec", "config", "artifact", "ir.site"),
+    "inspecting.onnx": (*FOUNDATION, "ops", "model_spec", "weights", "inspecting"),
     "frontend": (*FOUNDATION, "ops", "model_spec", "config", "weights", "ir"),
     "passes": (*FOUNDATION, "ops", "model_spec", "config", "weights", "ir"),
     "lowering": (
@@ -78,9 +79,14 @@ AREAS: dict[str, tuple[str, ...]] = {
         *FOUNDATION, "ops", "bench", "model_spec", "config", "weights", "ir", "artifact",
         "frontend", "passes", "lowering", "runtime",
     ),
+    # what finds a wrong rewrite: compiles again, and runs what comes of it
+    "debugging": (
+        *FOUNDATION, "ops", "model_spec", "config", "weights", "ir", "artifact", "frontend",
+        "passes", "lowering", "runtime", "evaluation",
+    ),
     "cli": (
         *FOUNDATION, "model_spec", "config", "ir", "artifact", "passes", "compiling", "runtime",
-        "evaluation", "lowering", "kernels", "bench", "inspecting",
+        "evaluation", "lowering", "kernels", "bench", "inspecting", "debugging",
     ),
     "__init__": ("compiling", "errors", "version"),
 }  # fmt: skip

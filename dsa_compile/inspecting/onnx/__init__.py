@@ -1,0 +1,1 @@
+"""Recorded programs as ONNX models; needs the packages of the extra ``onnx``."""

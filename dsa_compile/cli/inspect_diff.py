@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from dsa_compile.cli.inspect_output import console, print_json, statement, styled
+from dsa_compile.cli.inspect_output import console, of_layers, print_json, statement, styled
 from dsa_compile.errors import UserError
 from dsa_compile.inspecting.diff import RegionDiff, pass_diff
 from dsa_compile.inspecting.fold import Fold, Kept, Outlier, fold, outliers
@@ -124,11 +124,6 @@ def where(each: Fold) -> str:
     return f"{label}: {'; '.join(parts)}" + (
         f"  [{'sites' if len(sites) > 1 else 'site'} {ranges(sites)}]" if sites else ""
     )
-
-
-def of_layers(numbers: Sequence[int]) -> str:
-    """``61 layers (0-60)``."""
-    return f"{len(numbers)} layer{'s' * (len(numbers) != 1)} ({ranges(numbers)})"
 
 
 def _signed(sign: str, line: Text) -> Text:

@@ -2,12 +2,14 @@
 
 import json
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from dsa_compile.inspecting.store import ranges
 from dsa_compile.inspecting.text import Statement
 
 _PLAIN_WIDTH = 160
@@ -45,3 +47,8 @@ def statement(line: Statement) -> Text:
     note = "  ".join(part for part in (line.type, line.module) if part)
     made = Text(line.code)
     return made.append(f"  # {note}", style="dim") if note else made
+
+
+def of_layers(numbers: Sequence[int]) -> str:
+    """``61 layers (0-60)``."""
+    return f"{len(numbers)} layer{'s' * (len(numbers) != 1)} ({ranges(numbers)})"

@@ -20,6 +20,7 @@ from dsa_compile.inspecting.graph import Graph, graph_from_json
 from dsa_compile.ir.site import Site
 
 EXPORT = "export"
+_MOST_CHOICES = 50  # that a line lists
 ONCE = ("embed", "head")  # regions that a step runs once; the others are kinds of layers
 
 
@@ -215,7 +216,8 @@ class Store:
 def unknown(what: str, name: str, choices: Sequence[str]) -> str:
     """The line for a name that is not there: the nearest if one is near, else all."""
     near = difflib.get_close_matches(name, choices, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}?" if near else f"choose one of {', '.join(choices)}"
+    listed = ", ".join(choices[:_MOST_CHOICES]) + ", …" * (len(choices) > _MOST_CHOICES)
+    hint = f"did you mean {near[0]!r}?" if near else f"choose one of {listed}"
     return f"unknown {what} {name!r}; {hint}"
 
 

@@ -207,6 +207,12 @@ def _results(region: Region, values: Values) -> dict[str, Tensor]:
     return {name: values[n.name] for name, n in zip(region.outputs, results, strict=True)}
 
 
+def layer_of(call: StepCall) -> int | str:
+    """Number of the layer that a call runs, or ``embed`` or ``head``."""
+    _, _, digits = call.stem.partition("_")
+    return int(digits) if digits else call.stem
+
+
 def weight_keys(region: Region) -> list[str]:
     """Keys of the weights that a region takes."""
     return [node.meta["key"] for node in region.inputs_of(Role.WEIGHT)]

@@ -9,22 +9,17 @@ whole too: each layer, given the same inputs before and after it, must return th
 import time
 from collections.abc import Callable, Iterator
 
-from dsa_compile.debugging.agreement import UNLIKE, Agreement, compare, worst
+from dsa_compile.debugging.agreement import Agreement
+from dsa_compile.debugging.calls import compare_calls
+from dsa_compile.debugging.checking import check_site, in_a_line, worst_of
 from dsa_compile.debugging.delta import Delta, find_delta
-from dsa_compile.debugging.parameters import Weights, WeightStore
+from dsa_compile.debugging.parameters import WeightStore
 from dsa_compile.debugging.prompt import Prompt
 from dsa_compile.debugging.replay import PassRun, Replay
 from dsa_compile.debugging.report import HazardReport, PassReport, SiteReport, VerifyReport
-from dsa_compile.debugging.sites import CAPTURED, VARIATIONS, SiteRun, run_site
-from dsa_compile.debugging.stages import CallTrace, Stage, Trace, run_stage
-from dsa_compile.debugging.verdict import (
-    pass_problem,
-    recipe_tolerance,
-    site_problem,
-    tolerance_of,
-    weighs,
-)
-from dsa_compile.ir.calls import StepCall
+from dsa_compile.debugging.sites import SiteRun
+from dsa_compile.debugging.stages import CallTrace, Stage, Trace, layer_of, run_stage
+from dsa_compile.debugging.verdict import pass_problem, recipe_tolerance, tolerance_of
 from dsa_compile.ir.passes import Numerics
 from dsa_compile.ir.program import Level, Program
 from dsa_compile.ir.region import Role
@@ -62,12 +57,6 @@ def verify(
     return report
 
 
-def layer_of(call: StepCall) -> int | str:
-    """Number of the layer, or ``embed`` or ``head``."""
-    _, _, digits = call.stem.partition("_")
-    return int(digits) if digits else call.stem
-
-
 class _Checker:
     def __init__(
         self, replay: Replay, store: WeightStore, prompt: Prompt, report: VerifyReport
@@ -92,7 +81,7 @@ class _Checker:
             self._whole(done, self.trace, run, self.replay.after(index))
             self.trace = self._run(self.replay.after(index))
         except Exception as error:  # whatever an op raises on inputs that no op should be given
-            done.problem = done.problem or f"its program does not run: {_line(error)}"
+            done.problem = done.problem or f"its program does not run: {in_a_line(error)}"
             self.trace = None
         return done
 
@@ -115,32 +104,11 @@ class _Checker:
         for captured in trace.calls:
             if site.region not in {region.name for region in captured.regions}:
                 continue
-            found: list[tuple[SiteRun, str]] = []
-            for inputs in VARIATIONS if delta.varies else (CAPTURED,):
-                found.append(self._tried(run, delta, captured, trace, weights, inputs))
-                if inputs == CAPTURED:
-                    for step in found[0][0].steps:
-                        step.extend(captured)
+            found = check_site(run.step.numerics, delta, captured, trace, self.prompt, weights)
+            for step in found[0][0].steps:
+                step.extend(captured)
             done.runs += len(found)
             self._note(done, run, site, captured, delta, found)
-
-    def _tried(
-        self,
-        run: PassRun,
-        delta: Delta,
-        captured: CallTrace,
-        trace: Trace,
-        weights: tuple[Weights, Weights],
-        inputs: str,
-    ) -> tuple[SiteRun, str]:
-        try:
-            made = run_site(delta, captured, trace, self.prompt, weights, inputs)
-        except Exception as error:  # whatever an op raises on inputs that no op should be given
-            unlike = dict.fromkeys(delta.pairs[:1], UNLIKE)
-            return SiteRun(inputs, unlike, None, ()), f"does not run: {_line(error)}"
-        tolerance = tolerance_of(delta)
-        found = (run.step.numerics, inputs, made.worst, made.choice, tolerance)
-        return made, site_problem(*found)
 
     def _note(
         self,
@@ -152,8 +120,7 @@ class _Checker:
         found: list[tuple[SiteRun, str]],
     ) -> None:
         tolerance, exact = tolerance_of(delta), run.step.numerics is Numerics.BITWISE
-        counted = [f for f in found if f[1] or exact or weighs(f[0].inputs)]
-        made, problem = max(counted, key=lambda f: (bool(f[1]), f[0].worst.error))
+        made, problem = worst_of(found, run.step.numerics)
         pair = max(made.agreements, key=lambda p: made.agreements[p].error, default=("", ""))
         done.error = max(done.error, made.worst.error)
         choice = made.choice
@@ -181,7 +148,7 @@ class _Checker:
             done.problem = f"site {site.number} {problem}"
 
     def _whole(self, done: PassReport, trace: Trace, run: PassRun, after: Program) -> None:
-        results = dict(self._returned(trace, after))
+        results = self._returned(trace, after)
         for layer, found in results.items():
             done.layers[str(layer)] = (found.typical, found.error)
         problem = self._wrong(run, results)
@@ -203,32 +170,18 @@ class _Checker:
         good, bad = 0, len(run.sites)
         while bad - good > 1:
             middle = (good + bad) // 2
-            results = dict(self._returned(trace, self.replay.within(run, middle)))
-            if self._wrong(run, results):
+            if self._wrong(run, self._returned(trace, self.replay.within(run, middle))):
                 bad = middle
             else:
                 good = middle
         return bad
 
-    def _returned(self, trace: Trace, after: Program) -> Iterator[tuple[int | str, Agreement]]:
-        """How what each call returns agrees with what it returned before the pass."""
+    def _returned(self, trace: Trace, after: Program) -> dict[int | str, Agreement]:
         new = self._run(after, given=trace)
-        for index, (old, made) in enumerate(zip(trace.calls, new.calls, strict=True)):
-            keys = _always(old) & _always(made) - {"causal_mask"}
-            found = [
-                compare(trace.result(index, k), new.result(index, k), len(self.prompt))
-                for k in sorted(keys)
-            ]
-            yield layer_of(old.call), worst(found)
-
-
-def _line(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
-
-
-def _always(call: CallTrace) -> set[str]:
-    """What a call returns in every step."""
-    return set.intersection(*(set(outputs) for outputs in call.outputs))
+        return {
+            layer_of(call.call): found
+            for call, found in zip(trace.calls, compare_calls(trace, new), strict=True)
+        }
 
 
 def _hazards(replay: Replay) -> Iterator[HazardReport]:

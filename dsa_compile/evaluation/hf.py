@@ -56,6 +56,23 @@ class HfModel:
                 output = self._model(torch.tensor([list(sequence)]), use_cache=False)
             yield output.logits[0, len(sequence) - tail :].float()
 
+    def residuals(self, sequence: Sequence[int]) -> list[Tensor]:
+        """The residual stream of T tokens before the first layer and after each, fp32 [T, H]."""
+        found: list[Tensor] = []
+
+        def note(module: Any, inputs: Any, output: Any) -> None:
+            found.append(output[0] if isinstance(output, tuple) else output)
+
+        hooks = [
+            module.register_forward_hook(note)
+            for module in (self._model.model.embed_tokens, *self._model.model.layers)
+        ]
+        with torch.no_grad():
+            self._model(torch.tensor([list(sequence)]), use_cache=False)
+        for hook in hooks:
+            hook.remove()
+        return [states[0].float() for states in found]
+
     def generate(self, prompts: Sequence[Sequence[int]], count: int) -> list[list[int]]:
         """``count`` likeliest tokens after each prompt; prompts of one length share a batch."""
         groups: dict[int, list[int]] = {}

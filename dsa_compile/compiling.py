@@ -12,6 +12,7 @@ from dsa_compile.frontend.build import build_program, layer_plan, load_spec
 from dsa_compile.ir.passes import PassRecord
 from dsa_compile.ir.program import Program
 from dsa_compile.lowering.binding import Binding, bind_kernels
+from dsa_compile.lowering.compiled_kernels import FOLDER, ship_kernels, ships_kernels
 from dsa_compile.lowering.emit import emit
 from dsa_compile.passes.manager import check_selection, run_pipeline
 from dsa_compile.weights.checkpoint import Checkpoint
@@ -29,6 +30,9 @@ class Progress(Protocol):
     def weights(self, done: int) -> None:
         """So many more bytes of weights have been hashed or written."""
 
+    def compiled(self, done: int, total: int) -> None:
+        """So many of the CUDA kernels' files are compiled."""
+
 
 class _Silence:
     def phase(self, name: str) -> None:
@@ -38,6 +42,9 @@ class _Silence:
         return None
 
     def weights(self, done: int) -> None:
+        return None
+
+    def compiled(self, done: int, total: int) -> None:
         return None
 
 
@@ -100,11 +107,14 @@ def compile_model(
         program = build_program(model_dir, config)
         clock.start("passes")
         run_pipeline(program, progress.passed)
-        clock.start("emit")
         bindings = bind_kernels(program)
+        notes = tuple(checkpoint.notes) if checkpoint is not None else ()
+        if ships_kernels(config):
+            clock.start("kernels")
+            notes += ship_kernels(program, bindings, writer.add_dir(FOLDER), progress.compiled)
+        clock.start("emit")
         manifest = emit(program, writer, model_dir, checkpoint, bindings, progress.weights)
         clock.stop()
-    notes = tuple(checkpoint.notes) if checkpoint is not None else ()
     return CompileResult(out, manifest, program, bindings, clock.seconds, notes)
 
 

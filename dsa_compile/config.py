@@ -47,6 +47,8 @@ class CompileConfig:
             itself over the scale, so magnitudes above 448 times it saturate. One for all layers.
         profile: file of times of calls measured on the target, from which ``overlap_streams``
             plans; None to plan from estimates.
+        compiled_kernels: ship machine code of the CUDA kernels, if NVRTC is installed here and
+            there are weights to run them on; without, they are compiled on loading.
     """
 
     target: str = "cpu"
@@ -60,6 +62,7 @@ class CompileConfig:
     records: bool = True
     kv_scale: float = 1.0
     profile: str | None = None
+    compiled_kernels: bool = True
 
     def __post_init__(self) -> None:
         _one_of("target", self.target, TARGETS)

@@ -119,6 +119,7 @@ class Engine:
         deterministic: bool = False,
         gpu_memory_utilization: float = 0.9,
         cuda_graphs: bool = True,
+        shipped_kernels: bool = True,
         load_format: str = "auto",
         verify: str = "full",
         model_dir: str | Path | None = None,
@@ -137,6 +138,8 @@ class Engine:
             deterministic: see :class:`EngineConfig`.
             gpu_memory_utilization: share of the GPU's memory to use where ``num_blocks`` is None.
             cuda_graphs: on a GPU, run decode steps as CUDA graphs, captured here.
+            shipped_kernels: run the machine code of CUDA kernels that the artifact holds; without,
+                they are compiled here.
             load_format: ``auto`` for the model's weights, ``dummy`` for random ones.
             verify: check the weight files' contents ("full") or their headers ("header").
             model_dir: where the referenced weights are now, if not where they were compiled from.
@@ -169,6 +172,7 @@ class Engine:
             max_model_len=max_model_len,
             gpu_memory_utilization=gpu_memory_utilization,
             cuda_graphs=cuda_graphs,
+            shipped_kernels=shipped_kernels,
             deterministic=deterministic,
             progress=progress,
         )

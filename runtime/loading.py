@@ -9,6 +9,7 @@ import torch
 from dsa_compile.artifact.reader import Artifact
 from dsa_compile.errors import ArtifactError, UserError
 from dsa_compile.ir.calls import step_calls
+from dsa_compile.kernels.cuda.compiler import use_shipped
 from dsa_compile.runtime.cuda_graphs import GraphPlan
 from dsa_compile.runtime.devices import device_of
 from dsa_compile.runtime.memory_plan import StepSizes, measure_memory
@@ -37,6 +38,7 @@ def load_runner(
     max_model_len: int | None = None,
     gpu_memory_utilization: float = 0.9,
     cuda_graphs: bool = True,
+    shipped_kernels: bool = True,
     deterministic: bool = False,
     progress: Callable[[str], None] = lambda line: None,
 ) -> ModelRunner:
@@ -54,6 +56,8 @@ def load_runner(
         max_model_len: longest context; None for the model's own.
         gpu_memory_utilization: share of the GPU's memory to use where ``num_blocks`` is None.
         cuda_graphs: on a GPU, run decode steps as CUDA graphs.
+        shipped_kernels: run the machine code of CUDA kernels that the artifact holds; without, they
+            are compiled here.
         deterministic: a decoding request's results must not depend on the others in its step.
         progress: is told what has been done, a line each.
 
@@ -81,7 +85,11 @@ def load_runner(
             "leave out --model-dir"
         )
     regions = {record.name: artifact.region(record.name) for record in manifest.regions}
-    clock.done(f"artifact opened: variants {', '.join(manifest.variants) or 'one'}")
+    shipped = _use_shipped_kernels(artifact) if shipped_kernels else 0
+    clock.done(
+        f"artifact opened: variants {', '.join(manifest.variants) or 'one'}"
+        + (f", {shipped} compiled kernels" if shipped else "")
+    )
     try:
         weights = load_weights(artifact, model_dir, load_format)
     except torch.OutOfMemoryError:
@@ -120,6 +128,14 @@ def load_runner(
             ) from None
         clock.done(plan.describe(manifest.block_size))
     return runner
+
+
+def _use_shipped_kernels(artifact: Artifact) -> int:
+    """Let the artifact's machine code be found; returns how many files there are."""
+    shipped = sum(file.path.startswith("kernels/") for file in artifact.manifest.files)
+    if shipped:
+        use_shipped(artifact.path / "kernels")
+    return shipped
 
 
 def _no_memory_for_weights(artifact: Artifact) -> str:

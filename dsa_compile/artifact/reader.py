@@ -20,7 +20,7 @@ from dsa_compile.weights.safetensors_file import SafetensorsFile
 
 VERIFY = ("full", "header")
 # Folders in which a file that the manifest does not list is an error, not clutter.
-_CLOSED = ("graphs", "weights")
+_CLOSED = ("graphs", "kernels", "weights")
 
 
 @dataclass(frozen=True)

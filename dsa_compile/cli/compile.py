@@ -114,6 +114,12 @@ def build_parser() -> argparse.ArgumentParser:
         help="print which kernel was bound to each op and why not the others",
     )
 
+    kernels.add_argument(
+        "--no-compiled-kernels",
+        action="store_true",
+        help="ship no machine code of CUDA kernels; loading then compiles what it needs",
+    )
+
     passes = parser.add_argument_group("passes")
     passes.add_argument(
         "--list-passes", action="store_true", help="print the passes in order, and exit"
@@ -180,6 +186,7 @@ def _compile(args: argparse.Namespace) -> int:
         "records": not args.no_records,
         "kv_scale": args.kv_scale,
         "profile": None if args.profile is None else str(args.profile),
+        "compiled_kernels": not args.no_compiled_kernels,
     }
     started = time.perf_counter()
     with Display(quiet=args.quiet) as display:

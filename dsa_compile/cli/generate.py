@@ -163,6 +163,12 @@ def _parser() -> argparse.ArgumentParser:
         help="on a GPU, launch every kernel of every step, and capture nothing at the start",
     )
     engine.add_argument(
+        "--no-shipped-kernels",
+        dest="shipped_kernels",
+        action="store_false",
+        help="compile CUDA kernels here instead of running the machine code in the artifact",
+    )
+    engine.add_argument(
         "--verbose",
         action="store_true",
         help="say on standard error what loading does, and how long it takes",
@@ -178,6 +184,7 @@ _ENGINE_OPTIONS = (
     "deterministic",
     "overlap",
     "cuda_graphs",
+    "shipped_kernels",
 )
 
 

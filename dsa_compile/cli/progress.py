@@ -22,6 +22,7 @@ _PHASES = {
     "read": "reading config and checkpoint headers",
     "export": "exporting the reference model",
     "passes": "running passes",
+    "kernels": "compiling CUDA kernels",
     "emit": "writing the artifact",
 }
 _WIDTH = max(map(len, _PHASES.values()))
@@ -86,6 +87,10 @@ class Display:
         """Count bytes."""
         self._bytes += done
         self._show(f"{_readable(self._bytes)} of weights")
+
+    def compiled(self, done: int, total: int) -> None:
+        """Count kernels."""
+        self._show(f"{done} of {total}")
 
     def summary(self, result: "CompileResult", seconds: float) -> None:
         """What every pass did, the time by phase, and what to do next."""

@@ -1,5 +1,8 @@
 """Whole models on a Hopper GPU: the registry's kernels, CUDA graphs, overlapping steps."""
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -59,6 +62,24 @@ def test_fp32_gives_the_tokens_of_the_cpu(artifact):
     """Around the top-k of 64, alone and together, prefill in chunks and decode."""
     asked = prompts([1, 5, 63, 64, 65, 130, 300])
     assert tokens(artifact("sm_90a", "fp32"), asked) == tokens(artifact("cpu", "fp32"), asked)
+
+
+def test_shipped_kernels_need_no_compiler(artifact, tmp_path):
+    """Without NVRTC, and with nothing in its cache, an artifact gives tokens."""
+    program = (
+        "import sys; sys.modules['cuda.bindings.nvrtc'] = None\n"
+        "from dsa_compile.runtime import Engine, SamplingParams\n"
+        "engine = Engine.load(sys.argv[1], num_blocks=200, max_running=4)\n"
+        "engine.generate([[5, 6, 7]], SamplingParams(max_tokens=3))\n"
+    )
+    path = artifact("sm_90a", "bf16")
+    subprocess.run(
+        [sys.executable, "-c", program, str(path)],
+        env={**os.environ, "DSA_COMPILE_CACHE": str(tmp_path)},
+        check=True,
+        timeout=120,
+    )
+    assert not list(tmp_path.iterdir())
 
 
 def forced(path, sequences, prefill):

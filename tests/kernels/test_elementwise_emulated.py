@@ -28,8 +28,9 @@ SLOTS = torch.tensor([9, -1, 33])
 def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     monkeypatch.setattr(CudaKernel, "__call__", emulator.launch)
-    # few warps, so that each takes several tiles
-    monkeypatch.setattr(index_quantize, "_resident_warps", lambda device: 4)
+    # four warps, so that each takes several tiles
+    monkeypatch.setattr(index_quantize, "multiprocessors", lambda device: 1)
+    monkeypatch.setattr(index_quantize, "QUERY_BLOCKS", 1)
 
 
 def bf16(*shape: int) -> Tensor:

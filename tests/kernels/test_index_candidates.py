@@ -36,7 +36,7 @@ def test_compiles_to_what_it_relies_on(name, tmp_path):
 
 
 def test_the_written_scores_of_a_pass_stay_within_the_budget(monkeypatch):
-    monkeypatch.setattr("dsa_compile.kernels.cuda.index_logits.processors", lambda: 132)
+    monkeypatch.setattr("dsa_compile.kernels.cuda.index_candidates.multiprocessors", lambda *_: 132)
     limit = 512 << 20
     for columns in (lists.SHORT_KEYS, 65536, lists.MAX_COLUMNS):
         rows = lists.most_rows(columns, limit)

@@ -37,7 +37,8 @@ def test_results_are_brought_back_and_quantised(values, ue8m0):
     torch.testing.assert_close(scale, quantize_blocks(want.float(), ue8m0)[1])
     error = dequantize_blocks(q, scale) - want
     step = scale.repeat_interleave(128, 1) * 32  # of the largest e4m3 values
-    assert (error.abs() <= step / 2).all()
+    # halfway between two values, fp32 products decide by their last bits
+    assert (error.abs() <= step / 2 * (1 + 1e-5)).all()
 
 
 def test_head_weights_are_a_product_in_fp32():

@@ -43,19 +43,43 @@ def build(source: str, *, arch: str, defines: Defines | None = None) -> bytes:
         KernelCompileError: the source does not compile.
         UserError: NVRTC or CUDA's headers are not installed.
     """
-    options = _options(arch, defines or {})
-    texts = _sources(source, {})
-    # without the include paths: what they lead to is in texts, or as old as NVRTC
-    name = hashlib.sha256(
-        "\0".join([*texts.values(), *options, str(nvrtc_version())]).encode()
-    ).hexdigest()
-    path = cache_dir() / f"{Path(source).stem}-{name[:32]}.cubin"
+    major, minor = nvrtc_version()
+    path = cache_dir() / f"{cubin_name(source, arch=arch, defines=defines)}-{major}.{minor}.cubin"
     if path.is_file():
         return path.read_bytes()
+    # what the include paths lead to is in the file's name, or as old as NVRTC
+    options = _options(arch, defines or {})
     includes = [f"--include-path={path}" for path in (SOURCES, _cuda_headers())]
-    cubin = _compile(source, texts[source], [*options, *includes])
+    cubin = _compile(source, _sources(source, {})[source], [*options, *includes])
     _store(path, cubin)
     return cubin
+
+
+def cubin_name(source: str, *, arch: str, defines: Defines | None = None) -> str:
+    """A file name without suffix for what :func:`build` returns, whichever NVRTC compiles it.
+
+    It is another when the source, a header of ours or an option changes.
+    """
+    parts = [*_sources(source, {}).values(), *_options(arch, defines or {})]
+    digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()
+    return f"{Path(source).stem}-{digest[:32]}"
+
+
+_shipped: dict[Path, None] = {}
+
+
+def use_shipped(folder: Path) -> None:
+    """Look for machine code in a folder from now on: :func:`cubin_name` + ``.cubin``."""
+    _shipped.setdefault(folder)
+
+
+def find_shipped(source: str, *, arch: str, defines: Defines | None = None) -> bytes | None:
+    """Machine code from the folders of :func:`use_shipped`, or None if none of them has it."""
+    name = f"{cubin_name(source, arch=arch, defines=defines)}.cubin" if _shipped else ""
+    for folder in _shipped:
+        if (folder / name).is_file():
+            return (folder / name).read_bytes()
+    return None
 
 
 def _options(arch: str, defines: Defines) -> list[str]:

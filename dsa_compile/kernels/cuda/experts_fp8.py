@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from dsa_compile.kernels.cuda.compiler import Defines
+from dsa_compile.kernels.cuda.device import multiprocessors
 from dsa_compile.kernels.cuda.experts_fp8_many import (
     COMBINE_COLUMNS,
     INDEX_TYPES,
@@ -101,12 +102,6 @@ def _shape(pairs: int, experts: int) -> Shape:
     return NARROW if pairs > _FEW_ROWS * experts else FEW
 
 
-@functools.cache
-def _multiprocessors(device: int) -> int:
-    count: int = torch.cuda.get_device_properties(device).multi_processor_count
-    return count
-
-
 def experts_fp8(
     x: Tensor,
     x_scale: Tensor,
@@ -157,7 +152,7 @@ def experts_fp8(
     outputs = empty(pairs, hidden, dtype=torch.bfloat16)
     kernels.plan((1, 1, 1), 1024, indices, pairs, pair_of, row_of, groups, count, finished)
     kernels.main(
-        (_multiprocessors(x.device.index) * shape.blocks, 1, 1),
+        (multiprocessors(x.device) * shape.blocks, 1, 1),
         _THREADS,
         tensor_map(gate_up.view(-1, hidden), (_BOX, _BOX), l2_promotion=256),
         tensor_map(down.view(-1, inner), (_BOX, _BOX), l2_promotion=256),

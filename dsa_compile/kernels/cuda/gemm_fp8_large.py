@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dsa_compile.kernels.cuda.device import multiprocessors
 from dsa_compile.kernels.cuda.launch import CudaKernel, tensor_map
 from dsa_compile.ops.quantize import BLOCK
 
@@ -108,7 +109,7 @@ def linear_large(
     """
     tokens, k = x.shape
     rows = weight.shape[0]
-    processors = torch.cuda.get_device_properties(x.device).multi_processor_count
+    processors = multiprocessors(x.device)
     tile = tile or choose(tokens, rows, k // BLOCK, processors)
     out = torch.empty(tokens, rows, dtype=torch.bfloat16, device=x.device)
     by_column = scales_by_column(x_scale)

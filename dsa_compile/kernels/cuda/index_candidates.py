@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from dsa_compile.kernels.cuda import index_logits
+from dsa_compile.kernels.cuda.device import multiprocessors
 from dsa_compile.kernels.cuda.launch import CudaKernel, Int64
 from dsa_compile.kernels.cuda.topk import topk as select_scores
 
@@ -86,7 +87,7 @@ def most_rows(columns: int, limit: int) -> int:
 
 def _sets(rows: int) -> int:
     """Of lists: one for each row, and for each block of the grid one for each of its queries."""
-    return rows + QUERIES * index_logits.processors()
+    return rows + QUERIES * multiprocessors()
 
 
 def candidate_topk(x: Paged, topk: int, rows: tuple[int, int], memory: Tensor) -> Tensor:
@@ -108,7 +109,7 @@ def candidate_topk(x: Paged, topk: int, rows: tuple[int, int], memory: Tensor) -
     shift = block_size.bit_length() - 1
     heads = x.q.shape[1]
     threads = index_logits.warpgroups_for(heads, QUERIES).threads
-    grid = (index_logits.processors(), 1, 1)
+    grid = (multiprocessors(device), 1, 1)
     integers = functools.partial(torch.empty, dtype=torch.int32, device=device)
     thresholds = torch.empty(count, dtype=torch.float32, device=device)
     counts = torch.empty((_sets(count), _LISTS), dtype=torch.uint8, device=device)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dsa_compile.kernels.cuda.device import multiprocessors
 from dsa_compile.kernels.cuda.launch import CudaKernel, Int64, tensor_map
 from dsa_compile.ops.library import bad_input
 
@@ -155,7 +156,7 @@ def ragged_index_logits(
     heads = q.shape[1]
     kernel = scoring_kernel("ragged", heads, SHARED_QUERIES)
     kernel(
-        (processors(), 1, 1),
+        (multiprocessors(q.device), 1, 1),
         warpgroups_for(heads, SHARED_QUERIES).threads,
         query_map(q, SHARED_QUERIES),
         tensor_map(k, (TILE, DIM)),
@@ -222,7 +223,7 @@ def paged_index_logits(
     kernel = scoring_kernel("paged", heads, queries, many)
     groups = warpgroups_for(heads, queries, many)
     kernel(
-        (groups.blocks * processors(), 1, 1),
+        (groups.blocks * multiprocessors(q.device), 1, 1),
         groups.threads,
         query_map(q, queries),
         page_map(cache),
@@ -338,13 +339,3 @@ def _check_out(op: str, out: Tensor, rows: int, columns: int) -> None:
 def _takes(op: str, condition: bool, what: str) -> None:
     if not condition:
         raise bad_input(op, what)
-
-
-@functools.cache
-def _processors_of(device: int) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count
-
-
-def processors() -> int:
-    """Multiprocessors of the current device."""
-    return _processors_of(torch.cuda.current_device())

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from dsa_compile.kernels.cuda.compiler import Defines
+from dsa_compile.kernels.cuda.device import multiprocessors
 from dsa_compile.kernels.cuda.launch import CudaKernel, Int64
 from dsa_compile.kernels.cuda.operands import (
     C_TYPES,
@@ -76,13 +77,7 @@ def index_query_quantize(
 
 def tiles_per_warp(tiles: int, device: torch.device) -> int:
     """Tiles that a warp takes one after another, so that all warps are resident at once."""
-    return max(1, -(-tiles // _resident_warps(device)))
-
-
-@functools.cache
-def _resident_warps(device: torch.device) -> int:
-    processors: int = torch.cuda.get_device_properties(device).multi_processor_count
-    return processors * QUERY_BLOCKS * QUERY_WARPS
+    return max(1, -(-tiles // (multiprocessors(device) * QUERY_BLOCKS * QUERY_WARPS)))
 
 
 def query_operands(

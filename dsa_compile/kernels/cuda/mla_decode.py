@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from dsa_compile.errors import UserError
+from dsa_compile.kernels.cuda.device import multiprocessors
 from dsa_compile.kernels.cuda.launch import CudaKernel
 
 LATENT, ROPE = 512, 64
@@ -128,7 +129,7 @@ def attend(
         return out, lse
     tiles = -(-keys // form.tile)
     if splits is None:
-        processors = torch.cuda.get_device_properties(q_latent.device).multi_processor_count
+        processors = multiprocessors(q_latent.device)
         splits = _splits(tokens * groups, tiles, processors)
     partial = sums = None
     if splits > 1:

@@ -3,11 +3,10 @@
 Fewer heads are padded to 64: gathering a token's keys takes half as long as the work on 64 heads.
 """
 
-import functools
-
 import torch
 from torch import Tensor
 
+from dsa_compile.kernels.cuda.device import multiprocessors
 from dsa_compile.kernels.cuda.launch import CudaKernel, Int64, tensor_map
 from dsa_compile.ops.library import bad_input
 
@@ -50,7 +49,7 @@ def attend(
     if not tokens:
         return out, lse
     KERNEL(
-        (min(tokens * -(-heads // HEADS), _processors(q_latent.device.index)), 1, 1),
+        (min(tokens * -(-heads // HEADS), multiprocessors(q_latent.device)), 1, 1),
         THREADS,
         tensor_map(q_latent, (1, HEADS, 64)),
         tensor_map(q_pe, (1, HEADS, 64)),
@@ -83,11 +82,6 @@ def paged_latent_attention_lse(
 ) -> tuple[Tensor, Tensor]:
     """``dsa::paged_latent_attention_lse``; see :func:`attend`."""
     return attend(q_latent, q_pe, cache, slots, scale)
-
-
-@functools.cache
-def _processors(device: int) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def _check(q_latent: Tensor, q_pe: Tensor, cache: Tensor, slots: Tensor, scale: float) -> None:

@@ -1,0 +1,87 @@
+"""Machine code of the kernels that a program launches, to ship with it."""
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from dsa_compile.config import CompileConfig
+from dsa_compile.errors import UserError
+from dsa_compile.ir.program import Program
+from dsa_compile.kernels.cuda.compiler import KernelCompileError, build, cubin_name
+from dsa_compile.kernels.cuda.launch import CudaKernel
+from dsa_compile.lowering.binding import Binding
+from dsa_compile.lowering.launched_kernels import launched_kernels
+
+FOLDER = "kernels"
+"""Where an artifact keeps it."""
+
+
+def ships_kernels(config: CompileConfig) -> bool:
+    """Whether an artifact is to hold machine code: one that can run, and on a GPU."""
+    runnable = config.weights != "none" and config.stop_after is None
+    return config.compiled_kernels and config.target != "cpu" and runnable
+
+
+def ship_kernels(
+    program: Program,
+    bindings: Sequence[Binding],
+    folder: Path,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> tuple[str, ...]:
+    """Compile what the steps of a program launch, or say in a note why not.
+
+    Args:
+        program: as for :func:`~dsa_compile.lowering.launched_kernels.launched_kernels`.
+        bindings: likewise.
+        folder: as for :func:`write_kernels`.
+        progress: likewise.
+
+    Raises:
+        KernelCompileError: a kernel does not compile.
+    """
+    try:
+        kernels = launched_kernels(program, bindings)
+        write_kernels(kernels, program.config.target, folder, progress)
+    except KernelCompileError:
+        raise
+    except UserError as missing:
+        return (f"CUDA kernels will be compiled on loading: {missing}",)
+    return ()
+
+
+def write_kernels(
+    kernels: Iterable[CudaKernel],
+    target: str,
+    folder: Path,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> int:
+    """Compile kernels, as many at a time as there are processors, into files of a folder.
+
+    Args:
+        kernels: several may share a file: those of one source with equal macros.
+        target: architecture, such as ``"sm_90a"``.
+        folder: exists; takes ``<cubin_name>.cubin``, see
+            :func:`~dsa_compile.kernels.cuda.compiler.use_shipped`.
+        progress: is told how many files are done, of how many.
+
+    Returns:
+        How many files were written.
+
+    Raises:
+        KernelCompileError: a kernel does not compile.
+        UserError: NVRTC or CUDA's headers are not installed.
+    """
+    named = {cubin_name(k.source, arch=target, defines=k.defines): k for k in kernels}
+
+    def write(name: str, kernel: CudaKernel) -> None:
+        cubin = build(kernel.source, arch=target, defines=kernel.defines)
+        (folder / f"{name}.cubin").write_bytes(cubin)
+
+    pool = ThreadPoolExecutor(os.cpu_count() or 1)
+    try:
+        for done, _ in enumerate(pool.map(write, named.keys(), named.values()), start=1):
+            progress(done, len(named))
+    finally:
+        pool.shutdown(cancel_futures=True)  # an interrupt need not wait for the rest
+    return len(named)

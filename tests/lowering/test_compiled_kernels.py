@@ -1,0 +1,114 @@
+"""Machine code of CUDA kernels: written into artifacts, found on loading, never a stale one."""
+
+from pathlib import Path
+
+import pytest
+
+from dsa_compile.artifact.reader import Artifact
+from dsa_compile.compiling import CompileResult, compile_model
+from dsa_compile.config import CompileConfig
+from dsa_compile.errors import ArtifactError, UserError
+from dsa_compile.kernels.cuda import compiler
+from dsa_compile.kernels.cuda.compiler import cubin_name, find_shipped, use_shipped
+from dsa_compile.kernels.cuda.launch import CudaKernel
+from dsa_compile.lowering import compiled_kernels
+from dsa_compile.lowering.compiled_kernels import ships_kernels, write_kernels
+from dsa_compile.testing.models import save_hf, tiny_config, tiny_model
+
+pytest.importorskip("cuda.bindings.nvrtc", reason="needs NVRTC")
+KERNEL = CudaKernel("head_weights.cu", "head_weights", {"CHUNKS": 7})
+
+
+@pytest.fixture(autouse=True)
+def no_folders(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiler, "_shipped", {})
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("source") / "model"
+    save_hf(tiny_model(tiny_config(num_hidden_layers=2)), path)
+    return path
+
+
+@pytest.fixture
+def cheap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernels of every program are the one that compiles fast, twice."""
+    monkeypatch.setattr(compiled_kernels, "launched_kernels", lambda *_: (KERNEL, KERNEL))
+
+
+def compiled(model_dir: Path, out: Path, **options: object) -> CompileResult:
+    return compile_model(model_dir, out, target="sm_90a", force=True, **options)
+
+
+def find(arch: str = "sm_90a", **defines: int) -> bytes | None:
+    return find_shipped(KERNEL.source, arch=arch, defines={**KERNEL.defines, **defines})
+
+
+def test_an_artifact_holds_what_its_steps_launch(model_dir, tmp_path, cheap):
+    result = compiled(model_dir, tmp_path / "a")
+    name = cubin_name(KERNEL.source, arch="sm_90a", defines=KERNEL.defines)
+    listed = [f.path for f in result.manifest.files if f.path.startswith("kernels/")]
+    assert listed == [f"kernels/{name}.cubin"]
+    file = tmp_path / "a" / listed[0]
+    code = file.read_bytes()
+    assert code[:4] == b"\x7fELF"
+    assert "kernels" in result.seconds
+
+    another = file.with_name("another.cubin")
+    another.write_bytes(code)
+    with pytest.raises(ArtifactError, match=r"another\.cubin: not part of the artifact"):
+        Artifact.open(tmp_path / "a")
+    another.unlink()
+    Artifact.open(tmp_path / "a")
+    file.write_bytes(code[:-1] + bytes([code[-1] ^ 1]))
+    with pytest.raises(ArtifactError, match=name):
+        Artifact.open(tmp_path / "a")
+
+
+@pytest.mark.parametrize(
+    ("options", "ships"),
+    [
+        ({"target": "sm_100a", "weights": "pack"}, True),
+        ({"target": "cpu"}, False),
+        ({"target": "sm_90a", "compiled_kernels": False}, False),
+        ({"target": "sm_90a", "weights": "none"}, False),
+        ({"target": "sm_90a", "stop_after": "overlap_streams"}, False),
+    ],
+)
+def test_artifacts_that_run_on_a_gpu_ship_kernels(options, ships):
+    assert ships_kernels(CompileConfig(**options)) is ships
+
+
+def test_without_nvrtc_the_artifact_says_so(model_dir, tmp_path, cheap, monkeypatch):
+    def missing() -> None:
+        raise UserError("the CUDA kernels need cuda-bindings and NVRTC: pip install it")
+
+    monkeypatch.setattr(compiler, "_nvrtc", missing)
+    compiler.nvrtc_version.cache_clear()
+    try:
+        result = compiled(model_dir, tmp_path / "a")
+    finally:
+        compiler.nvrtc_version.cache_clear()
+    (note,) = (note for note in result.notes if "will be compiled on loading" in note)
+    assert "pip install" in note
+
+
+def test_only_the_same_source_and_options_are_found(tmp_path, monkeypatch):
+    done: list[tuple[int, int]] = []
+    counted = write_kernels([KERNEL, KERNEL], "sm_90a", tmp_path, lambda *at: done.append(at))
+    assert (counted, done) == (1, [(1, 1)])
+    assert find() is None
+    use_shipped(tmp_path)
+    assert find() == next(tmp_path.iterdir()).read_bytes()
+    assert find("sm_100a") is None
+    assert find(CHUNKS=8) is None
+
+    # a header of ours that changed by a word
+    sources = compiler._sources
+    monkeypatch.setattr(
+        compiler,
+        "_sources",
+        lambda name, found: {k: v + "//" for k, v in sources(name, found).items()},
+    )
+    assert find() is None

@@ -6,7 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
-from dsa_compile.cli import inspect_passes
+from dsa_compile.cli import (
+    inspect_diff,
+    inspect_near_miss,
+    inspect_onnx,
+    inspect_passes,
+    inspect_verify,
+    inspect_why,
+)
 from dsa_compile.cli.common import Parser, guarded
 
 PROGRAM = "dsa-inspect"
@@ -19,6 +26,7 @@ Without a command: the passes, with their rewrites, promises, node counts and ti
 _EPILOG = """\
 examples:
   dsa-inspect artifact/
+  dsa-inspect artifact/ diff recognize_swiglu --layer 3
 
 Colour in a terminal (NO_COLOR switches it off), plain text when piped, data with --json.
 Exit status: 0 shown, 2 refused, 130 interrupted.
@@ -27,7 +35,13 @@ Exit status: 0 shown, 2 refused, 130 interrupted.
 # Each has register(commands), which adds its parser with a default ``run``: args -> exit status.
 # They import what they need when they run: --help and plain answers wait for neither torch nor
 # transformers.
-COMMANDS: tuple[ModuleType, ...] = ()
+COMMANDS: tuple[ModuleType, ...] = (
+    inspect_diff,
+    inspect_why,
+    inspect_near_miss,
+    inspect_onnx,
+    inspect_verify,
+)
 
 
 def build_parser() -> argparse.ArgumentParser:

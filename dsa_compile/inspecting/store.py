@@ -153,15 +153,24 @@ class Store:
             UserError: there is none; names the nearest.
             ArtifactError: no records.
         """
+        if name in (EXPORT, "0", f"00_{EXPORT}"):
+            return self.stages[0]
+        return self.stages[self.pass_number(name)]
+
+    def pass_number(self, name: str) -> int:
+        """The number of a pass, from 1, by its name or number; needs no records.
+
+        Raises:
+            UserError: there is none; names the nearest.
+        """
+        names = [summary.name for summary in self.manifest.passes]
         number, _, rest = name.partition("_")
-        if number.isdecimal() and int(number) < len(self.stages):
-            found = self.stages[int(number)]
-            if rest in ("", found.name):
-                return found
-        for stage in self.stages:
-            if stage.name == name:
-                return stage
-        raise UserError(unknown("pass", name, [stage.name for stage in self.stages]))
+        if number.isdecimal() and 0 < int(number) <= len(names):
+            if rest in ("", names[int(number) - 1]):
+                return int(number)
+        elif name in names:
+            return names.index(name) + 1
+        raise UserError(unknown("pass", name, names))
 
     def layer(self, index: int) -> LayerRecord:
         """A layer by its number in the model.

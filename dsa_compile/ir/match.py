@@ -130,8 +130,12 @@ class Matches:
 
 
 def find(graph: fx.Graph, pattern: Call) -> Matches:
-    """Match ``pattern`` with its root at every node that calls one of its targets."""
+    """Match ``pattern`` with its root at every node that calls one of its targets.
+
+    A node inside a match that was found is no near-miss: it could not be a root as well.
+    """
     result = Matches()
+    failed: list[tuple[fx.Node, NearMiss]] = []
     for node in graph.nodes:
         if node.op != "call_function" or not _is_target(node.target, pattern.targets):
             continue
@@ -139,7 +143,9 @@ def find(graph: fx.Graph, pattern: Call) -> Matches:
         if isinstance(found, Match):
             result.found.append(found)
         else:
-            result.misses.append(found)
+            failed.append((node, found))
+    inside = {node for match in result.found for node in match.interior}
+    result.misses = [miss for root, miss in failed if root not in inside]
     result.misses.sort(key=lambda miss: -miss.depth)
     return result
 

@@ -3,9 +3,20 @@
 Nothing here imports the compiler; an artifact and these modules are all a server needs.
 """
 
-from dsa_compile.runtime.engine import Engine, EngineConfig
+from dsa_compile.runtime.engine import Engine
+from dsa_compile.runtime.engine_config import EngineConfig
+from dsa_compile.runtime.faults import DeviceLost, OutOfMemory, StepError
 from dsa_compile.runtime.logprobs import TokenLogprobs
 from dsa_compile.runtime.outputs import RequestOutput
 from dsa_compile.runtime.sampling_params import SamplingParams
 
-__all__ = ["Engine", "EngineConfig", "RequestOutput", "SamplingParams", "TokenLogprobs"]
+__all__ = [
+    "DeviceLost",
+    "Engine",
+    "EngineConfig",
+    "OutOfMemory",
+    "RequestOutput",
+    "SamplingParams",
+    "StepError",
+    "TokenLogprobs",
+]

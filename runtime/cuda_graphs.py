@@ -8,6 +8,7 @@ finite and nobody reads it.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dsa_compile.runtime.batch import Batch
+from dsa_compile.runtime.faults import while_doing
 from dsa_compile.runtime.staging import Layout, StagingRing
 
 # Rows of decode steps. In recipes whose experts cannot skip a padded row it costs what its experts
@@ -236,23 +238,40 @@ class DecodeGraphs:
         """Capture all graphs, or these ones.
 
         Each runs once before, on padded rows only: kernels are compiled and loaded then.
+
+        Raises:
+            StepError: an op failed, or the GPU did; names the op where one raised.
         """
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for shape in shapes or tuple(self.plan.shapes()):
                 layout = decode_layout(shape)
-                self._upload(layout, None)
-                self._run(shape, layout)
-                graph = torch.cuda.CUDAGraph()
-                stream.synchronize()
-                graph.capture_begin(pool=self._pool)
                 try:
-                    self._run(shape, layout)
-                finally:
-                    graph.capture_end()
+                    graph = self._graph_of(shape, layout, stream)
+                except Exception as error:
+                    doing = f"a decode step of {shape.rows} rows was captured"
+                    raise while_doing(error, doing) from error
                 self._captured[shape] = _Captured(layout, graph)
         torch.cuda.current_stream().wait_stream(stream)
+
+    def _graph_of(
+        self, shape: Shape, layout: Layout, stream: torch.cuda.Stream
+    ) -> torch.cuda.CUDAGraph:
+        self._upload(layout, None)
+        self._run(shape, layout)
+        graph = torch.cuda.CUDAGraph()
+        stream.synchronize()
+        graph.capture_begin(pool=self._pool)
+        try:
+            self._run(shape, layout)
+        except BaseException:
+            # Broken off between two streams it cannot end without an error, which would hide this.
+            with suppress(RuntimeError):
+                graph.capture_end()
+            raise
+        graph.capture_end()
+        return graph
 
     def forward(self, batch: Batch, short: bool) -> Tensor | None:
         """Launch a step; fp32 ``[R, V]`` logits, or None if there is no graph for it.

@@ -1,11 +1,12 @@
 """From prompts to tokens: requests in, steps, outputs."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from dsa_compile.errors import RequestError, UserError
+from dsa_compile.runtime.engine_config import DETERMINISTIC_ROWS, EngineConfig
 from dsa_compile.runtime.generation import Generation
 from dsa_compile.runtime.limits import SchedulerConfig
 from dsa_compile.runtime.logprobs import TokenLogprobs
@@ -18,41 +19,6 @@ from dsa_compile.runtime.sampler import SamplingState
 from dsa_compile.runtime.sampling_params import SamplingParams
 from dsa_compile.runtime.scheduler import Scheduler
 from dsa_compile.runtime.stats import SchedulerStats
-
-# A deterministic decode step is padded to this many rows, whatever it holds.
-DETERMINISTIC_ROWS = 32
-
-
-@dataclass(frozen=True)
-class EngineConfig:
-    """How an engine batches.
-
-    Args:
-        max_batched_tokens: most tokens one step computes; longer prompts are computed in chunks.
-        max_running: most requests one step can hold.
-        max_model_len: most tokens, prompt and generated, of one request; None for the model's own
-            limit.
-        enable_prefix_cache: reuse the cache rows of earlier requests with the same prefix.
-        overlap: launch the next step while one runs; None where the model runs on a GPU. That a
-            request ended is then seen one step late, which costs that step a row.
-        deterministic: a request's tokens must not depend, to the last bit of its logits, on what
-            runs beside it: prompts are computed alone in chunks of ``max_batched_tokens`` (rounded
-            down to whole blocks), decode steps hold at most 32 requests. Slower under load.
-    """
-
-    max_batched_tokens: int = 2048
-    max_running: int = 256
-    max_model_len: int | None = None
-    enable_prefix_cache: bool = True
-    overlap: bool | None = None
-    deterministic: bool = False
-
-    @property
-    def rows(self) -> int:
-        """Most requests of one step."""
-        if not self.deterministic:
-            return self.max_running
-        return min(self.max_running, DETERMINISTIC_ROWS)
 
 
 class Engine:
@@ -123,6 +89,7 @@ class Engine:
         load_format: str = "auto",
         verify: str = "full",
         model_dir: str | Path | None = None,
+        debug_launches: bool = False,
         progress: Callable[[str], None] = lambda line: None,
     ) -> "Engine":
         """Load an artifact.
@@ -143,12 +110,16 @@ class Engine:
             load_format: ``auto`` for the model's weights, ``dummy`` for random ones.
             verify: check the weight files' contents ("full") or their headers ("header").
             model_dir: where the referenced weights are now, if not where they were compiled from.
+            debug_launches: on a GPU, launch every op by itself and wait for it, so that an op that
+                fails on the GPU is named; slow. No CUDA graphs, no overlap, one stream.
             progress: is told what has been done, a line each.
 
         Raises:
             ArtifactError: the artifact or its weights are absent, edited or of another version.
             UserError: as the constructor, or the caches do not fit into memory.
         """
+        if debug_launches and overlap:
+            raise UserError("debug_launches=True waits for every op; leave out overlap=True")
         # Here, so that an engine over another runner loads nothing of the artifact's reader.
         from dsa_compile.runtime.loading import load_runner
 
@@ -157,7 +128,7 @@ class Engine:
             max_running,
             max_model_len,
             enable_prefix_cache,
-            overlap,
+            False if debug_launches else overlap,
             deterministic,
         )
         runner = load_runner(
@@ -247,8 +218,13 @@ class Engine:
     def step(self) -> list[RequestOutput]:
         """Finish one step; the requests that got a token or ended with it.
 
-        If the model raises, the step and those launched after it are undone and the exception
-        passes on: their requests are still there, to be tried again or aborted.
+        A step that finds no memory is run in parts, and a request that does not fit even alone ends
+        with ``finish_reason="error"``. If the model raises anything else, the step and those
+        launched after it are undone and the exception passes on: their requests are still there,
+        to be tried again or aborted.
+
+        Raises:
+            StepError: an op failed, or the GPU did.
         """
         return [self._output(request) for request in self._pipeline.advance()]
 
@@ -270,8 +246,9 @@ class Engine:
         return self.scheduler.has_unfinished() or self._pipeline.busy
 
     def stats(self) -> SchedulerStats:
-        """Requests, blocks, preemptions and prefix hits."""
-        return self.scheduler.stats()
+        """Requests, blocks, preemptions, prefix hits and steps without memory."""
+        stats = self.scheduler.stats()
+        return replace(stats, memory_failures=self._pipeline.memory_failures)
 
     def _output(self, request: Request) -> RequestOutput:
         """What ``request`` has so far; forgets it if it is finished."""

@@ -93,7 +93,7 @@ def located(error: Exception, where: str, details: str, *, waited: bool) -> Step
     return _lost(error, f"{where} ({details})")
 
 
-def told(error: Exception, doing: str) -> StepError | None:
+def told(error: BaseException, doing: str) -> StepError | None:
     """The same error for a user, if it is the device's and does not say so yet; else None.
 
     Args:
@@ -107,7 +107,14 @@ def told(error: Exception, doing: str) -> StepError | None:
     return _lost(error, f"while {doing}") if is_device_lost(error) else None
 
 
-def _lost(error: Exception, noticed: str) -> DeviceLost:
+def while_doing(error: Exception, doing: str) -> Exception:
+    """The error with what was done, if it is of a step or of the device; else itself."""
+    if isinstance(error, StepError):
+        return type(error)(f"{error}, while {doing}")
+    return told(error, doing) or error
+
+
+def _lost(error: BaseException, noticed: str) -> DeviceLost:
     return DeviceLost(
         f"the GPU failed: {_first_line(error)}. It was noticed at or after what is to blame, "
         f"for kernels run while the host goes on: {noticed}. To find it, {NAME_THE_OP}; {_OVER}"
@@ -117,7 +124,7 @@ def _lost(error: Exception, noticed: str) -> DeviceLost:
 _OVER = "this process can use the GPU no more, start a new one"
 
 
-def _first_line(error: Exception) -> str:
+def _first_line(error: BaseException) -> str:
     """torch adds paragraphs of advice that do not apply to captured graphs and other launchers."""
     return str(error).partition("\n")[0].strip().rstrip(".") or type(error).__name__
 

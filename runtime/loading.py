@@ -12,8 +12,10 @@ from dsa_compile.ir.calls import step_calls
 from dsa_compile.kernels.cuda.compiler import use_shipped
 from dsa_compile.runtime.cuda_graphs import GraphPlan
 from dsa_compile.runtime.devices import device_of
+from dsa_compile.runtime.executor import require_kernels
+from dsa_compile.runtime.faults import is_out_of_memory, shortage
 from dsa_compile.runtime.memory_plan import StepSizes, measure_memory
-from dsa_compile.runtime.model_runner import SHORT, ModelRunner
+from dsa_compile.runtime.model_runner import GIB, SHORT, ModelRunner
 from dsa_compile.weights.checkpoint import Checkpoint
 from dsa_compile.weights.dummy import DummyWeights
 from dsa_compile.weights.materialize import WeightSource, load_layer
@@ -40,6 +42,7 @@ def load_runner(
     cuda_graphs: bool = True,
     shipped_kernels: bool = True,
     deterministic: bool = False,
+    debug_launches: bool = False,
     progress: Callable[[str], None] = lambda line: None,
 ) -> ModelRunner:
     """Open an artifact, load its weights and make caches; on a GPU, capture its decode steps.
@@ -59,14 +62,16 @@ def load_runner(
         shipped_kernels: run the machine code of CUDA kernels that the artifact holds; without, they
             are compiled here.
         deterministic: a decoding request's results must not depend on the others in its step.
+        debug_launches: on a GPU, wait for every op, so that one that fails is named; no graphs.
         progress: is told what has been done, a line each.
 
     Raises:
-        ArtifactError: not a sound artifact, compiled for inspection only, or its weights are
-            missing or not the ones compiled.
+        ArtifactError: not a sound artifact, compiled for inspection only or for another device, one
+            of its kernels is not installed, or its weights are missing or not the ones compiled.
         CheckpointError: the model's files do not hold what the artifact needs.
-        UserError: an option is not what it may be, or more blocks than int32 numbers or than the
-            memory holds.
+        UserError: an option is not what it may be, or more blocks than int32 numbers; or weights,
+            caches or graphs do not fit into memory.
+        StepError: an op failed when the first steps were run.
     """
     if load_format not in LOAD_FORMATS:
         raise UserError(f"load_format={load_format!r}: choose one of {', '.join(LOAD_FORMATS)}")
@@ -84,7 +89,10 @@ def load_runner(
             f"{artifact.path}: holds its weights itself and takes none from {model_dir}; "
             "leave out --model-dir"
         )
+    device = device_of(manifest.target)
     regions = {record.name: artifact.region(record.name) for record in manifest.regions}
+    # Before the weights: those of a large model take minutes.
+    require_kernels(regions.values(), manifest.kernels, manifest.target)
     shipped = _use_shipped_kernels(artifact) if shipped_kernels else 0
     clock.done(
         f"artifact opened: variants {', '.join(manifest.variants) or 'one'}"
@@ -92,15 +100,16 @@ def load_runner(
     )
     try:
         weights = load_weights(artifact, model_dir, load_format)
-    except torch.OutOfMemoryError:
-        raise UserError(_no_memory_for_weights(artifact)) from None
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        raise UserError(_no_memory_for_weights(artifact, device)) from None
     nbytes = sum(t.nbytes for region in weights for t in region.values())
     clock.done(f"weights: {nbytes / 2**30:.2f} GiB")
-    device = device_of(manifest.target)
     spec = manifest.model.spec
     context = min(max_model_len or spec.max_position_embeddings, spec.max_position_embeddings)
     plan = None
-    if cuda_graphs and device.type == "cuda":
+    if cuda_graphs and device.type == "cuda" and not debug_launches:
         plan = GraphPlan.of(
             max_running=max_running,
             max_model_len=context,
@@ -116,16 +125,17 @@ def load_runner(
             memory = measure_memory(manifest, regions, weights, sizes, plan, gpu_memory_utilization)
             num_blocks = min(memory.num_blocks, most)
             clock.done(memory.describe(manifest.block_size))
-    runner = ModelRunner(manifest, regions, weights, num_blocks, max_running, deterministic)
+    runner = ModelRunner(
+        manifest,
+        regions,
+        weights,
+        num_blocks,
+        max_running,
+        deterministic,
+        debug_launches=debug_launches,
+    )
     if plan is not None:
-        try:
-            runner.capture(plan)
-        except torch.OutOfMemoryError:
-            raise UserError(
-                f"GPU memory: no room to capture decode steps of {max_running} requests beside "
-                f"num_blocks={num_blocks}; lower one of them or gpu_memory_utilization, or leave "
-                "out CUDA graphs"
-            ) from None
+        _capture(runner, plan, max_running)
         clock.done(plan.describe(manifest.block_size))
     return runner
 
@@ -138,15 +148,34 @@ def _use_shipped_kernels(artifact: Artifact) -> int:
     return shipped
 
 
-def _no_memory_for_weights(artifact: Artifact) -> str:
+def _capture(runner: ModelRunner, plan: GraphPlan, max_running: int) -> None:
+    try:
+        runner.capture(plan)
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        raise UserError(
+            f"GPU memory: no room to capture decode steps of up to {max_running} requests beside "
+            f"num_blocks={runner.num_blocks}: {shortage(error)}; lower max_running, num_blocks or "
+            "gpu_memory_utilization, or load without CUDA graphs (cuda_graphs=False, "
+            "--no-cuda-graphs)"
+        ) from None
+
+
+def _no_memory_for_weights(artifact: Artifact, device: torch.device) -> str:
     plan = artifact.manifest.weights.plan
     assert plan is not None, "see require_runnable"
     entries = WeightPlan.from_json(artifact.read_json(plan))
     needed = sum(entries.nbytes(call.kind) for call in step_calls(artifact.manifest.layers))
-    _, total = torch.cuda.mem_get_info()
+    ways = "compile fewer --layers or a recipe with smaller weights"
+    if device.type == "cpu":
+        return f"memory: the weights need {needed / GIB:.1f} GiB and this machine has less; {ways}"
+    free, total = torch.cuda.mem_get_info(device)
+    others = max(0, total - free - torch.cuda.memory_reserved(device))
     return (
-        f"GPU memory: the weights need {needed / 2**30:.1f} GiB, the GPU has "
-        f"{total / 2**30:.1f}; compile fewer --layers, or free what else runs on it"
+        f"GPU memory: the weights need {needed / GIB:.1f} GiB; the GPU has {total / GIB:.1f}, of "
+        f"which {others / GIB:.1f} are taken by CUDA and by other processes; {ways}, or free what "
+        "else runs on it"
     )
 
 

@@ -5,6 +5,9 @@ before the tokens of step n are known to the host, so the device never waits for
 ended with step n is then known one step late, and what step n+1 computed for it is dropped.
 
 A step that needs the host to choose its tokens waits for the steps before it and is waited for.
+
+A step that finds no memory is undone and run in parts (:mod:`dsa_compile.runtime.smaller_steps`),
+and a request that does not fit even alone is failed. Any other error of the model is the caller's.
 """
 
 from collections import deque
@@ -13,11 +16,13 @@ from typing import NamedTuple
 
 from dsa_compile.runtime.batch import build_batch
 from dsa_compile.runtime.device_sampler import DeviceSampler, LaunchedTokens
+from dsa_compile.runtime.faults import is_out_of_memory, shortage, told
 from dsa_compile.runtime.generation import Generation
 from dsa_compile.runtime.request import Request, Status
 from dsa_compile.runtime.runner import DeviceRunner, Runner
 from dsa_compile.runtime.sampler import BAD_LOGITS, Sampler, SamplingState
 from dsa_compile.runtime.scheduler import Scheduler
+from dsa_compile.runtime.smaller_steps import SmallerSteps
 from dsa_compile.runtime.step import Failure, ScheduledStep
 
 # One on the device, one behind it. More would only be told later that a request ended.
@@ -55,6 +60,7 @@ class Pipeline:
         self._device_sampler = (
             None if overlap is None else DeviceSampler(runner.vocab_size, overlap.token_buffer)
         )
+        self._smaller = SmallerSteps(scheduler)
         self._in_flight: deque[_InFlight] = deque()
         self._error: Exception | None = None
 
@@ -63,38 +69,76 @@ class Pipeline:
         """Whether a step is in flight, or an error is still to be raised."""
         return bool(self._in_flight) or self._error is not None
 
+    @property
+    def memory_failures(self) -> int:
+        """Steps that found no memory so far and were run in parts."""
+        return self._smaller.failures
+
     def advance(self) -> list[Request]:
         """Launch what there is room for, and finish one step.
 
         If the model raises, that step and those after it are undone and the exception passes on, a
-        launch's after the results of the steps before it.
+        launch's after the results of the steps before it; but a lack of memory fails at the most
+        the request that does not fit even alone.
 
         Returns:
             The requests that got a token or failed.
+
+        Raises:
+            StepError: an op of the model or the GPU failed.
         """
         if self._error is not None:
             error, self._error = self._error, None
             raise error
         while len(self._in_flight) < _DEPTH:
-            step = self._scheduler.schedule()
+            if self._smaller.pending and self._in_flight:
+                break
+            step = self._smaller.schedule()
             if not step.entries:
                 break
             samplers = [entry.request for entry in step.entries if entry.samples]
             states = [self._live[request].sampling for request in samplers]
-            if self._device_sampler is None or not self._device_sampler.takes(states):
-                if not self._in_flight:
-                    return self._run(step, samplers)
+            on_device = self._device_sampler is not None and self._device_sampler.takes(states)
+            if not on_device and self._in_flight:
                 # The host chooses from all tokens so far: first those of the steps in flight.
                 self._scheduler.discard(step)
                 break
+            missing, changed = "", None
             try:
-                self._in_flight.append(self._launch(step, samplers, states))
+                if on_device:
+                    self._in_flight.append(self._launch(step, samplers, states))
+                else:
+                    changed = self._run(step, samplers)
             except Exception as error:
-                if not self._in_flight:
-                    raise
-                self._error = error
-                break
+                if is_out_of_memory(error):
+                    missing = shortage(error)  # the error itself holds tensors of the step
+                else:
+                    fault = told(error, "a step was launched")
+                    if self._in_flight:
+                        self._error = fault or error
+                        break
+                    if fault is None:
+                        raise
+                    raise fault from error
+            if not missing:
+                self._smaller.fitted(step)
+                if changed is not None:
+                    return changed
+            elif request := self._smaller.failed(step, alone=not self._in_flight):
+                self._scheduler.fail(request, self._too_large(request, step, missing))
+                return [request]
         return self._collect() if self._in_flight else []
+
+    def _too_large(self, request: Request, step: ScheduledStep, missing: str) -> str:
+        count = step.num_tokens
+        ways = "a lower gpu_memory_utilization or num_blocks"
+        if self._scheduler.config.deterministic and count > 1:
+            ways += " or max_batched_tokens"
+        return (
+            f"request {request.request_id!r}: out of memory even when computed alone, "
+            f"{count:,} {'token' if count == 1 else 'tokens'} at position "
+            f"{step.entries[0].start:,}: {missing}; load with {ways}, which leaves more to steps"
+        )
 
     def drain(self) -> list[Request]:
         """Finish every step in flight; the requests that got a token or failed, step by step.
@@ -150,11 +194,14 @@ class Pipeline:
         step, samplers, launched = self._in_flight[0]
         try:
             tokens = launched.wait()
-        except BaseException:
+        except BaseException as error:
             # Those behind it were computed from what it failed to give.
             while self._in_flight:
                 self._scheduler.discard(self._in_flight.pop().step)
-            raise
+            fault = told(error, "the tokens of a step were waited for")
+            if fault is None:
+                raise
+            raise fault from error
         self._in_flight.popleft()
         live = self._live
         results: dict[str, int | Failure] = {}

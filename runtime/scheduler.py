@@ -10,7 +10,7 @@ its ``commit``: a caller may schedule step n+1 before it commits step n.
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from dsa_compile.errors import RequestError
 from dsa_compile.runtime.limits import SchedulerConfig
@@ -81,24 +81,40 @@ class Scheduler:
         """Whether any request waits or runs."""
         return bool(self._requests)
 
-    def schedule(self) -> ScheduledStep:
+    def fail(self, request: Request, message: str) -> None:
+        """End an unfinished request with an error; as :meth:`abort` otherwise."""
+        request.error = message
+        self._finish(request, "error")
+
+    def schedule(
+        self, most_tokens: int | None = None, only: Collection[Request] | None = None
+    ) -> ScheduledStep:
         """Choose the next step; it is in flight from now on unless it has no entries.
 
-        Entries are empty only if no request is unfinished, or if all wait for a step in flight.
+        Entries are empty only if no request is unfinished, if all wait for a step in flight, or if
+        none of ``only`` is running.
+
+        Args:
+            most_tokens: compute at most so many, if that is less than the limit; a deterministic
+                step takes a prompt's chunk whole all the same.
+            only: compute tokens of these requests only, and admit no other.
         """
         step = ScheduledStep([], self._residency.block_rows, self.config.block_size)
         entries = step.entries
-        if self.config.deterministic:
-            self._choose_alike(entries)
-        else:
-            self._choose_mixed(entries)
+        budget = self.config.max_batched_tokens
+        if most_tokens is not None:
+            budget = min(budget, most_tokens)
+        running = self._running.copy() if only is None else [r for r in self._running if r in only]
+        choose = self._choose_alike if self.config.deterministic else self._choose_mixed
+        choose(entries, budget, running, admit=only is None)
         for request, start, count, samples in entries:
             request.num_scheduled = start + count
             request.num_pending += samples
         if entries:
             self._in_flight.append(step)
         self._pool.check_totals()
-        assert entries or self._in_flight or not self._requests, "no request can make progress"
+        stuck = not (entries or self._in_flight or only is not None)
+        assert not (stuck and self._requests), "no request can make progress"
         return step
 
     def commit(self, step: ScheduledStep, tokens: Mapping[str, int | Failure]) -> list[Request]:
@@ -182,13 +198,14 @@ class Scheduler:
         assert listed == self._requests.keys(), "a request is lost or listed twice"
         assert not any(request.blocks for request in self._waiting), "a waiting request has blocks"
 
-    def _choose_mixed(self, entries: list[ScheduledEntry]) -> None:
+    def _choose_mixed(
+        self, entries: list[ScheduledEntry], budget: int, candidates: list[Request], *, admit: bool
+    ) -> None:
         """Decoding requests, then chunks of prompts, up to the budget."""
-        budget = self.config.max_batched_tokens
         preemptions = self._preemptions
         prefills: list[Request] = []
         grow, make_room, running = self._residency.grow, self._make_room, Status.RUNNING
-        for request in tuple(self._running):
+        for request in candidates:
             if request.status is not running:  # preempted for one before it
                 continue
             count = request.num_to_compute
@@ -203,27 +220,30 @@ class Scheduler:
             if budget > 0 and request.status is Status.RUNNING:
                 budget -= _take_chunk(request, budget, entries)
         # What was just preempted must not come straight back for the blocks it gave up.
-        if self._preemptions == preemptions:
+        if admit and self._preemptions == preemptions:
             while budget > 0 and self._waiting and self._residency.admit(self._waiting[0]):
                 budget -= _take_chunk(self._admitted(), budget, entries)
 
-    def _choose_alike(self, entries: list[ScheduledEntry]) -> None:
+    def _choose_alike(
+        self, entries: list[ScheduledEntry], budget: int, candidates: list[Request], *, admit: bool
+    ) -> None:
         """One prompt's next chunk between fixed boundaries, or decoding requests alone.
 
         Prompts come first. A token that was once generated is computed in a step of its own kind
         again when its request was preempted, for its cache rows to be the same.
         """
-        prompts = (r for r in self._running if r.num_scheduled < r.prompt_len)
+        prompts = (r for r in candidates if r.num_scheduled < r.prompt_len)
         request = next(prompts, None)
-        if request is None and self._waiting and self._residency.admit(self._waiting[0]):
+        admit = admit and request is None and bool(self._waiting)
+        if admit and self._residency.admit(self._waiting[0]):
             request = self._admitted()
         if request is not None:
             chunk, start = self.config.chunk, request.num_scheduled
             end = min(start - start % chunk + chunk, request.prompt_len)
             _take_chunk(request, end - start, entries)
             return
-        for request in tuple(self._running):
-            if len(entries) == self.config.max_batched_tokens:
+        for request in candidates:
+            if len(entries) == budget:
                 break
             if request.status is not Status.RUNNING or request.num_to_compute == 0:
                 continue

@@ -5,9 +5,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class SchedulerStats:
-    """Counts at one moment; ``preemptions`` and ``prefix_hit_tokens`` are since the start.
+    """Counts at one moment; from ``preemptions`` on, since the start.
 
     ``prefix_hit_tokens`` includes what preempted requests got back when they were admitted again.
+    ``memory_failures`` counts the steps that found no memory and were run in smaller parts: where
+    it grows, steps need more memory than they were left.
     """
 
     running: int
@@ -17,3 +19,4 @@ class SchedulerStats:
     owned_blocks: int
     preemptions: int
     prefix_hit_tokens: int
+    memory_failures: int = 0

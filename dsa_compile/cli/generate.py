@@ -169,6 +169,11 @@ def _parser() -> argparse.ArgumentParser:
         help="compile CUDA kernels here instead of running the machine code in the artifact",
     )
     engine.add_argument(
+        "--debug-launches",
+        action="store_true",
+        help="on a GPU, wait for every op, so that one that fails on the GPU is named; slow",
+    )
+    engine.add_argument(
         "--verbose",
         action="store_true",
         help="say on standard error what loading does, and how long it takes",

@@ -7,7 +7,8 @@ from torch import Tensor
 from torch.nn.functional import kl_div, log_softmax
 
 from dsa_compile.evaluation.progress import Tick, ignore
-from dsa_compile.runtime.engine import Engine, EngineConfig
+from dsa_compile.runtime.engine import Engine
+from dsa_compile.runtime.engine_config import EngineConfig
 from dsa_compile.runtime.runner import Runner
 from dsa_compile.runtime.sampling_params import SamplingParams
 

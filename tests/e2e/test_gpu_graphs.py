@@ -10,7 +10,7 @@ from dsa_compile.compiling import compile_model
 from dsa_compile.errors import UserError
 from dsa_compile.runtime import Engine, SamplingParams
 from dsa_compile.runtime.cuda_graphs import GraphPlan, padded_batch
-from dsa_compile.runtime.engine import EngineConfig
+from dsa_compile.runtime.engine_config import EngineConfig
 from dsa_compile.runtime.loading import load_runner
 from dsa_compile.runtime.model_runner import SHORT
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dsa_compile.runtime import Engine, SamplingParams, loading
-from dsa_compile.runtime.engine import EngineConfig
+from dsa_compile.runtime.engine_config import EngineConfig
 from dsa_compile.runtime.loading import load_runner
 from dsa_compile.runtime.model_runner import ModelRunner
 

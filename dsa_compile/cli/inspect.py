@@ -7,7 +7,9 @@ from pathlib import Path
 from types import ModuleType
 
 from dsa_compile.cli import (
+    inspect_compare,
     inspect_diff,
+    inspect_graph,
     inspect_near_miss,
     inspect_onnx,
     inspect_passes,
@@ -39,6 +41,8 @@ COMMANDS: tuple[ModuleType, ...] = (
     inspect_diff,
     inspect_why,
     inspect_near_miss,
+    inspect_graph,
+    inspect_compare,
     inspect_onnx,
     inspect_verify,
 )

@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     out.print(_title(stage))
     for each in folds:
         out.print()
-        _show(out, each)
+        show_fold(out, each)
     _show_rest(out, stage, diffs, odd)
     return 0
 
@@ -96,8 +96,9 @@ def _title(stage: Stage) -> Text:
     return title
 
 
-def _show(out: Console, each: Fold) -> None:
-    out.print(styled(where(each), "bold"))
+def show_fold(out: Console, each: Fold, unnumbered: str = "in the whole program") -> None:
+    """Print equal rewrites: where, then what was taken out, put in and rewired."""
+    out.print(styled(where(each, unnumbered), "bold"))
     for sign, statements in (("-", each.removed), ("+", each.made)):
         for line in statements:
             out.print(_signed(sign, statement(line)))
@@ -107,7 +108,7 @@ def _show(out: Console, each: Fold) -> None:
         out.print(styled(f"  {each.passing} nodes came and went between these rewrites", "dim"))
 
 
-def where(each: Fold) -> str:
+def where(each: Fold, unnumbered: str) -> str:
     """``244 rewrites in layers 0-60: input_layernorm, … (sites 1-8)``."""
     once = [place for place in each.places if not place.layers]
     layered = [place for place in each.places if place.layers]
@@ -120,8 +121,8 @@ def where(each: Fold) -> str:
     parts += [f"{place.path} ({place.region})" if place.path else place.region for place in once]
     sites = [number for place in each.places for number in place.sites]
     count = each.rewrites
-    label = f"{count} rewrite{'s' * (count != 1)}" if sites else "in the whole program"
-    return f"{label}: {'; '.join(parts)}" + (
+    label = f"{count} rewrite{'s' * (count != 1)}" if sites else unnumbered
+    return f"{label + ': ' if label else ''}{'; '.join(parts)}" + (
         f"  [{'sites' if len(sites) > 1 else 'site'} {ranges(sites)}]" if sites else ""
     )
 
@@ -145,13 +146,22 @@ def _show_rest(
 ) -> None:
     for diff in diffs:
         before, after = diff.pairing.before, diff.pairing.after
-        if before is None or after is None:
-            continue
-        if not diff.hunks and not diff.retyped:
-            text = f"{before.name} is {after.name} now" if before.name != after.name else ""
-            if text:
-                out.print(styled(f"\n{text}, otherwise as it was", "dim"))
-        if diff.retyped:
+        renamed = before is not None and after is not None and before.name != after.name
+        if renamed and not diff.hunks:
+            out.print(styled(f"\n{diff.region}: the same under another name", "dim"))
+    show_retyped(out, diffs)
+    if not diffs and stage.summary is not None:
+        out.print(styled("nothing changed here", "dim"))
+    for each in odd:
+        text = f"\noutlier: {of_layers(each.layers)}, {each.path}: {each.text}"
+        out.print(styled(text, "yellow"))
+
+
+def show_retyped(out: Console, diffs: Sequence[RegionDiff]) -> None:
+    """Print how many nodes of each region stay and yield another type, and the first of them."""
+    for diff in diffs:
+        before, after = diff.pairing.before, diff.pairing.after
+        if diff.retyped and before is not None and after is not None:
             first = diff.retyped[0]
             old, new = before.nodes[first.before], after.nodes[first.after]
             out.print(
@@ -161,9 +171,3 @@ def _show_rest(
                     "dim",
                 )
             )
-    if not diffs and stage.summary is not None:
-        out.print(styled("nothing changed here", "dim"))
-    for each in odd:
-        out.print(
-            styled(f"\noutlier: layers {ranges(each.layers)}, {each.path}: {each.text}", "yellow")
-        )

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from dsa_compile.inspecting.graph import Graph
-from dsa_compile.inspecting.pairing import Change, Pairing, pair_stages
+from dsa_compile.inspecting.pairing import Change, Pairing, pair_programs, pair_stages
 from dsa_compile.inspecting.store import Stage
 from dsa_compile.ir.site import Site
 
@@ -78,6 +78,16 @@ def region_diff(stage: Stage, region: str) -> RegionDiff:
     hunks = _with_leftovers(region, hunks, pairing)
     retyped = tuple(c for c in pairing.changes if not (c.rewired or c.constants))
     return RegionDiff(region, pairing, tuple(hunks), retyped)
+
+
+def program_diff(before: Graph | None, after: Graph | None) -> RegionDiff:
+    """One region of two programs, matched by structure alone; one of the two may lack it."""
+    pairing = pair_programs(before, after)
+    graph = after or before
+    assert graph is not None
+    hunks = _with_leftovers(graph.name, [], pairing)
+    retyped = tuple(c for c in pairing.changes if not (c.rewired or c.constants))
+    return RegionDiff(graph.name, pairing, tuple(hunks), retyped)
 
 
 class _Groups:

@@ -127,9 +127,11 @@ class History:
         for at in reversed(self._store.stages[since + 1 : stage + 1]):
             if region not in at.changed:
                 continue
-            for hunk in region_diff(at, region).hunks:
-                if any(change.after == name for change in hunk.changed):
-                    found.append(_step(at, region, hunk))
+            found += [
+                _step(at, region, hunk)
+                for hunk in region_diff(at, region).hunks
+                if any(change.after == name for change in hunk.changed)
+            ]
             before = at.ancestor(region)
             region = before.name if before is not None else region
         return found[::-1]

@@ -1,0 +1,172 @@
+"""What two artifacts have in common and what not: options, passes, kernels, weights, graphs."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from dsa_compile.errors import ArtifactError
+from dsa_compile.inspecting.diff import RegionDiff, program_diff
+from dsa_compile.inspecting.fold import Fold, fold
+from dsa_compile.inspecting.graph import Graph
+from dsa_compile.inspecting.store import Store
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One thing that differs; a side that lacks it has None.
+
+    Attributes:
+        what: ``option``, ``pass``, ``kernel``, ``cache``, ``layer``, ``weight``, ``versions``.
+        name: of the thing.
+        first: in the first artifact, to read.
+        second: in the second.
+        layers: the layers concerned, if it is a matter of layers.
+    """
+
+    what: str
+    name: str
+    first: str | None
+    second: str | None
+    layers: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What differs between two artifacts.
+
+    Attributes:
+        facts: everything but the graphs.
+        regions: the pairs of regions compared, each with its differences.
+        rewrites: the differences of graphs, equal ones folded.
+    """
+
+    facts: tuple[Difference, ...]
+    regions: tuple[RegionDiff, ...]
+    rewrites: tuple[Fold, ...]
+
+    @property
+    def same(self) -> bool:
+        """Whether both compute the same from the same weights in the same way."""
+        return not (self.facts or self.rewrites or any(diff.retyped for diff in self.regions))
+
+
+def compare(first: Store, second: Store) -> Comparison:
+    """Compare two artifacts, of one model or of several.
+
+    Raises:
+        ArtifactError: a file of either is damaged.
+    """
+    facts = [
+        *_tables("versions", *(asdict(s.manifest.producer) for s in (first, second))),
+        *_tables("option", *(_options(s) for s in (first, second))),
+        *_tables("model", *(asdict(s.manifest.model.spec) for s in (first, second))),
+        *_tables("pass", *(_passes(s) for s in (first, second))),
+        *_tables("kernel", *(_kernels(s) for s in (first, second))),
+        *_tables("cache", *(_caches(s) for s in (first, second))),
+        *_layers(first, second),
+        *_tables("weight", *(_weights(s) for s in (first, second))),
+    ]
+    regions = tuple(program_diff(*pair) for pair in _pairs(first, second))
+    wider = first if len(first.manifest.layers) >= len(second.manifest.layers) else second
+    return Comparison(tuple(facts), regions, tuple(fold(wider, regions)))
+
+
+def _tables(what: str, first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterable[Difference]:
+    for name in dict.fromkeys((*first, *second)):
+        a, b = first.get(name), second.get(name)
+        if a != b or (name in first) != (name in second):
+            yield Difference(
+                what,
+                name,
+                str(a) if name in first else None,
+                str(b) if name in second else None,
+            )
+
+
+def _options(store: Store) -> dict[str, Any]:
+    options = asdict(store.manifest.compile)
+    return {name: _short(value) for name, value in options.items()}
+
+
+def _short(value: Any) -> str:
+    return ", ".join(map(str, value)) or "none" if isinstance(value, list | tuple) else str(value)
+
+
+def _passes(store: Store) -> dict[str, str]:
+    """The passes that ran, in order; how long they took is not compared."""
+    return {
+        summary.name: f"{summary.rewrites} rewrites, {summary.nodes_after} nodes after"
+        for summary in store.manifest.passes
+    }
+
+
+def _kernels(store: Store) -> dict[str, str]:
+    return {
+        op: ", ".join(
+            kernel.provider + ("" if kernel.max_tokens is None else f" up to {kernel.max_tokens}")
+            for kernel in kernels
+        )
+        for op, kernels in store.manifest.kernels.items()
+    }
+
+
+def _caches(store: Store) -> dict[str, str]:
+    return {cache.key: f"{cache.width} × {cache.dtype}" for cache in store.manifest.caches}
+
+
+def _layers(first: Store, second: Store) -> Iterable[Difference]:
+    """Layers that only one has, or that run another region or take other weights."""
+    tables = [
+        {layer.index: {"kind": layer.kind, **layer.vars} for layer in store.manifest.layers}
+        for store in (first, second)
+    ]
+    found: dict[tuple[str, str | None, str | None], list[int]] = {}
+    for index in sorted({*tables[0], *tables[1]}):
+        sides = [table.get(index) for table in tables]
+        if sides[0] is None or sides[1] is None:
+            kinds = [None if side is None else side["kind"] for side in sides]
+            found.setdefault(("", *kinds), []).append(index)  # type: ignore[arg-type]
+            continue
+        for name in dict.fromkeys((*sides[0], *sides[1])):
+            a, b = sides[0].get(name), sides[1].get(name)
+            if a != b:
+                found.setdefault((name, a, b), []).append(index)
+    for (name, a, b), layers in found.items():
+        yield Difference("layer", name, a, b, tuple(layers))
+
+
+def _weights(store: Store) -> dict[str, str]:
+    """Every weight of the plan: its type and how it is made."""
+    path = store.manifest.weights.plan
+    plan = {} if path is None else store.read_json(path)
+    try:
+        return {
+            f"{kind}: {key}": f"{entry['dtype']} {entry['shape']} {_short_expression(entry['expr'])}"
+            for kind, entries in plan.items()
+            for key, entry in entries.items()
+        }
+    except (AttributeError, KeyError, TypeError):
+        raise ArtifactError(f"{store.path / str(path)}: not a weight plan; recompile") from None
+
+
+def _short_expression(expression: Any) -> str:
+    text = str(expression)
+    return text if len(text) <= 200 else f"{text[:200]}…"
+
+
+def _pairs(first: Store, second: Store) -> list[tuple[Graph | None, Graph | None]]:
+    """Regions of the same name; one that is not split goes with both variants of the other."""
+    graphs = first.final, second.final
+    found: dict[tuple[str | None, str | None], None] = {}
+    for side, other in (graphs, graphs[::-1]):
+        for name in side:
+            kind = name.partition(".")[0]
+            partner = name if name in other else kind if kind in other else None
+            variants = [each for each in other if each.partition(".")[0] == kind]
+            if partner is None and variants and "." not in name:
+                continue  # the variants of the other side look for it
+            pair = (name, partner) if side is graphs[0] else (partner, name)
+            found[pair] = None
+    return [
+        (None if a is None else graphs[0][a], None if b is None else graphs[1][b]) for a, b in found
+    ]

@@ -80,7 +80,7 @@ class SmallerSteps:
 
         Args:
             step: that one.
-            alone: no other step was in flight; else it is first tried again without.
+            alone: no other step was in flight; else nobody is to blame before it was tried without.
 
         Returns:
             The request to blame, or None if smaller parts are to be tried.
@@ -91,14 +91,14 @@ class SmallerSteps:
         entries = [e for e in step.entries if e.request.status is Status.RUNNING]
         if not entries:
             return None
-        if not alone:
-            self._parts.appendleft(_part(entries))
-            return None
         if len(entries) > 1:
             self._parts.extendleft(map(_part, reversed(_halves(entries))))
         elif entries[0].num_tokens == 1 or self._whole_chunks:
             self._limit = self._limit_before
-            return entries[0].request
+            if alone:
+                return entries[0].request
+            self._parts.appendleft(_part(entries))
+            return None
         else:
             request, tokens = entries[0].request, entries[0].num_tokens
             self._parts.appendleft(_Part(frozenset((request,)), tokens // 2))

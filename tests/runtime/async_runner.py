@@ -1,5 +1,6 @@
 """A runner that keeps sampled tokens to itself, as one on a GPU does, and fails when told to."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -17,8 +18,18 @@ class ResultError(RuntimeError):
     pass
 
 
+NO_MEMORY = (
+    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 139.81 GiB of "
+    "which 412.00 MiB is free. Process 7 has 139.40 GiB memory in use."
+)
+
+
 class AsyncHashRunner(HashRunner):
-    """``log`` lists launches, and waits for their tokens, by number."""
+    """``log`` lists launches, and waits for their tokens, by number.
+
+    A step needs memory for every key of every token, and ``memory`` is what there is; one that
+    finds too little has spoiled the cache rows it was to write when it says so.
+    """
 
     def __init__(self, num_blocks, block_size, vocab_size, rows=256, **options):
         super().__init__(num_blocks, block_size, vocab_size, **options)
@@ -28,20 +39,26 @@ class AsyncHashRunner(HashRunner):
         self.failing_launches = 0
         self.failing_results = 0
         self.flatness = 1.0
+        self.memory = math.inf
 
-    def forward(self, batch):
+    def allocate(self, batch):
+        if np.dot(np.diff(batch.cu_seqlens), batch.context_lens) > self.memory:
+            self.log.append(("no memory", batch.num_tokens))
+            self.caches[:, batch.slot_mapping] = 0xBAD
+            raise torch.OutOfMemoryError(NO_MEMORY)
         if self.failing_launches:
             self.failing_launches -= 1
-            raise LaunchError("no memory")
+            raise LaunchError("the launch failed")
+
+    def forward(self, batch):
+        self.allocate(batch)
         self.log.append(("launch", self.launches))
         last = self.token_buffer.numpy()[np.repeat(batch.request_rows, np.diff(batch.cu_seqlens))]
         ids = np.where(batch.input_ids < 0, last, batch.input_ids)
         return super().execute(replace(batch, input_ids=ids)) / self.flatness
 
     def execute(self, batch):
-        if self.failing_launches:
-            self.failing_launches -= 1
-            raise LaunchError("no memory")
+        self.allocate(batch)
         self.log.append(("run", self.launches))
         assert (batch.input_ids >= 0).all(), "a step for the host has a token only the device knows"
         return super().execute(batch) / self.flatness

@@ -5,11 +5,26 @@ from torch import Tensor
 
 from dsa_compile.debugging.agreement import Agreement, compare
 from dsa_compile.debugging.delta import find_delta
-from dsa_compile.debugging.stages import CallTrace, Trace
+from dsa_compile.debugging.prompt import Prompt
+from dsa_compile.debugging.stages import CallTrace, Stage, Trace, run_stage
 from dsa_compile.ir.region import Region, Role
 
 # Of all pairs of tokens, which only dense stages have.
 _QUADRATIC = frozenset({"causal_mask"})
+
+
+def run_against(stage: Stage, prompt: Prompt, before: Trace) -> Trace:
+    """Run a stage whose calls are given what those of an earlier stage were given.
+
+    That includes what only the second stage hands from call to call: each call is given what the
+    same call of the first made itself. The trace is watched.
+
+    Args:
+        stage: what to run.
+        prompt: the sequence.
+        before: of the earlier stage, watched.
+    """
+    return run_stage(stage, prompt, given=before, handed=handed, watch=True)
 
 
 def compare_calls(before: Trace, after: Trace) -> list[Agreement]:
@@ -21,7 +36,7 @@ def compare_calls(before: Trace, after: Trace) -> list[Agreement]:
 
     Args:
         before: watched.
-        after: run with ``given=before``.
+        after: see :func:`run_against`.
     """
     tokens = before.chunks[-1].stop
     found = [Agreement() for _ in before.calls]
@@ -29,21 +44,22 @@ def compare_calls(before: Trace, after: Trace) -> list[Agreement]:
         for key in sorted(_always(old) & _always(new) - _QUADRATIC):
             theirs, ours = before.result(index, key), after.result(index, key)
             found[index] = found[index].and_(compare(theirs, ours, tokens))
-        if before.chunks != after.chunks or before.flat != after.flat:
+        if not before.alike(after):
             continue
         parts: dict[tuple[int, str], list[tuple[Tensor, Tensor]]] = {}
         for number in range(len(before.chunks)):
-            for name, key in _handed(old.regions[number], new.regions[number]):
-                pair = old.nodes[number][name], new.inputs[number][key]
-                parts.setdefault((_maker(after, index, number, key), key), []).append(pair)
-        for (maker, _), pairs in parts.items():
+            for name, key in handed(old.regions[number], new.regions[number]):
+                made_by = maker(after, index, number, key)
+                pair = old.nodes[number][name], after.calls[made_by].outputs[number][key]
+                parts.setdefault((made_by, key), []).append(pair)
+        for (made_by, _), pairs in parts.items():
             theirs, ours = (torch.cat(side) for side in zip(*pairs, strict=True))
-            found[maker] = found[maker].and_(compare(theirs, ours, len(theirs)))
+            found[made_by] = found[made_by].and_(compare(theirs, ours, len(theirs)))
     return found
 
 
-def _handed(before: Region, after: Region) -> list[tuple[str, str]]:
-    """Calls of a region in whose place another has an input value, by name and by key."""
+def handed(before: Region, after: Region) -> list[tuple[str, str]]:
+    """See :data:`~dsa_compile.debugging.stages.Handed`."""
     delta = find_delta(before, after) if before is not after else None
     if delta is None:
         return []
@@ -52,7 +68,7 @@ def _handed(before: Region, after: Region) -> list[tuple[str, str]]:
     return [(b, keys[a]) for b, a in delta.pairs if b in made and a in keys]
 
 
-def _maker(trace: Trace, index: int, number: int, key: str) -> int:
+def maker(trace: Trace, index: int, number: int, key: str) -> int:
     """The last call before ``index`` that returned a value."""
     return max(i for i in range(index) if key in trace.calls[i].outputs[number])
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import fx
 
+from dsa_compile.debugging.stages import result_nodes
 from dsa_compile.ir.region import Region, Role
 
 Pair = tuple[str, str]
@@ -115,14 +116,9 @@ def _pairs(
         for name in common
         for b, a in zip(_taken(old[name]), _taken(new[name]), strict=True)
     ]
-    results = [_results(before), _results(after)]
+    results = [result_nodes(before), result_nodes(after)]
     found += [(results[0][n].name, results[1][n].name) for n in results[0] if n in results[1]]
     return list(dict.fromkeys(found))
-
-
-def _results(region: Region) -> dict[str, fx.Node]:
-    nodes: Any = region.graph.output_node().args[0]
-    return dict(zip(region.outputs, nodes, strict=True))
 
 
 def _closed(changed: set[str], graphs: tuple[dict[str, fx.Node], ...]) -> set[str]:

@@ -58,12 +58,14 @@ class SiteRun:
         agreements: of each pair of values that must agree.
         choice: of keys, the worst step's; None where none is compared.
         steps: what both sides took and made, for each step of the trace that ran the region.
+        worst_step: place in ``steps`` of the one where they agree least.
     """
 
     inputs: str
     agreements: dict[Pair, Agreement]
     choice: Choice | None
     steps: tuple["Step", ...]
+    worst_step: int = 0
 
     @property
     def worst(self) -> Agreement:
@@ -113,6 +115,7 @@ def run_site(
     """
     found: dict[Pair, Agreement] = dict.fromkeys(delta.pairs, Agreement())
     choices: list[Choice | None] = []
+    ranks: list[tuple[bool, float]] = []
     caches: tuple[dict[str, Tensor], dict[str, Tensor]] = ({}, {})
     sides = (delta.before, delta.after)
     first: Values | None = None
@@ -130,14 +133,19 @@ def run_site(
             _vary(given[-1], side, first, VARIATIONS[inputs], tokens)
             caches_for(side.region, prompt, made)
             given[-1] |= _caches(side, made)
+        copies = [_with_own_caches(side, v) for side, v in zip(sides, given, strict=True)]
         results = [_run(side, values) for side, values in zip(sides, given, strict=True)]
+        ranks.append((True, 0.0))
         for b, a in delta.pairs:
-            found[b, a] = found[b, a].and_(compare(results[0][b], results[1][a], tokens))
+            agreement = compare(results[0][b], results[1][a], tokens)
+            found[b, a] = found[b, a].and_(agreement)
+            ranks[-1] = min(ranks[-1], (agreement.bitwise, -agreement.error))
             choices.append(judge_choice(delta, (b, a), (results[0], results[1]), prompt, chunk))
-        steps.append(Step(number, (given[0], given[1]), (results[0], results[1])))
+        steps.append(Step(number, (copies[0], copies[1]), (results[0], results[1])))
     judged = [choice for choice in choices if choice is not None]
     worst_choice = max(judged, key=lambda choice: choice.deficit, default=None)
-    return SiteRun(inputs, found, worst_choice, tuple(steps))
+    worst_step = ranks.index(min(ranks)) if ranks else 0
+    return SiteRun(inputs, found, worst_choice, tuple(steps), worst_step)
 
 
 def _inputs(
@@ -167,6 +175,12 @@ def _copied(value: Any) -> Any:
 def _caches(side: Side, made: Mapping[str, Tensor]) -> Values:
     inputs = [node for node in side.inputs if node.meta.get("role") is Role.CACHE]
     return {node.name: made[node.meta["key"]] for node in inputs}
+
+
+def _with_own_caches(side: Side, values: Values) -> Values:
+    """The same values, caches as they are before the step writes them."""
+    caches = {n.name for n in side.inputs if n.meta.get("role") is Role.CACHE}
+    return {name: v.clone() if name in caches else v for name, v in values.items()}
 
 
 def _vary(values: Values, side: Side, first: Values, change: Variation, tokens: int) -> None:

@@ -6,7 +6,7 @@ each step is the one the runtime would choose. Layers are run one after another,
 steps: that is the same computation, as a layer's caches are its own.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,8 +30,10 @@ _LONG, _SHORT = "long", "short"
 # What takes a whole sequence at once.
 _DENSE = frozenset({INDEX_TOPK, LATENT_ATTENTION, SPARSE_ATTENTION})
 
-Tensors = Mapping[str, Tensor]
 Values = dict[str, Any]
+
+Handed = Callable[[Region, Region], Sequence[tuple[str, str]]]
+"""Calls of a region in whose place another has an input value, by name and by key."""
 
 
 @dataclass(frozen=True)
@@ -138,13 +140,22 @@ class Trace:
         """[T, V]."""
         return self.result(len(self.calls) - 1, "logits")
 
+    def alike(self, other: "Trace") -> bool:
+        """Whether both take the sequence in the same steps and layout."""
+        return self.flat == other.flat and self.chunks == other.chunks
+
     def _joined(self, parts: list[Tensor]) -> Tensor:
         return torch.cat(parts if self.flat else [part[0] for part in parts])
 
 
 @torch.no_grad()
 def run_stage(
-    stage: Stage, prompt: Prompt, *, given: Trace | None = None, watch: bool = False
+    stage: Stage,
+    prompt: Prompt,
+    *,
+    given: Trace | None = None,
+    handed: Handed | None = None,
+    watch: bool = False,
 ) -> Trace:
     """Run a sequence through a stage.
 
@@ -153,6 +164,8 @@ def run_stage(
         prompt: the sequence.
         given: where the layers' inputs come from, as far as this trace has them; an error then
             stays in the layer that made it.
+        handed: tells which of these inputs are calls of the layer in ``given``, which must have
+            been watched.
         watch: keep the value of every node.
     """
     trace = Trace(stage.chunks(prompt), stage.flat)
@@ -164,6 +177,10 @@ def run_stage(
             if given is not None:
                 values[number] |= _taken(given, index, number, trace)
             region = stage.region(call.kind, chunk)
+            if given is not None and handed is not None and trace.alike(given):
+                theirs = given.calls[index]
+                pairs = handed(theirs.regions[number], region)
+                values[number] |= {key: theirs.nodes[number][name] for name, key in pairs}
             inputs = dict(values[number])
             tables = {
                 Role.VALUE: inputs,
@@ -203,8 +220,13 @@ def run_nodes(region: Region, inputs: Mapping[Role, Mapping[str, Any]]) -> Value
 
 
 def _results(region: Region, values: Values) -> dict[str, Tensor]:
-    results: Any = region.graph.output_node().args[0]
-    return {name: values[n.name] for name, n in zip(region.outputs, results, strict=True)}
+    return {name: values[node.name] for name, node in result_nodes(region).items()}
+
+
+def result_nodes(region: Region) -> dict[str, fx.Node]:
+    """What a region returns, by name."""
+    nodes: Any = region.graph.output_node().args[0]
+    return dict(zip(region.outputs, nodes, strict=True))
 
 
 def layer_of(call: StepCall) -> int | str:
@@ -234,8 +256,7 @@ def caches_for(region: Region, prompt: Prompt, caches: dict[str, Tensor]) -> dic
 def _taken(given: Trace, index: int, number: int, trace: Trace) -> Iterator[tuple[str, Tensor]]:
     """What ``given`` says of the inputs of one call, in the layout of ``trace``."""
     inputs = given.calls[index].inputs
-    alike = given.flat == trace.flat and given.chunks == trace.chunks
-    if alike:
+    if trace.alike(given):
         return iter(inputs[number].items())
     keys = inputs[0].keys() & set.intersection(*(set(i) for i in inputs))
     rows = trace.chunks[number].rows

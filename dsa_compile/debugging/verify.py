@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from dsa_compile.debugging.agreement import Agreement
-from dsa_compile.debugging.calls import compare_calls
+from dsa_compile.debugging.calls import compare_calls, run_against
 from dsa_compile.debugging.checking import check_site, in_a_line, worst_of
 from dsa_compile.debugging.delta import Delta, find_delta
 from dsa_compile.debugging.parameters import WeightStore
@@ -85,8 +85,8 @@ class _Checker:
             self.trace = None
         return done
 
-    def _run(self, program: Program, given: Trace | None = None) -> Trace:
-        return run_stage(Stage.of(program, self.store), self.prompt, given=given, watch=True)
+    def _run(self, program: Program) -> Trace:
+        return run_stage(Stage.of(program, self.store), self.prompt, watch=True)
 
     def _site(
         self,
@@ -177,7 +177,7 @@ class _Checker:
         return bad
 
     def _returned(self, trace: Trace, after: Program) -> dict[int | str, Agreement]:
-        new = self._run(after, given=trace)
+        new = run_against(Stage.of(after, self.store), self.prompt, trace)
         return {
             layer_of(call.call): found
             for call, found in zip(trace.calls, compare_calls(trace, new), strict=True)

@@ -7,12 +7,15 @@ from pathlib import Path
 from types import ModuleType
 
 from dsa_compile.cli import (
+    inspect_bisect,
     inspect_compare,
     inspect_diff,
     inspect_graph,
     inspect_near_miss,
+    inspect_html,
     inspect_onnx,
     inspect_passes,
+    inspect_time,
     inspect_verify,
     inspect_why,
 )
@@ -43,8 +46,11 @@ COMMANDS: tuple[ModuleType, ...] = (
     inspect_near_miss,
     inspect_graph,
     inspect_compare,
+    inspect_time,
+    inspect_html,
     inspect_onnx,
     inspect_verify,
+    inspect_bisect,
 )
 
 
@@ -60,6 +66,7 @@ def build_parser() -> argparse.ArgumentParser:
         "artifact", type=Path, metavar="ARTIFACT", help="directory written by dsa-compile"
     )
     parser.add_argument("--json", action="store_true", help="print data instead of text")
+    inspect_passes.add_options(parser)
     parser.set_defaults(run=inspect_passes.run)
     commands = parser.add_subparsers(
         title="commands", metavar="COMMAND", prog=f"{PROGRAM} ARTIFACT"

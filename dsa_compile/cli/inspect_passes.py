@@ -1,31 +1,70 @@
 """``dsa-inspect ARTIFACT``: the passes, a row each."""
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 
 from dsa_compile.cli.inspect_output import console, print_json, styled, table
 from dsa_compile.inspecting.listing import PassRow, pass_rows
+from dsa_compile.inspecting.measured import (
+    VERIFY,
+    PassError,
+    bench_cases,
+    choose_case,
+    pass_errors,
+)
 from dsa_compile.inspecting.store import Store, ranges
 
 _NUMBERS = ("", "rewrites", "expected", "nodes", "after", "ms", "near-misses")
 
 
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Where the columns that other commands measure come from."""
+    parser.add_argument(
+        "--verify",
+        type=Path,
+        metavar="FILE",
+        help="show the errors that verify found (default: ARTIFACT/verify.json, if it is there)",
+    )
+    parser.add_argument(
+        "--bench",
+        type=Path,
+        metavar="FILE",
+        help="show what passes save, from dsa-bench step --ablate --json FILE",
+    )
+    parser.add_argument("--case", metavar="LABEL", help="of the cases in that file")
+
+
 def run(args: argparse.Namespace) -> int:
     """Print what was compiled, and its passes."""
     store = Store.open(args.artifact)
-    rows = pass_rows(store)
+    errors = _errors(store, args.verify)
+    case = None
+    if args.bench is not None:
+        case = choose_case(bench_cases(args.bench), args.case, args.bench)
+    rows = pass_rows(store, errors, case)
     if args.json:
         print_json({"artifact": _about(store), "passes": [asdict(row) for row in rows]})
         return 0
     out = console()
     for name, value in _about(store).items():
         out.print(styled(f"{name:9}", "bold"), styled(str(value)))
+    if case is not None:
+        out.print(styled(f"{'saves':9}", "bold"), styled(f"µs of a layer, {case.label}"))
     out.print()
-    shown = table("", "pass", *_NUMBERS[1:], "numerics", right=_NUMBERS)
+    measured = [*["error"] * (errors is not None), *["saves µs"] * (case is not None)]
+    shown = table("", "pass", *_NUMBERS[1:], *measured, "numerics", right=(*_NUMBERS, *measured))
     for row in rows:
-        shown.add_row(*_cells(row), style="" if row.rewrites else "dim")
+        style = "red" if row.problem else "" if row.rewrites else "dim"
+        shown.add_row(*_cells(row, measured), style=style)
     out.print(shown)
     return 0
+
+
+def _errors(store: Store, given: Path | None) -> dict[str, PassError] | None:
+    path = store.path / VERIFY if given is None else given
+    return pass_errors(path) if given is not None or path.is_file() else None
 
 
 def _about(store: Store) -> dict[str, str]:
@@ -42,7 +81,11 @@ def _about(store: Store) -> dict[str, str]:
     }
 
 
-def _cells(row: PassRow) -> list[str]:
+def _cells(row: PassRow, measured: Sequence[str]) -> list[str]:
+    optional = {
+        "error": "" if row.error is None else f"{row.error:.1e}",
+        "saves µs": "" if row.saved_us is None else f"{row.saved_us:+.1f}",
+    }
     return [
         str(row.number),
         row.name,
@@ -52,5 +95,6 @@ def _cells(row: PassRow) -> list[str]:
         str(row.nodes_after),
         f"{1e3 * row.seconds:.0f}",
         str(row.near_misses or ""),
-        row.numerics,
+        *(optional[name] for name in measured),
+        f"{row.numerics}  {row.problem}".strip(),
     ]

@@ -1,7 +1,9 @@
 """The passes of an artifact, a row each."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
+from dsa_compile.inspecting.measured import Case, PassError
 from dsa_compile.inspecting.store import Store
 
 
@@ -22,6 +24,9 @@ class PassRow:
         near_misses: places that almost matched.
         remarks: lines to read.
         recorded: whether it changed a graph and records were kept.
+        error: of its rewrites, the largest that ``verify`` found; None if it did not run.
+        problem: what ``verify`` found wrong; empty if nothing.
+        saved_us: how much longer a layer takes without the pass, if that was timed.
     """
 
     number: int
@@ -36,11 +41,22 @@ class PassRow:
     near_misses: int
     remarks: tuple[str, ...]
     recorded: bool
+    error: float | None = None
+    problem: str = ""
+    saved_us: float | None = None
 
 
-def pass_rows(store: Store) -> list[PassRow]:
-    """A row for every pass that ran, in order; needs no records."""
-    return [
+def pass_rows(
+    store: Store, errors: Mapping[str, PassError] | None = None, case: Case | None = None
+) -> list[PassRow]:
+    """A row for every pass that ran, in order; needs no records.
+
+    Args:
+        store: the artifact.
+        errors: by pass, what ``verify`` found.
+        case: a step timed with and without passes.
+    """
+    rows = [
         PassRow(
             number=number,
             name=summary.name,
@@ -56,4 +72,15 @@ def pass_rows(store: Store) -> list[PassRow]:
             recorded=summary.graphs is not None,
         )
         for number, summary in enumerate(store.manifest.passes, start=1)
+    ]
+    found = errors or {}
+    saved = {} if case is None else case.saved_us
+    return [
+        replace(
+            row,
+            error=found[row.name].error if row.name in found else None,
+            problem=found[row.name].problem if row.name in found else "",
+            saved_us=saved.get(row.name),
+        )
+        for row in rows
     ]

@@ -36,6 +36,7 @@ class Row:
         experts_hit: distinct experts that a layer's tokens take; None if not traced.
         gaps_us: in which the GPU does nothing within a step; None if not traced.
         ops: by op, what it adds to a layer; empty if not traced.
+        kind: of the layers that ``layer`` and ``ops`` are of.
     """
 
     case: str
@@ -48,6 +49,7 @@ class Row:
     experts_hit: float | None = None
     gaps_us: float | None = None
     ops: dict[str, Share] = field(default_factory=dict)
+    kind: str = ""
 
 
 class StepBench:
@@ -111,9 +113,8 @@ class StepBench:
             if not all(bool(runner.forward(step).isfinite().all()) for step in steps):
                 raise UserError(f"{case.label()}: logits are not finite, so times mean nothing")
         small, large = times
-        row = Row(
-            case.label(), large.gpu, (large.gpu - small.gpu) / DIFFERENCE, large.host, large.wall
-        )
+        layer = (large.gpu - small.gpu) / DIFFERENCE
+        row = Row(case.label(), large.gpu, layer, large.host, large.wall, kind=self.kind)
         if traced:
             self._trace(row, case, steps)
         return row

@@ -1,0 +1,153 @@
+"""What other commands measured, if their files are there: errors, and times of steps.
+
+``dsa-inspect ARTIFACT verify`` leaves ``verify.json`` in the artifact. ``dsa-bench step --json``
+writes times of ops and what a layer takes without a pass, ``--profile`` times of single calls; they
+are files of the user's, for a machine with a GPU need not be the one that reads them.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dsa_compile.errors import UserError
+from dsa_compile.inspecting.store import unknown
+
+VERIFY = "verify.json"
+
+
+@dataclass(frozen=True)
+class PassError:
+    """What ``verify`` found of a pass.
+
+    Attributes:
+        error: of its rewrites, the largest; None if it is not finite.
+        problem: what is wrong; empty if nothing is.
+    """
+
+    error: float | None
+    problem: str
+
+
+@dataclass(frozen=True)
+class Share:
+    """What an op adds to a layer: microseconds, launches (None if not known), kernels."""
+
+    us: float
+    launches: float | None = None
+    kernels: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Case:
+    """One step that ``dsa-bench step`` timed.
+
+    Attributes:
+        label: such as ``decode 32 × 8K``.
+        kind: of the layers timed; empty in older files.
+        layer_us: of one layer.
+        ops: by op and module, what it adds to a layer.
+        saved_us: by pass, how much longer a layer takes without it; by several joined by plus
+            signs, without all of them.
+        failed: by pass, why the layer without it was not timed.
+    """
+
+    label: str
+    kind: str
+    layer_us: float
+    ops: Mapping[str, Share]
+    saved_us: Mapping[str, float]
+    failed: Mapping[str, str]
+
+
+def pass_errors(path: Path) -> dict[str, PassError]:
+    """What ``verify`` found, by pass.
+
+    Raises:
+        UserError: no such file, or not one that ``verify`` wrote.
+    """
+    data = _load(path, "dsa-inspect ARTIFACT verify writes it")
+    try:
+        return {
+            str(done["name"]): PassError(done["error"], str(done["problem"]))
+            for done in data["passes"]
+        }
+    except (KeyError, TypeError):
+        raise UserError(f"{path}: not the report of verify; make it again") from None
+
+
+def bench_cases(path: Path) -> list[Case]:
+    """The cases of a file that ``dsa-bench step --json`` wrote.
+
+    Raises:
+        UserError: no such file, or not of that kind.
+    """
+    remedy = "make one with dsa-bench step --by-op --json FILE"
+    data = _load(path, remedy)
+    try:
+        return [_case(row, data["ablation"]) for row in data["rows"]]
+    except (KeyError, TypeError, AttributeError, ValueError):
+        raise UserError(f"{path}: not times of steps; {remedy}") from None
+
+
+def choose_case(cases: list[Case], label: str | None, path: Path) -> Case:
+    """The case of that label, or the first with times by op.
+
+    Raises:
+        UserError: there is none; names those that there are.
+    """
+    if label is not None:
+        for case in cases:
+            if case.label == label:
+                return case
+        raise UserError(f"{path}: {unknown('case', label, [case.label for case in cases])}")
+    if not cases:
+        raise UserError(f"{path}: no case was timed")
+    return next((case for case in cases if case.ops), cases[0])
+
+
+def profile_calls(path: Path) -> tuple[int, Mapping[str, float]]:
+    """Times of calls from ``dsa-bench step --profile``.
+
+    Returns:
+        The context of the step that was measured, in tokens; microseconds by call.
+
+    Raises:
+        UserError: no such file, or not of that kind.
+    """
+    remedy = "make one with dsa-bench step --profile FILE"
+    data = _load(path, remedy)
+    try:
+        return int(data["context"]), {str(k): float(v) for k, v in data["calls"].items()}
+    except (KeyError, TypeError, AttributeError, ValueError):
+        raise UserError(f"{path}: not a profile of calls; {remedy}") from None
+
+
+def _case(row: Mapping[str, Any], ablation: list[Mapping[str, Any]]) -> Case:
+    label, layer = str(row["case"]), 1e3 * float(row["layer"])
+    without = {str(each["name"]): each for each in ablation}
+    return Case(
+        label,
+        str(row.get("kind", "")),
+        layer,
+        {
+            str(op): Share(float(share["us"]), float(share["launches"]), tuple(share["names"]))
+            for op, share in row["ops"].items()
+        },
+        {
+            name: 1e3 * float(each["layers"][label]) - layer
+            for name, each in without.items()
+            if label in each["layers"]
+        },
+        {name: str(each["problem"]) for name, each in without.items() if each["problem"]},
+    )
+
+
+def _load(path: Path, remedy: str) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}); {remedy}") from None
+    except ValueError:
+        raise UserError(f"{path}: not JSON; {remedy}") from None

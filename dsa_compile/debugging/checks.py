@@ -19,6 +19,18 @@ LIMIT = {"fp32": 1e-4, "bf16": 5e-2, "fp8": 0.4, "fp8-kv-tensor": 0.4}
 fp32, of the median row elsewhere, where rounding chooses other keys and experts for some rows."""
 
 
+def exceeds(found: Agreement, recipe: str, limit: float | None) -> bool:
+    """Whether an error is more than rounding.
+
+    Args:
+        found: of a layer.
+        recipe: which rows count.
+        limit: relative error; None for :data:`LIMIT`.
+    """
+    error = found.error if recipe == "fp32" else found.typical
+    return error > (LIMIT[recipe] if limit is None else limit) or found.error == float("inf")
+
+
 class Check(Protocol):
     """A property that holds of a right program.
 
@@ -81,27 +93,17 @@ class ReferenceCheck(StageCheck):
         reference: Trace,
         limit: float | None = None,
     ) -> None:
-        recipe = replay.final.config.recipe
-        self.limit = LIMIT[recipe] if limit is None else limit
-        super().__init__(f"reference within {self.limit}", replay, store, prompt)
+        self._recipe = replay.final.config.recipe
+        self._limit = LIMIT[self._recipe] if limit is None else limit
+        super().__init__(f"reference within {self._limit}", replay, store, prompt)
         self._reference = reference
-        self._every_row = recipe == "fp32"
 
     def _judge(self, stage: Stage) -> tuple[bool, str]:
-        found = self.layers(stage)
-        total = worst(found)
-        error = total.error if self._every_row else total.typical
-        return self.exceeds(total), f"error {error:.1e} of a layer, limit {self.limit:.1e}"
-
-    def layers(self, stage: Stage) -> list[Agreement]:
-        """How each call agrees with the reference."""
         made = run_against(stage, self._prompt, self._reference)
-        return compare_calls(self._reference, made)
-
-    def exceeds(self, found: Agreement) -> bool:
-        """Whether an error is more than rounding."""
-        error = found.error if self._every_row else found.typical
-        return error > self.limit or found.error == float("inf")
+        total = worst(compare_calls(self._reference, made))
+        error = total.error if self._recipe == "fp32" else total.typical
+        bad = exceeds(total, self._recipe, self._limit)
+        return bad, f"error {error:.1e} of a layer, limit {self._limit:.1e}"
 
 
 class TokensCheck(StageCheck):

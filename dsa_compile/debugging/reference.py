@@ -2,12 +2,13 @@
 
 import torch
 
-from dsa_compile.debugging.agreement import Agreement
+from dsa_compile.debugging.agreement import UNLIKE, Agreement, compare
 from dsa_compile.debugging.prompt import Prompt
 from dsa_compile.debugging.stages import HIDDEN, CallTrace, Stage, Trace, layer_of, run_stage
 from dsa_compile.debugging.subject import Subject
 from dsa_compile.evaluation.hf import HfModel
 from dsa_compile.ir.calls import StepCall
+from dsa_compile.weights.canonical import canonical_parameters
 
 
 def exported_trace(subject: Subject, prompt: Prompt) -> Trace:
@@ -29,14 +30,15 @@ def transformers_trace(subject: Subject, prompt: Prompt) -> Trace:
     (logits,) = model.logits([list(prompt.token_ids)])
     dtype = subject.exported.config.dtype
     trace = Trace((prompt.whole,), flat=False)
-    for call in Stage.of(subject.exported, subject.store).calls:
+    stage = Stage.of(subject.exported, subject.store)
+    for call in stage.calls:
         place = _place(call, len(states))
         given = {} if place is None else {HIDDEN: states[place].to(dtype)[None]}
         result = logits if place == len(states) - 1 else states[0 if place is None else place + 1]
         name = "logits" if call.kind == "head" else HIDDEN
-        made = CallTrace(call, inputs=[given], outputs=[{name: result.to(dtype)[None]}])
-        made.nodes.append({})
-        trace.calls.append(made)
+        outputs = {name: result.to(dtype)[None]}
+        region = stage.region(call.kind, prompt.whole)
+        trace.calls.append(CallTrace(call, [region], [given], [{}], [outputs]))
     return trace
 
 
@@ -53,8 +55,6 @@ def compare_with_transformers(subject: Subject, prompt: Prompt) -> dict[int | st
 
     A layer of the model that the program leaves out does not agree.
     """
-    from dsa_compile.debugging.agreement import UNLIKE, compare
-
     reference = transformers_trace(subject, prompt)
     made = run_stage(Stage.of(subject.exported, subject.store), prompt, given=reference)
     found: dict[int | str, Agreement] = {}
@@ -70,8 +70,6 @@ def compare_with_transformers(subject: Subject, prompt: Prompt) -> dict[int | st
 
 def is_small(subject: Subject, limit: int = 2 << 30) -> bool:
     """Whether transformers' model fits into ``limit`` bytes in fp32."""
-    from dsa_compile.weights.canonical import canonical_parameters
-
     spec = subject.exported.spec
     parameters = canonical_parameters(spec, range(spec.num_hidden_layers))
     return 4 * sum(torch.Size(p.shape).numel() for p in parameters.values()) <= limit

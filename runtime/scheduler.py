@@ -87,7 +87,7 @@ class Scheduler:
         self._finish(request, "error")
 
     def schedule(
-        self, most_tokens: int | None = None, only: Collection[Request] | None = None
+        self, prompt_tokens: int | None = None, only: Collection[Request] | None = None
     ) -> ScheduledStep:
         """Choose the next step; it is in flight from now on unless it has no entries.
 
@@ -95,18 +95,17 @@ class Scheduler:
         none of ``only`` is running.
 
         Args:
-            most_tokens: compute at most so many, if that is less than the limit; a deterministic
-                step takes a prompt's chunk whole all the same.
+            prompt_tokens: compute at most so many of prompts; a deterministic step takes a chunk
+                whole all the same.
             only: compute tokens of these requests only, and admit no other.
         """
         step = ScheduledStep([], self._residency.block_rows, self.config.block_size)
         entries = step.entries
-        budget = self.config.max_batched_tokens
-        if most_tokens is not None:
-            budget = min(budget, most_tokens)
         running = self._running.copy() if only is None else [r for r in self._running if r in only]
-        choose = self._choose_alike if self.config.deterministic else self._choose_mixed
-        choose(entries, budget, running, admit=only is None)
+        if self.config.deterministic:
+            self._choose_alike(entries, running, admit=only is None)
+        else:
+            self._choose_mixed(entries, running, prompt_tokens, admit=only is None)
         for request, start, count, samples in entries:
             request.num_scheduled = start + count
             request.num_pending += samples
@@ -199,9 +198,15 @@ class Scheduler:
         assert not any(request.blocks for request in self._waiting), "a waiting request has blocks"
 
     def _choose_mixed(
-        self, entries: list[ScheduledEntry], budget: int, candidates: list[Request], *, admit: bool
+        self,
+        entries: list[ScheduledEntry],
+        candidates: list[Request],
+        prompt_tokens: int | None,
+        *,
+        admit: bool,
     ) -> None:
         """Decoding requests, then chunks of prompts, up to the budget."""
+        budget = self.config.max_batched_tokens
         preemptions = self._preemptions
         prefills: list[Request] = []
         grow, make_room, running = self._residency.grow, self._make_room, Status.RUNNING
@@ -216,6 +221,8 @@ class Scheduler:
                 budget -= 1
                 if budget == 0:
                     break
+        if prompt_tokens is not None:
+            budget = min(budget, prompt_tokens)
         for request in prefills:
             if budget > 0 and request.status is Status.RUNNING:
                 budget -= _take_chunk(request, budget, entries)
@@ -225,7 +232,7 @@ class Scheduler:
                 budget -= _take_chunk(self._admitted(), budget, entries)
 
     def _choose_alike(
-        self, entries: list[ScheduledEntry], budget: int, candidates: list[Request], *, admit: bool
+        self, entries: list[ScheduledEntry], candidates: list[Request], *, admit: bool
     ) -> None:
         """One prompt's next chunk between fixed boundaries, or decoding requests alone.
 
@@ -243,7 +250,7 @@ class Scheduler:
             _take_chunk(request, end - start, entries)
             return
         for request in candidates:
-            if len(entries) == budget:
+            if len(entries) == self.config.max_batched_tokens:
                 break
             if request.status is not Status.RUNNING or request.num_to_compute == 0:
                 continue

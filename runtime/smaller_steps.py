@@ -6,8 +6,9 @@ step is halved: decoding requests apart from prompts first, then either kind in 
 of a lone prompt. Everything that fits makes its progress at each level, and a request that fails
 even alone with one token is the one to blame: nothing that the engine could do makes room for it.
 
-If no request was to blame, steps stay small and are doubled again while all goes well, so that not
-every step fails before it succeeds.
+So that not every step fails before it succeeds, chunks of prompts stay small afterwards, and are
+doubled again while all goes well. Decoding requests are never held back for it: that would stop
+those behind the first few. If they fail together they are taken apart each time.
 """
 
 from collections import deque
@@ -18,14 +19,14 @@ from dsa_compile.runtime.request import Request, Status
 from dsa_compile.runtime.scheduler import Scheduler
 from dsa_compile.runtime.step import ScheduledEntry, ScheduledStep
 
-# Steps as large as the limit that must fit before it is doubled. A failure costs the allocator's
-# cached memory and a wait for the device, some milliseconds: little in so many steps.
-_PATIENCE = 64
+# Steps of at least the limit that must fit before it is doubled. A failure costs the allocator's
+# cached memory and a wait for the device, some milliseconds: little in so many steps of prompts.
+_PATIENCE = 16
 
 
 class _Part(NamedTuple):
     requests: frozenset[Request]
-    most_tokens: int
+    prompt_tokens: int | None = None
 
 
 class SmallerSteps:
@@ -43,8 +44,7 @@ class SmallerSteps:
         self._whole_chunks = scheduler.config.deterministic
         self._parts: deque[_Part] = deque()
         self._of_part = False  # whether the newest step is one
-        self._limit: int | None = None
-        self._limit_before: int | None = None  # the step that was taken apart
+        self._limit: int | None = None  # of the tokens of prompts
         self._fitted = 0
         self.failures = 0
 
@@ -57,7 +57,7 @@ class SmallerSteps:
         """The next step: a part's, or else one of all requests."""
         while self._parts:
             part = self._parts.popleft()
-            step = self._scheduler.schedule(part.most_tokens, part.requests)
+            step = self._scheduler.schedule(part.prompt_tokens, part.requests)
             if step.entries:  # else its requests have ended, or gave up their blocks
                 self._of_part = True
                 return step
@@ -86,24 +86,20 @@ class SmallerSteps:
             The request to blame, or None if smaller parts are to be tried.
         """
         self.failures += 1
-        if not self._of_part:
-            self._limit_before = self._limit
         entries = [e for e in step.entries if e.request.status is Status.RUNNING]
-        if not entries:
-            return None
         if len(entries) > 1:
             self._parts.extendleft(map(_part, reversed(_halves(entries))))
-        elif entries[0].num_tokens == 1 or self._whole_chunks:
-            self._limit = self._limit_before
+        elif entries and (entries[0].num_tokens == 1 or self._whole_chunks):
             if alone:
+                self._limit = None  # it explains what failed before
                 return entries[0].request
             self._parts.appendleft(_part(entries))
-            return None
-        else:
-            request, tokens = entries[0].request, entries[0].num_tokens
-            self._parts.appendleft(_Part(frozenset((request,)), tokens // 2))
-        self._fitted = 0
-        self._limit = min(self._limit or step.num_tokens, max(1, step.num_tokens // 2))
+        elif entries:
+            requests = frozenset((entries[0].request,))
+            self._parts.appendleft(_Part(requests, entries[0].num_tokens // 2))
+        if prompts := _prompt_tokens(entries):
+            self._limit = prompts // 2
+            self._fitted = 0
         return None
 
 
@@ -118,4 +114,8 @@ def _halves(entries: Sequence[ScheduledEntry]) -> list[Sequence[ScheduledEntry]]
 
 
 def _part(entries: Sequence[ScheduledEntry]) -> _Part:
-    return _Part(frozenset(e.request for e in entries), sum(e.num_tokens for e in entries))
+    return _Part(frozenset(entry.request for entry in entries), _prompt_tokens(entries) or None)
+
+
+def _prompt_tokens(entries: Sequence[ScheduledEntry]) -> int:
+    return sum(entry.num_tokens for entry in entries if entry.num_tokens > 1)

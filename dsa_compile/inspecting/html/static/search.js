@@ -1,0 +1,74 @@
+// Search: passes, then nodes of the shown stage, then nodes of the others.
+
+const MOST_FOUND = 60;
+let hits = [];
+let picked = 0;
+
+const matches = (words, text) => words.every((word) => text.includes(word));
+
+const searchAll = (query) => {
+  const words = query.toLowerCase().split(/\s+/).filter(Boolean);
+  if (!words.length) return [];
+  const found = [];
+  STAGES.forEach((stage, number) => {
+    if (matches(words, stage.name)) found.push({ stage: number, label: passLabel(number), note: "pass" });
+  });
+  const seen = new Set();
+  const look = (number) => {
+    for (const region of Object.keys(STAGES[number].graphs)) {
+      const graph = STAGES[number].graphs[region];
+      if (seen.has(graph)) continue;
+      seen.add(graph);
+      for (const line of graphLines(number, region)) {
+        if (found.length >= MOST_FOUND) return;
+        const text = `${line.n.join(" ")} ${line.k} ${line.m || ""} ${line.y || ""} ${line.t || ""} ${line.s || ""}`;
+        if (!matches(words, text.toLowerCase())) continue;
+        found.push({ stage: number, region, node: line.n[0], label: line.n[0], code: shortCode(line.c),
+          note: `${number === state.stage ? "" : `${passLabel(number)} · `}${region}${line.m ? ` · ${line.m}` : ""}` });
+      }
+    }
+  };
+  look(state.stage);
+  // the other way round a name would be found at the export first, long before it means something
+  for (let number = STAGES.length - 1; number >= 0; number -= 1) if (number !== state.stage) look(number);
+  return found;
+};
+
+const showFound = () => {
+  hits = searchAll(byId("search").value);
+  picked = 0;
+  const box = byId("found");
+  box.hidden = !byId("search").value.trim();
+  box.replaceChildren(...hits.map((hit, index) => element("li", {
+    onmousedown: (event) => { event.preventDefault(); openFound(index); },
+  }, element("b", {}, hit.label), element("code", {}, hit.code || ""), element("span", { class: "module" }, hit.note))));
+  if (!hits.length) box.append(element("li", { class: "none" }, "nothing found"));
+  markPicked();
+};
+
+const markPicked = () => {
+  [...byId("found").children].forEach((row, index) => row.classList.toggle("picked", index === picked));
+  const row = byId("found").children[picked];
+  if (row) row.scrollIntoView({ block: "nearest" });
+};
+
+const openFound = (index) => {
+  const hit = hits[index];
+  if (!hit) return;
+  byId("found").hidden = true;
+  byId("search").blur();
+  go({ stage: hit.stage, node: hit.node || "", side: "after", ...(hit.region ? { region: hit.region } : {}) }, true);
+};
+
+const searchKeys = (event) => {
+  if (event.key === "Escape") {
+    byId("found").hidden = true;
+    byId("search").blur();
+  } else if (event.key === "Enter") openFound(picked);
+  else if (event.key === "ArrowDown" || event.key === "ArrowUp") {
+    event.preventDefault();
+    picked = Math.max(0, Math.min(hits.length - 1, picked + (event.key === "ArrowDown" ? 1 : -1)));
+    markPicked();
+  } else return;
+  event.stopPropagation();
+};

@@ -83,7 +83,7 @@ def _about(store: Store) -> dict[str, str]:
 
 def _cells(row: PassRow, measured: Sequence[str]) -> list[str]:
     optional = {
-        "error": "" if row.error is None else f"{row.error:.1e}",
+        "error": "" if row.error is None else f"{row.error:.1e}" if row.error else "0",
         "saves µs": "" if row.saved_us is None else f"{row.saved_us:+.1f}",
     }
     return [

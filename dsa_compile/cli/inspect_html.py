@@ -7,8 +7,9 @@ from typing import Any
 from dsa_compile.cli.inspect_output import print_json
 from dsa_compile.errors import UserError
 from dsa_compile.inspecting.html.document import document
-from dsa_compile.inspecting.html.overlays import VERIFY, numerics, times
+from dsa_compile.inspecting.html.overlays import numerics, times
 from dsa_compile.inspecting.html.payload import payload
+from dsa_compile.inspecting.measured import VERIFY
 from dsa_compile.inspecting.store import Store
 
 _DESCRIPTION = """\
@@ -34,7 +35,10 @@ def register(commands: Any) -> None:
         help=f"errors of rewrites (default: ARTIFACT/{VERIFY}, if dsa-inspect verify has left it)",
     )
     parser.add_argument(
-        "--times", type=Path, metavar="FILE", help="from dsa-bench step --by-op --ablate --json"
+        "--bench",
+        type=Path,
+        metavar="FILE",
+        help="times: of dsa-bench step --by-op --ablate --json",
     )
     parser.set_defaults(run=run)
 
@@ -46,8 +50,8 @@ def run(args: argparse.Namespace) -> int:
     left = store.path / VERIFY
     if args.verify is not None or left.is_file():
         data["numerics"] = numerics(args.verify or left)
-    if args.times is not None:
-        data["times"] = times(args.times)
+    if args.bench is not None:
+        data["times"] = times(store, args.bench)
     out: Path = args.output
     if not out.parent.is_dir():
         raise UserError(f"{out}: {out.parent} is not a directory; create it first")

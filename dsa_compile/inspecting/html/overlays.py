@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from dsa_compile.errors import UserError
-
-VERIFY = "verify.json"  # where ``dsa-inspect ARTIFACT verify`` leaves its report, in the artifact
+from dsa_compile.inspecting.measured import Case, bench_cases
+from dsa_compile.inspecting.store import Store
+from dsa_compile.inspecting.times import Attribution, attribute_case
 
 
 def numerics(file: Path) -> dict[str, Any]:
@@ -20,7 +21,7 @@ def numerics(file: Path) -> dict[str, Any]:
     Raises:
         UserError: the file cannot be read, or is no such report.
     """
-    data = _read(file, "dsa-inspect ARTIFACT verify")
+    data = _read(file)
     try:
         sites: dict[str, dict[str, Any]] = {}
         for site in data["sites"]:
@@ -36,8 +37,8 @@ def numerics(file: Path) -> dict[str, Any]:
             "hazards": [f"{one['pass_name']}: {one['problem']}" for one in data["hazards"]],
             "emission": data["emission"],
         }
-    except (KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{file}: no report of verify ({error!r:.60}); make it anew") from None
+    except (KeyError, TypeError, AttributeError):
+        raise UserError(f"{file}: not the report of verify; {_REMEDY}") from None
 
 
 _PASS = ("error", "problem", "suspect", "runs")
@@ -50,43 +51,41 @@ def _rank(site: Mapping[str, Any]) -> tuple[bool, float]:
     return bool(site["problem"]), float(site["error"] or 0.0)
 
 
-def times(file: Path) -> dict[str, Any]:
-    """The time of ops, and what passes save, from ``dsa-bench step --by-op --ablate --json``.
+def times(store: Store, file: Path) -> list[dict[str, Any]]:
+    """Where the time of a layer goes, from ``dsa-bench step --by-op --ablate --json``.
 
     Returns:
-        ``cases``: name, ms a layer, and microseconds a layer by label (``moe: linear_fp8 path``);
-        ``saved``: of each pass, by case, the part of a layer's time that it saves.
+        For each case with times by op: ``case``, ``layer_us``, ``region``, ``calls`` (microseconds
+        by the name of a call in the finished graph), ``passes`` (microseconds of the calls that a
+        pass made) and ``saved`` (how many a layer takes more without a pass).
 
     Raises:
-        UserError: the file cannot be read, or is no such report.
+        UserError: the file cannot be read, is no such report, or is of another program.
     """
-    data = _read(file, "dsa-bench step --by-op --json")
-    try:
-        rows = data["rows"]
-        layer = {row["case"]: row["layer"] for row in rows}
-        return {
-            "machine": data["machine"],
-            "cases": [
-                {
-                    "case": row["case"],
-                    "layer": row["layer"],
-                    "ops": {label: share["us"] for label, share in row["ops"].items()},
-                }
-                for row in rows
-            ],
-            "saved": {
-                one["name"]: {case: ms / layer[case] - 1 for case, ms in one["layers"].items()}
-                for one in data["ablation"]
-            },
-        }
-    except (KeyError, TypeError, AttributeError, ZeroDivisionError) as error:
-        raise UserError(f"{file}: no report of dsa-bench step ({error!r:.60})") from None
+    cases = [case for case in bench_cases(file) if case.ops]
+    if not cases:
+        raise UserError(f"{file}: no case has times by op; make it with dsa-bench step --by-op")
+    return [_case(case, attribute_case(store, case)) for case in cases]
 
 
-def _read(file: Path, maker: str) -> Any:
+def _case(case: Case, found: Attribution) -> dict[str, Any]:
+    return {
+        "case": case.label,
+        "layer_us": case.layer_us,
+        "region": found.regions[0],
+        "calls": {call.node: call.us for call in found.calls},
+        "passes": {row.pass_name: row.us for row in found.by_pass()},
+        "saved": dict(case.saved_us),
+    }
+
+
+def _read(file: Path) -> Any:
     try:
         return json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise UserError(f"{file}: cannot be read ({error.strerror}); {maker} writes it") from None
-    except ValueError as error:
-        raise UserError(f"{file}: is not JSON ({error}); {maker} writes it") from None
+        raise UserError(f"{file}: cannot be read ({error.strerror}); {_REMEDY}") from None
+    except ValueError:
+        raise UserError(f"{file}: not JSON; {_REMEDY}") from None
+
+
+_REMEDY = "dsa-inspect ARTIFACT verify writes it"

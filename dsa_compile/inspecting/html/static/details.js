@@ -4,9 +4,7 @@
 const OVERLAYS = [["", "none"], ["pass", "pass that made it"]];
 if (DATA.numerics) OVERLAYS.push(["numerics", "error of its rewrite"]);
 if (DATA.times) {
-  for (const one of DATA.times.cases) {
-    if (Object.keys(one.ops).length) OVERLAYS.push([`time ${one.case}`, `time, ${one.case}`]);
-  }
+  for (const one of DATA.times) OVERLAYS.push([`time ${one.case}`, `time, ${one.case}`]);
 }
 
 const makers = new Map(); // the latest rewrite that made a node
@@ -22,7 +20,8 @@ const siteError = (step) => {
   const known = step.hunk.sites.map((number) => sites[number]).filter(Boolean);
   return known.sort((a, b) => (b.problem ? 1 : 0) - (a.problem ? 1 : 0) || b.error - a.error)[0] || null;
 };
-const shownError = (found) => (found.bitwise ? "bitwise" : Number(found.error).toExponential(1));
+const shownNumber = (error) => (error ? Number(error).toExponential(1) : "0");
+const shownError = (found) => (found.bitwise ? "bitwise" : shownNumber(found.error));
 
 // {heat: 0 to 1, hue, text} of a line under the overlay; null for none.
 const badgeOf = (line, stage, region) => {
@@ -37,15 +36,15 @@ const badgeOf = (line, stage, region) => {
     const heat = found.problem ? 1 : Math.max(0, (Math.log10(found.error || 1e-12) + 9) / 9);
     return { heat, text: found.problem ? `✗ ${shownError(found)}` : shownError(found) };
   }
-  const run = DATA.times && DATA.times.cases.find((one) => `time ${one.case}` === state.overlay);
-  if (!run) return null;
-  const label = (one) => `${kindOf(region)}: ${one.k.replace(/^dsa\./, "")} ${one.m || ""}`.trim();
-  const us = run.ops[label(line)];
+  const run = timed();
+  if (!run || kindOf(region) !== kindOf(run.region)) return null;
+  // an earlier node takes the time of the finished call that it still is
+  const end = fate(stage, region, line.n[0]).find((one) => one.region === run.region);
+  const us = end && run.calls[end.final];
   if (us === undefined) return null;
-  const alike = graphLines(stage, region).filter((one) => one.i && label(one) === label(line)).length;
-  const most = Math.max(...Object.values(run.ops));
-  return { heat: us / alike / most, text: `${(us / alike).toFixed(1)} µs` };
+  return { heat: us / Math.max(...Object.values(run.calls)), text: `${us.toFixed(1)} µs` };
 };
+const timed = () => (DATA.times || []).find((one) => `time ${one.case}` === state.overlay);
 
 const field = (name, ...content) =>
   element("div", { class: "field" }, element("dt", {}, name), element("dd", {}, ...content));
@@ -131,7 +130,7 @@ const historyDetails = (stage, region) => {
       const hunk = end.index === undefined ? null : changeOf(end.stage, end.region).hunks[end.index];
       rows.push(element("li", { class: "out" }, stageLink(end.stage, end.region, hunk),
         hunk && hunk.made.length ? " puts in its place " : " takes it out",
-        ...(hunk ? few(hunk.made, (name) => nodeLink(end.stage, end.region, name), 5) : [])));
+        ...(hunk ? few(callsFirst(hunk), (name) => nodeLink(end.stage, end.region, name), 5) : [])));
     }
   }
   for (const step of steps) {
@@ -152,6 +151,7 @@ const historyDetails = (stage, region) => {
   return [element("h4", {}, "history"), element("ol", { id: "history" }, ...rows)];
 };
 
+const callsFirst = (hunk) => [...hunk.made].sort((a, b) => (b in hunk.of) - (a in hunk.of));
 const kindRoot = (region) => (region in STAGES[0].graphs ? region : kindOf(region));
 const nameBefore = (end) => {
   const names = DATA.names[end.region] || {};
@@ -182,7 +182,8 @@ const passDetails = () => {
   const stage = STAGES[state.stage];
   if (!state.stage) return [];
   const checked = errorOf(stage.name);
-  const saved = DATA.times && DATA.times.saved[stage.name];
+  const saved = savedBy(stage.name);
+  const spent = (timed() || (DATA.times || [])[0] || { passes: {} }).passes[stage.name];
   const change = changeOf(state.stage, state.region);
   const forms = new Map();
   for (const [index, hunk] of (change ? change.hunks : []).entries()) {
@@ -202,8 +203,10 @@ const passDetails = () => {
     field("rewrites", `${count(stage.rewrites)}${stage.expected === null ? "" : ` of ${count(stage.expected)} promised`}`),
     field("nodes", `${count(stage.before)} → ${count(stage.after)} a step`),
     checked ? field("verified", checked.problem
-      ? element("b", { class: "bad" }, checked.problem) : `worst error ${Number(checked.error).toExponential(1)}`) : null,
-    saved ? field("saves", Object.entries(saved).map(([name, part]) => `${(100 * part).toFixed(1)} % (${name})`).join(", ")) : null,
+      ? element("b", { class: "bad" }, checked.problem) : `worst error ${shownNumber(checked.error)}`) : null,
+    saved.length ? field("saves", ...saved.map(({ name, us, part }) =>
+      element("div", {}, `${us.toFixed(1)} µs a layer, ${(100 * part).toFixed(1)} %: ${name}`))) : null,
+    spent !== undefined ? field("its calls", `${spent.toFixed(1)} µs a layer`) : null,
     stage.outliers.length ? field("outliers", ...stage.outliers.map((text) => element("div", { class: "odd" }, text))) : null,
     rows.length ? field("here", element("ul", {}, ...rows)) : null,
     stage.misses.length ? field("near misses", element("details", {},

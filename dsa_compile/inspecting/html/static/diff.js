@@ -146,7 +146,9 @@ const drawRibbons = (chosen) => {
 
 const showNode = () => {
   const focus = byId("diff").querySelector(".focus");
-  if (focus) focus.scrollIntoView({ block: "nearest" });
+  if (!focus) return;
+  const [pane, box] = [byId("diff").getBoundingClientRect(), focus.getBoundingClientRect()];
+  if (box.top < pane.top || box.bottom > pane.bottom) focus.scrollIntoView({ block: "center" });
 };
 
 const clickDiff = (event) => {

@@ -11,8 +11,8 @@ const graphNodes = (graph) => {
   const events = new Map();
   const nodes = [];
   let stream = 0;
-  let before = null; // the last call on each stream, for events
-  const latest = new Map();
+  const caches = new Map(); // the last call that takes each cache: it may have written it
+  const latest = new Map(); // the last call on each stream: what an event stands for
   let awaited = [];
   for (const line of graph.lines) {
     if (line.k === "dsa.on_stream") {
@@ -22,18 +22,21 @@ const graphNodes = (graph) => {
     if (MARKERS.has(line.k)) {
       const event = Number((line.c.match(/\((\d+)\)/) || [])[1]);
       if (line.k === "dsa.record_event") events.set(event, latest.get(stream) || null);
-      before = events.get(event);
-      if (line.k === "dsa.wait_event" && before) awaited.push(before);
+      if (line.k === "dsa.wait_event" && events.get(event)) awaited.push(events.get(event));
       continue;
     }
     const input = isInput(line);
+    if (input && line.k === "cache") caches.set(line.n[0], null);
     if ((input || isSize(line)) && line.k !== "return" && !state.inputs) continue;
     const id = line.n[0];
     for (const name of line.n) owner.set(name, id);
     const inputs = [...new Set((line.i || []).map((name) => owner.get(name)).filter(Boolean))];
     const lane = input || line.k === "return" ? 0 : stream;
-    nodes.push({ id, line, inputs, input, stream: lane, waits: input ? [] : awaited });
+    const shared = (line.i || []).filter((name) => caches.has(name));
+    const after = shared.map((name) => caches.get(name)).filter((one) => one && !inputs.includes(one));
+    nodes.push({ id, line, inputs, input, stream: lane, waits: input ? [] : awaited, after });
     if (!input) {
+      for (const name of shared) caches.set(name, id);
       latest.set(stream, id);
       awaited = [];
     }
@@ -53,7 +56,11 @@ const drawGraph = () => {
   for (const stream of lanes) laneLayer.append(...laneOf(stream, nodes.filter((n) => n.stream === stream), height));
   drawn = [];
   for (const node of nodes) {
-    for (const id of node.inputs) if (byName.has(id)) edges.append(edge(byName.get(id), node, ""));
+    for (const id of node.inputs) {
+      const from = byName.get(id);
+      if (from) edges.append(edge(from, node, from.stream === node.stream ? "" : "across"));
+    }
+    for (const id of node.after) edges.append(edge(byName.get(id), node, "cache"));
     for (const id of node.waits) {
       if (byName.has(id) && !node.inputs.includes(id)) edges.append(edge(byName.get(id), node, "wait"));
     }
@@ -66,7 +73,8 @@ const drawGraph = () => {
     height: Math.max(height, 1),
   };
   const world = svgElement("g", { id: "world" }, laneLayer, edges, boxes);
-  byId("graph").replaceChildren(svgElement("svg", { id: "canvas" }, world), legend(side));
+  byId("graph").replaceChildren(svgElement("svg", { id: "canvas" }, world));
+  byId("graph").append(legend(side));
   markGraph();
   moveCamera();
 };
@@ -125,7 +133,8 @@ const edge = (from, to, kind) => {
 const legend = (side) => element("div", { id: "legend" },
   element("span", {}, `${state.region} ${side === "before" ? "before" : "after"} ${STAGES[state.stage].name}`),
   side === "before" ? element("i", { class: "gone" }, "taken out") : element("i", { class: "new" }, "made here"),
-  element("i", { class: "wait" }, "waits for"),
+  byId("graph").querySelector(".edge.cache") ? element("i", { class: "cache" }, "through a cache") : null,
+  byId("graph").querySelector(".lane") ? element("i", { class: "wait" }, "waits for another stream") : null,
 );
 
 const markGraph = () => {

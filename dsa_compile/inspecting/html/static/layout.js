@@ -3,14 +3,14 @@
 
 const NODE = { width: 176, height: 46, gapX: 22, gapY: 24 };
 
-// nodes: [{id, inputs: [id], stream}] in the order of the graph; returns the same with x and y.
+// nodes: [{id, inputs: [id], after: [id], stream}] in the order of the graph; returns the same with x and y.
 const placeNodes = (nodes) => {
   const byName = new Map(nodes.map((node) => [node.id, node]));
   const streams = [...new Set(nodes.map((node) => node.stream))];
   const lanes = streams.length > 1;
   const last = new Map();
   for (const node of nodes) {
-    const above = node.inputs.map((id) => byName.get(id)).filter(Boolean);
+    const above = [...node.inputs, ...node.after].map((id) => byName.get(id)).filter(Boolean);
     if (lanes && last.has(node.stream)) above.push(last.get(node.stream));
     node.rank = above.reduce((most, one) => Math.max(most, one.rank + 1), 0);
     last.set(node.stream, node);

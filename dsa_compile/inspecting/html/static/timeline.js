@@ -3,10 +3,11 @@
 const timelineRows = [];
 
 const errorOf = (name) => DATA.numerics && DATA.numerics.passes[name];
-const savedBy = (name) => {
-  const saved = DATA.times && DATA.times.saved[name];
-  return saved ? Math.max(...Object.values(saved)) : null;
-};
+// What a layer takes more without a pass, most first: {name of the case, us, part of the layer}.
+const savedBy = (name) => (DATA.times || [])
+  .filter((one) => name in one.saved)
+  .map((one) => ({ name: one.case, us: one.saved[name], part: one.saved[name] / one.layer_us }))
+  .sort((a, b) => b.part - a.part);
 const count = (number) => number.toLocaleString("en");
 
 const drawTimeline = () => {
@@ -17,7 +18,7 @@ const drawTimeline = () => {
     const after = stage.after || (STAGES[1] && STAGES[1].before) || 0;
     const delta = number ? stage.after - stage.before : 0;
     const checked = errorOf(stage.name);
-    const saved = savedBy(stage.name);
+    const [saved] = savedBy(stage.name);
     const odd = (stage.outliers || []).length;
     const row = element(
       "li",
@@ -33,9 +34,9 @@ const drawTimeline = () => {
         stage.numerics === "tolerance" ? element("i", { class: "tolerance", title: "may round otherwise" }, "≈") : null,
         odd ? element("i", { class: "odd", title: stage.outliers.join("\n") }, "!") : null,
         checked ? element("i", { class: checked.problem ? "bad" : "good",
-          title: checked.problem || `worst error ${checked.error}` }, checked.problem ? "✗" : "✓") : null,
-        saved !== null ? element("i", { class: "saved", title: "of a layer's time, saved" },
-          `${(100 * saved).toFixed(saved < 0.0995 ? 1 : 0)}%`) : null),
+          title: checked.problem || `worst error ${checked.error || 0}` }, checked.problem ? "✗" : "✓") : null,
+        saved ? element("i", { class: "saved", title: `a layer takes so much more without it (${saved.name})` },
+          `${(100 * saved.part).toFixed(saved.part < 0.0995 ? 1 : 0)}%`) : null),
       element("span", { class: "rewrites" }, number ? count(stage.rewrites || 0) : ""),
       element("span", { class: "delta" }, delta ? `${delta > 0 ? "+" : "−"}${count(Math.abs(delta))}` : ""),
       element("span", { class: "bar", style: `--part:${after / most}` }),

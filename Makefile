@@ -31,10 +31,11 @@ endif
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help install demo test lint bench clean
+.PHONY: help install demo test test-gpu lint bench clean
 help:
 	@echo "make demo    compile a small model, generate from the artifact, show what a pass did"
 	@echo "make test    run the test suite"
+	@echo "make test-gpu  the tests that need a GPU, on one"
 	@echo "make lint    ruff and mypy"
 	@echo "make bench   run the benchmarks"
 	@echo "make clean   remove the demo, build output and caches; $(VENV) stays"
@@ -84,6 +85,10 @@ endif
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=loadfile $(TESTS)
+
+# One process: the tests share the GPU's memory. Fails, and says so, where there is no GPU.
+test-gpu: $(INSTALLED)
+	$(BIN)/python -m pytest -m gpu --require-gpu $(TESTS)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check

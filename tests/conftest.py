@@ -1,6 +1,76 @@
 """Settings of the whole suite."""
 
+from collections.abc import Iterable
+
+import pytest
 import torch
 
 # The models are tiny: a second thread only waits, and the suite already runs one process a core.
 torch.set_num_threads(1)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """``--require-gpu``, for those who want the tests on a GPU and not their being skipped."""
+    parser.addoption("--require-gpu", action="store_true", help="fail if no test ran on a GPU")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not config.getoption("--require-gpu"):
+        return
+    if not torch.cuda.is_available():
+        built = "" if torch.version.cuda else " (this build of torch is for the CPU only)"
+        raise pytest.UsageError(f"these tests need a CUDA GPU, and torch sees none here{built}")
+    config.pluginmanager.register(_Ran())
+
+
+class _Ran:
+    """Fails a session whose every test was skipped."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._count += report.when == "call" and not report.skipped
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if not self._count and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if not self._count:
+            terminalreporter.write_line("no test ran: none of them takes this GPU", red=True)
+
+
+def pytest_collection_modifyitems(items: Iterable[pytest.Item]) -> None:
+    """Skip what this machine's GPU cannot run."""
+    found = torch.cuda.get_device_capability() if torch.cuda.is_available() else None
+    for item in items:
+        for mark in item.iter_markers("gpu"):
+            if lacking := lacks(found, **mark.kwargs):
+                item.add_marker(pytest.mark.skip(reason=lacking))
+
+
+def lacks(
+    found: tuple[int, int] | None,
+    *,
+    capability: tuple[int, int] | None = None,
+    least: tuple[int, int] | None = None,
+) -> str | None:
+    """Why a machine cannot run a test, or None.
+
+    Args:
+        found: compute capability of its GPU; None without one.
+        capability: the one that the test needs.
+        least: the lowest that it needs.
+    """
+    if found is None:
+        return "needs a GPU"
+    if capability not in (None, found):
+        return "needs a GPU of compute capability {}.{}, this one has {}.{}".format(
+            *capability, *found
+        )
+    if least is not None and found < least:
+        return "needs a GPU of compute capability {}.{} or above, this one has {}.{}".format(
+            *least, *found
+        )
+    return None

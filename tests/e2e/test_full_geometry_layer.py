@@ -29,10 +29,7 @@ LONG_PREFILL_AND_DECODE = [[(4100, 4100), (300, 300)], [(1, 4101), (1, 301)]]
 
 Steps = list[tuple[torch.Tensor, torch.Tensor]]
 Run = Callable[..., Steps]
-needs_hopper = pytest.mark.skipif(
-    not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
-    reason="needs a Hopper GPU",
-)
+needs_hopper = pytest.mark.gpu(capability=(9, 0))
 
 
 @pytest.fixture(scope="module")

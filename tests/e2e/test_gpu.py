@@ -17,10 +17,7 @@ from dsa_compile.runtime import Engine, SamplingParams
 from dsa_compile.runtime.loading import load_runner
 from dsa_compile.runtime.prompts import load_tokenizer
 
-pytestmark = pytest.mark.skipif(
-    not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
-    reason="needs a Hopper GPU",
-)
+pytestmark = pytest.mark.gpu(capability=(9, 0))
 TRAINED = Path(__file__).parents[2] / "examples" / "tiny_v32" / "checkpoint"
 HELD_OUT = TRAINED.parent / "heldout.txt"
 

@@ -16,10 +16,7 @@ from dsa_compile.runtime.model_runner import SHORT
 
 from .test_padding import step
 
-pytestmark = pytest.mark.skipif(
-    not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
-    reason="needs a Hopper GPU",
-)
+pytestmark = pytest.mark.gpu(capability=(9, 0))
 TRAINED = Path(__file__).parents[2] / "examples" / "tiny_v32" / "checkpoint"
 TOPK = 64
 BLOCKS = 256

@@ -13,10 +13,7 @@ from dsa_compile.runtime.loading import load_runner
 
 from .test_padding import step
 
-pytestmark = pytest.mark.skipif(
-    not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
-    reason="needs a Hopper GPU",
-)
+pytestmark = pytest.mark.gpu(capability=(9, 0))
 TRAINED = Path(__file__).parents[2] / "examples" / "tiny_v32" / "checkpoint"
 LENGTHS = (5, 64, 130, 300)
 PAGES = 8

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 pytest.importorskip("triton")
 
@@ -84,7 +83,7 @@ def test_under_the_interpreter() -> None:
     check_in_a_process(TRITON_INTERPRET="1")
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 def test_on_the_gpu() -> None:
     check_in_a_process(TRITON_INTERPRET="0")
 

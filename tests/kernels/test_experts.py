@@ -132,7 +132,7 @@ def test_under_the_interpreter() -> None:
     run(*CHECKS, TRITON_INTERPRET="1")
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 def test_on_the_gpu() -> None:
     run(*CHECKS, TRITON_INTERPRET="0")
 

@@ -19,10 +19,7 @@ SHAPES = [
     (2240, 7168), (24576, 1536), (8192, 1536), (7168, 16384), (4096, 7168), (7168, 2048),
     (36864, 7168), (7168, 18432), (3072, 1536), (7168, 2304), (512, 7168), (72, 256),
 ]  # fmt: skip
-gpu = pytest.mark.skipif(
-    not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
-    reason="needs a Hopper GPU",
-)
+gpu = pytest.mark.gpu(capability=(9, 0))
 
 
 def operands(tokens: int, rows: int, k: int, device: str = "cpu"):

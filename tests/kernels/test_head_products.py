@@ -24,7 +24,7 @@ SOURCES = {
     "head_weights.cu": {"CHUNKS": 7},
     "router.cu": {"CHUNKS": 7, "LANE_EXPERTS": 8},
 }
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+needs_gpu = pytest.mark.gpu
 
 
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])

@@ -19,7 +19,7 @@ from dsa_compile.kernels.cuda.index_logits import (
 
 triton = pytest.importorskip("triton")
 E4M3 = torch.float8_e4m3fn
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+needs_gpu = pytest.mark.gpu
 
 KERNELS = [
     ("ragged", 64, 8),

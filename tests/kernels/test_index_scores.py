@@ -53,7 +53,7 @@ def test_compiles_to_matrix_instructions(capability, dtype):
     assert kernel.shared_bytes <= SHARED_LIMIT
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("block_size", [16, 64])
 def test_selection_on_a_gpu(dtype, block_size, monkeypatch):

@@ -36,10 +36,7 @@ from dsa_compile.ops.attention_fp8 import (
 from dsa_compile.ops.quantize import quantize_blocks
 
 triton = pytest.importorskip("triton")
-needs_hopper = pytest.mark.skipif(
-    not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
-    reason="needs a Hopper GPU",
-)
+needs_hopper = pytest.mark.gpu(capability=(9, 0))
 FORMATS = pytest.mark.parametrize("form", list(Format), ids=lambda form: form.name)
 SCALE = 0.05
 PROCESSORS = 132

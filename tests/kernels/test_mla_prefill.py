@@ -22,11 +22,8 @@ ROOT = Path(__file__).parents[2]
 SCALE = 0.05
 SHARED_LIMIT = 227 * 1024
 TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-needs_hopper = pytest.mark.skipif(
-    not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
-    reason="needs a Hopper GPU",
-)
+needs_gpu = pytest.mark.gpu
+needs_hopper = pytest.mark.gpu(capability=(9, 0))
 
 
 # ---- references ------------------------------------------------------------------------------

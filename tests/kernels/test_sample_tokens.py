@@ -17,7 +17,7 @@ from dsa_compile.runtime.sampling_params import SamplingParams
 from tests.kernels import emulator
 from tests.kernels.compile_only import inspect
 
-on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+on_gpu = pytest.mark.gpu
 INFINITY, NAN = float("inf"), float("nan")
 
 OPTION_SETS = [

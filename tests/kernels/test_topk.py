@@ -18,10 +18,7 @@ from dsa_compile.kernels.cuda.topk import (
 from dsa_compile.ops.selection import best_first
 from tests.kernels.compile_only import inspect
 
-gpu = pytest.mark.skipif(
-    not torch.cuda.is_available() or torch.cuda.get_device_capability() < (9, 0),
-    reason="needs a GPU of compute capability 9.0 or above",
-)
+gpu = pytest.mark.gpu(least=(9, 0))
 INFINITY, NAN = float("inf"), float("nan")
 
 

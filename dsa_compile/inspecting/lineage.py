@@ -8,9 +8,10 @@ the graphs, by the first of these that holds for a removed node:
 2. It depends on nothing that the new node does not depend on; the earliest such new node is taken:
    the eight nodes of a norm became ``rms_norm``.
 3. It leads to a result that a new node replaces: all new nodes that lead there and stand for nothing
-   yet share it: three projections became one, and a split.
+   yet share it.
 
-A new node that stands for none was introduced, as the quantisation in front of an FP8 product is.
+A new node that still stands for none, and whose value took the place of another, stands for that: an
+entry of a split, for one of three projections that became one. The rest was introduced, as the quantisation in front of an FP8 product is.
 """
 
 from collections import defaultdict
@@ -55,6 +56,10 @@ def lineage(hunk: Hunk, pairing: Pairing) -> dict[str, tuple[str, ...]]:
     for node in made:
         if _is_entry(node, found):
             found[node.name] = found[node.inputs[0]]
+    for change in hunk.changed:
+        for old, new in change.rewired:
+            if new in found and not found[new] and old in hunk.removed:
+                found[new] = [old]
     return {name: tuple(sources) for name, sources in found.items()}
 
 

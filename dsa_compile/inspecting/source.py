@@ -26,7 +26,7 @@ class Sources:
         """
         path, _, number = source.rpartition(":")
         package = path.partition("/")[0]
-        if _installed(package) != self._versions.get(package):
+        if package not in self._versions or _installed(package) != self._versions[package]:
             return None
         lines = _lines(path)
         index = int(number) - 1 if number.isdecimal() else -1

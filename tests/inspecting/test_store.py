@@ -83,7 +83,7 @@ def test_without_records(tiny: Path, tmp_path: Path) -> None:
     store = Store.open(out)
     assert not store.has_records
     assert len(store.final) == 7  # finished graphs are not records
-    with pytest.raises(ArtifactError, match="compiled with --no-records.*recompile"):
+    with pytest.raises(ArtifactError, match=r"compiled with --no-records.*recompile"):
         _ = store.stages
 
 

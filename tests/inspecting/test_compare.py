@@ -1,0 +1,61 @@
+"""Two artifacts side by side."""
+
+from pathlib import Path
+
+import pytest
+
+from dsa_compile.compiling import compile_model
+from dsa_compile.inspecting.compare import Difference, compare
+from dsa_compile.inspecting.store import Store
+
+
+@pytest.fixture(scope="module")
+def unsplit(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model without two passes."""
+    out = tmp_path_factory.mktemp("unsplit") / "artifact"
+    disable = ("split_short_long", "pack_swiglu", "merge_shared_expert")
+    compile_model(tiny / "model", out, recipe="fp32", weights="none", disable=disable)
+    return out
+
+
+def test_an_artifact_is_the_same_as_itself(tiny: Path) -> None:
+    store = Store.open(tiny / "artifact")
+    found = compare(store, store)
+    assert found.same
+    assert (found.facts, found.rewrites) == ((), ())
+    assert len(found.regions) == 7
+
+
+def test_compiled_twice_is_the_same(tiny: Path, tmp_path: Path) -> None:
+    compile_model(tiny / "model", tmp_path / "again", recipe="fp32")
+    assert compare(Store.open(tiny / "artifact"), Store.open(tmp_path / "again")).same
+
+
+def test_passes_left_out(tiny: Path, unsplit: Path) -> None:
+    found = compare(Store.open(tiny / "artifact"), Store.open(unsplit))
+    facts = {(fact.what, fact.name): fact for fact in found.facts}
+    assert facts["option", "disable"].first == "none"
+    assert facts["option", "weights"].second == "none"
+    for name in ("pack_swiglu", "split_short_long", "merge_shared_expert"):
+        assert facts["pass", name].second is None
+    assert ("versions", "torch") not in facts
+    merged = facts["weight", "moe: mlp.experts.gate_up_proj_and_shared"]
+    assert (merged.first is None, merged.second) == (False, None)
+    # the region that is not split is compared with both variants of the other side
+    pairs = {(d.pairing.before.name, d.pairing.after.name) for d in found.regions}  # type: ignore[union-attr]
+    assert {("moe.long", "moe"), ("moe.short", "moe"), ("head", "head")} <= pairs
+    made = [line.code for fold in found.rewrites for line in fold.made]
+    assert any("ops.dsa.swiglu(" in line for line in made)
+    # what both have in common is not told
+    assert not any("absorb_rope_query" in line for line in made)
+
+
+def test_another_recipe_and_fewer_layers(tiny: Path, tmp_path: Path) -> None:
+    compile_model(tiny / "model", tmp_path / "other", recipe="bf16", weights="none", layers=(1, 1))
+    found = compare(Store.open(tiny / "artifact"), Store.open(tmp_path / "other"))
+    assert Difference("layer", "", "dense", None, (0,)) in found.facts
+    gone = [diff for diff in found.regions if diff.pairing.after is None]
+    assert {diff.region for diff in gone} == {"dense.long", "dense.short"}
+    assert any(diff.retyped for diff in found.regions)
+    caches = {f.name: (f.first, f.second) for f in found.facts if f.what == "cache"}
+    assert caches["index_cache"] == ("32 × float32", "32 × bfloat16")

@@ -1,0 +1,109 @@
+"""Where nodes come from."""
+
+from pathlib import Path
+
+import pytest
+
+from dsa_compile.errors import UserError
+from dsa_compile.inspecting.source import Sources
+from dsa_compile.inspecting.store import Store
+from dsa_compile.inspecting.why import Ancestor, History, find_nodes
+
+MODELING = "transformers/models/deepseek_v32/modeling_deepseek_v32.py"
+
+
+@pytest.fixture(scope="module")
+def store(published: Path) -> Store:
+    return Store.open(published)
+
+
+def traced(store: Store, name: str, region: str = "moe.long") -> Ancestor:
+    ((graph, node),) = find_nodes(store.final, name, [region])
+    return History(store).of(store.stages[-1].number, graph.name, node.was or node.name)
+
+
+def test_a_chain_of_passes_down_to_lines(store: Store) -> None:
+    found = traced(store, "paged_latent_attention_fp8")
+    assert [step.name for step in found.steps] == [
+        "quantize_latent_cache", "insert_paged_caches", "absorb_mla", "token_major",
+        "recognize_sparse_attention", "recognize_rope_interleaved",
+    ]  # fmt: skip
+    producer = store.manifest.producer
+    sources = Sources({"transformers": producer.transformers})
+    (attention,) = (n for n in found.exported if "scaled_dot_product" in n.target)
+    line = sources.line(attention.source)
+    assert line is not None
+    assert line.startswith("attn_output, attn_weights = attention_interface(")
+    # not the projections in front of it: these are nodes of their own
+    assert not any(node.target == "aten.linear.default" for node in found.exported)
+
+
+def test_every_call_of_the_finished_graphs_has_an_answer(store: Store) -> None:
+    history = History(store)
+    last = store.stages[-1].number
+    for graph in store.final.values():
+        for node in graph.calls:
+            found = history.of(last, graph.name, node.was or node.name)
+            assert found.node.target == node.target
+            origin = "export" if found.made_by is None else found.made_by.name
+            assert node.origin == origin, f"{graph.name}: {node.name}"
+
+
+def test_three_projections_became_one(store: Store) -> None:
+    found = traced(store, "linear_fp8")
+    targets = [(node.target, node.path) for node in found.exported]
+    assert sorted(targets) == sorted(
+        ("aten.linear.default", f"self_attn.{name}")
+        for name in ("q_a_proj", "kv_a_proj_with_mqa", "indexer.wk")
+    )
+
+
+def test_an_event_was_introduced(store: Store) -> None:
+    found = traced(store, "record_event")
+    assert found.made_by is not None
+    assert (found.made_by.name, found.sources, found.exported) == ("overlap_streams", (), ())
+
+
+def test_names_taken_again_are_other_nodes(store: Store) -> None:
+    """``linear`` was exported, recognised, merged: one name, four nodes."""
+    history = History(store)
+    number = store.stage("merge_projections").number
+    merged = history.of(number, "moe", "linear")
+    assert merged.made_by is not None
+    assert merged.made_by.name == "merge_projections"
+    exported = history.of(0, "moe", "linear")
+    assert (exported.made_by, exported.node.path) == (None, "self_attn.q_a_proj")
+
+
+def test_later_passes_that_gave_other_inputs(store: Store) -> None:
+    last = store.stages[-1].number
+    history = History(store)
+    for region, names in (
+        ("moe.long", ["quantize_indexer"]),
+        ("moe.short", ["quantize_indexer", "split_short_long"]),
+    ):
+        found = history.of(last, region, "paged_latent_attention_fp8")
+        touched = history.touched(found, last, region, "paged_latent_attention_fp8")
+        assert [step.name for step in touched] == names
+
+
+def test_nodes_are_found_by_either_name(store: Store) -> None:
+    regions = list(store.final)
+    ((graph, node),) = find_nodes(store.final, "moe.long:gate_0", regions)
+    assert (graph.name, node.name) == ("moe.long", "gate_0")
+    by_old = find_nodes(store.final, node.was, regions)
+    assert (graph, node) in by_old
+    with pytest.raises(UserError, match="unknown node 'lineer_fp8'; did you mean 'linear_fp8'"):
+        find_nodes(store.final, "lineer_fp8", regions)
+    with pytest.raises(UserError, match=r"unknown region 'moe\.lon'; did you mean 'moe.long'"):
+        find_nodes(store.final, "moe.lon:gate", regions)
+
+
+def test_lines_come_from_the_version_compiled_with() -> None:
+    installed = Sources({"transformers": __import__("transformers").__version__})
+    assert installed.line(f"{MODELING}:1") is not None
+    assert Sources({"transformers": "4.0.0"}).line(f"{MODELING}:1") is None
+    assert installed.line(f"{MODELING}:999999") is None
+    assert installed.line("transformers/../secret.py:1") is None
+    assert installed.line("unheard_of/x.py:1") is None
+    assert installed.line("") is None

@@ -19,6 +19,13 @@ pytestmark = pytest.mark.gpu(capability=(9, 0))
 ROOT = Path(__file__).parents[2]
 TRAINED = ROOT / "examples" / "tiny_v32" / "checkpoint"
 PARAMS = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
+triton = pytest.importorskip("triton")
+tl = pytest.importorskip("triton.language")
+
+
+@triton.jit
+def nothing(x, size: tl.constexpr):
+    tl.store(x + tl.arange(0, size), 0.0)
 
 
 @pytest.fixture(scope="module")
@@ -94,13 +101,7 @@ def test_no_memory_to_capture(artifact):
 
 @pytest.mark.parametrize("cuda_graphs", [True, False])
 def test_a_refused_launch_names_its_op(artifact, monkeypatch, cuda_graphs):
-    """By the driver: more threads than a block has. While it is captured, and in a step."""
-    import triton
-    import triton.language as tl
-
-    @triton.jit
-    def nothing(x, size: tl.constexpr):
-        tl.store(x + tl.arange(0, size), 0.0)
+    """More threads than a block can have. While it is captured, and in a step."""
 
     def refused(*args):
         nothing[(1,)](torch.empty(64, device="cuda"), 64, num_warps=64)

@@ -144,6 +144,11 @@ class Trace:
         """Whether both take the sequence in the same steps and layout."""
         return self.flat == other.flat and self.chunks == other.chunks
 
+    @property
+    def watched(self) -> bool:
+        """Whether every node's value was kept; another model's trace has none."""
+        return all(nodes for call in self.calls for nodes in call.nodes)
+
     def _joined(self, parts: list[Tensor]) -> Tensor:
         return torch.cat(parts if self.flat else [part[0] for part in parts])
 
@@ -164,8 +169,8 @@ def run_stage(
         prompt: the sequence.
         given: where the layers' inputs come from, as far as this trace has them; an error then
             stays in the layer that made it.
-        handed: tells which of these inputs are calls of the layer in ``given``, which must have
-            been watched.
+        handed: tells which of these inputs are calls of the layer in ``given``; asked if that was
+            watched.
         watch: keep the value of every node.
     """
     trace = Trace(stage.chunks(prompt), stage.flat)
@@ -177,7 +182,7 @@ def run_stage(
             if given is not None:
                 values[number] |= _taken(given, index, number, trace)
             region = stage.region(call.kind, chunk)
-            if given is not None and handed is not None and trace.alike(given):
+            if given is not None and handed is not None and trace.alike(given) and given.watched:
                 theirs = given.calls[index]
                 pairs = handed(theirs.regions[number], region)
                 values[number] |= {key: theirs.nodes[number][name] for name, key in pairs}

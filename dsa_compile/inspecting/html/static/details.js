@@ -107,7 +107,7 @@ const rewriteDetails = () => {
   const step = { stage: state.stage, hunk };
   const found = siteError(step);
   return [
-    element("h4", {}, `rewrite ${hunk.removed.length} → ${hunk.made.length}`),
+    element("h4", {}, `rewrite ${sizeOf(hunk)}`),
     field("rewrite", `${number}${hunk.path ? `, ${hunk.path}` : ""}`),
     hunk.removed.length ? field("out", ...few(hunk.removed, from)) : null,
     hunk.made.length ? field("in", ...few(hunk.made, to)) : null,
@@ -178,6 +178,9 @@ const sourceLines = (sources) => {
   return [...byFile].map(([file, lines]) => `${file}:${lines.sort((a, b) => a - b).join(", ")}`).join("; ");
 };
 
+const sizeOf = (hunk) => (hunk.removed.length + hunk.made.length
+  ? `${hunk.removed.length} → ${hunk.made.length}` : "in place");
+
 const passDetails = () => {
   const stage = STAGES[state.stage];
   if (!state.stage) return [];
@@ -191,7 +194,7 @@ const passDetails = () => {
     forms.get(hunk.f).push(index);
   }
   const rows = [...forms.values()].map((indices) => element("li", {},
-    `${indices.length} × ${change.hunks[indices[0]].removed.length} → ${change.hunks[indices[0]].made.length}: `,
+    `${indices.length} × ${sizeOf(change.hunks[indices[0]])}: `,
     ...list(indices.slice(0, 8).map((index) => element("a", {
       href: "#",
       onclick: (event) => { event.preventDefault(); chooseHunk(index); },

@@ -76,7 +76,12 @@ const drawDiff = () => {
         before: lineCell(row.left, "before", row.leftClass, graphs.before),
         after: lineCell(row.right, "after", row.rightClass, graphs.after),
       };
-      if (row.moved) Object.values(cells).forEach((cell) => cell.classList.add("moved"));
+      if (row.retyped && cells.after.querySelector(".type")) {
+        cells.after.querySelector(".type").classList.add("other");
+      }
+      for (const side of ["before", "after"]) {
+        cells[side].classList.toggle("moved", Boolean(row.moved && row.moved[side]));
+      }
       body.append(cells.before, cells.after);
       shownRows.push({ row, cells });
     }

@@ -81,6 +81,10 @@ const regionsAfter = (stage, region) =>
     ? Object.keys(STAGES[stage + 1].graphs).filter((r) => regionBefore(stage + 1, r) === region)
     : [];
 
+// How many layers of the model run a region, and which; 1 and "" for those outside layers.
+const timesOf = (region) => (DATA.regions[kindOf(region)] || { times: 1 }).times;
+const layersOf = (region) => (DATA.regions[kindOf(region)] || { layers: "" }).layers;
+
 // The region of a stage that comes closest to one of another stage.
 const nearestRegion = (stage, region) => {
   const known = Object.keys(STAGES[stage].graphs);
@@ -96,12 +100,10 @@ const changedRegion = (stage, preferred) => {
   const near = names.find((name) => name === preferred) ||
     names.find((name) => kindOf(name) === kindOf(preferred || ""));
   if (near && changed[near].hunks.length) return near;
-  const busiest = [...names].sort((a, b) => changed[b].hunks.length - changed[a].hunks.length)[0];
+  const weight = (name) => changed[name].hunks.length + timesOf(name) / 1e4;
+  const busiest = [...names].sort((a, b) => weight(b) - weight(a))[0];
   return busiest || nearestRegion(stage, preferred);
 };
-
-const timesOf = (region) => (DATA.regions[kindOf(region)] || { times: 1 }).times;
-const layersOf = (region) => (DATA.regions[kindOf(region)] || { layers: "" }).layers;
 
 const element = (tag, attributes = {}, ...children) => {
   const made = document.createElement(tag);

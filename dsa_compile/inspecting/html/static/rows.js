@@ -49,7 +49,8 @@ const sideClass = (line, change, side) => {
   return side === "after" && line.n.some((name) => change.touched.has(name)) ? "touched" : "";
 };
 
-// Rows of the diff: {left, right (lines or null), classes, moved, quiet: nothing happened here}.
+// Rows of the diff: {left, right (lines or null), their classes, moved (by side), retyped, quiet:
+// nothing happened here}.
 const diffRows = (stage, region) => {
   const change = changeOf(stage, region);
   const from = regionBefore(stage, region);
@@ -72,7 +73,7 @@ const diffRows = (stage, region) => {
       const other = r < untilRight ? right[r++] : null;
       add(one, other);
       const row = rows[rows.length - 1];
-      row.moved = Boolean((one && partner.has(l - 1)) || (other && reached.has(r - 1)));
+      row.moved = { before: one && partner.has(l - 1), after: other && reached.has(r - 1) };
     }
   };
   for (const [one, other] of unmoved(pairs)) {
@@ -81,8 +82,11 @@ const diffRows = (stage, region) => {
   }
   fill(left.length, right.length);
   for (const row of rows) {
-    const alike = row.left && row.right && row.left.c === row.right.c && row.left.t === row.right.t;
-    if (row.left && row.right && !alike && !row.leftClass && !row.rightClass) row.rightClass = "touched";
+    const both = row.left && row.right;
+    const alike = both && row.left.c === row.right.c;
+    if (both && !alike && !row.leftClass && !row.rightClass) row.rightClass = "touched";
+    // another type alone is marked, and no reason to show a line: it spreads over whole graphs
+    row.retyped = Boolean(both && row.left.t !== row.right.t);
     row.quiet = Boolean(alike && !row.leftClass && !row.rightClass) || stage === 0;
   }
   return rows;

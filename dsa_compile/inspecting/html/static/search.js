@@ -14,6 +14,7 @@ const searchAll = (query) => {
     if (matches(words, stage.name)) found.push({ stage: number, label: passLabel(number), note: "pass" });
   });
   const seen = new Set();
+  const told = new Set(); // a statement is found once, where it stands last
   const look = (number) => {
     for (const region of Object.keys(STAGES[number].graphs)) {
       const graph = STAGES[number].graphs[region];
@@ -22,7 +23,9 @@ const searchAll = (query) => {
       for (const line of graphLines(number, region)) {
         if (found.length >= MOST_FOUND) return;
         const text = `${line.n.join(" ")} ${line.k} ${line.m || ""} ${line.y || ""} ${line.t || ""} ${line.s || ""}`;
-        if (!matches(words, text.toLowerCase())) continue;
+        const statement = `${region} ${line.c}`;
+        if (told.has(statement) || !matches(words, text.toLowerCase())) continue;
+        told.add(statement);
         found.push({ stage: number, region, node: line.n[0], label: line.n[0], code: shortCode(line.c),
           note: `${number === state.stage ? "" : `${passLabel(number)} · `}${region}${line.m ? ` · ${line.m}` : ""}` });
       }

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor, fx
 
 from dsa_compile.ir.region import Region
-from dsa_compile.runtime.faults import OutOfMemory, StepError, located
+from dsa_compile.runtime.faults import StepError, located
 
 
 def blamed(
@@ -36,14 +36,9 @@ def blamed(
     where = f"{place}, region {region.name}" if place else f"region {region.name}"
     found = _raising_node(error, function, region)
     if found is None:
-        fault = located(error, where, "before its first op", waited=waited)
-    else:
-        node, frame = found
-        fault = located(error, f"{where}: {_op(node)}", _provenance(node, frame), waited=waited)
-    if isinstance(fault, OutOfMemory):
-        # Whoever holds the error would hold the step's tensors too, which must go for another try.
-        traceback.clear_frames(error.__traceback__)
-    return fault
+        return located(error, where, "before its first op", waited=waited)
+    node, frame = found
+    return located(error, f"{where}: {_op(node)}", _provenance(node, frame), waited=waited)
 
 
 def _raising_node(

@@ -34,7 +34,14 @@ NAME_THE_OP = "load with debug_launches=True (dsa-generate --debug-launches) to 
 
 
 class StepError(UserError):
-    """A step could not be run; the message says what failed and where."""
+    """A step could not be run; the message says what failed and where.
+
+    Attributes:
+        request_ids: the requests of the step, for a server to decide which of them to end; empty
+            where it was not one of the engine's steps.
+    """
+
+    request_ids: tuple[str, ...] = ()
 
 
 class OutOfMemory(StepError):  # noqa: N818 - as torch.OutOfMemoryError, short

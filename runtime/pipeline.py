@@ -11,12 +11,12 @@ and a request that does not fit even alone is failed. Any other error of the mod
 """
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from dsa_compile.runtime.batch import build_batch
 from dsa_compile.runtime.device_sampler import DeviceSampler, LaunchedTokens
-from dsa_compile.runtime.faults import is_out_of_memory, shortage, told
+from dsa_compile.runtime.faults import StepError, is_out_of_memory, shortage, told
 from dsa_compile.runtime.generation import Generation
 from dsa_compile.runtime.request import Request, Status
 from dsa_compile.runtime.runner import DeviceRunner, Runner
@@ -113,13 +113,11 @@ class Pipeline:
                 if is_out_of_memory(error):
                     missing = shortage(error)  # the error itself holds tensors of the step
                 else:
-                    fault = told(error, "a step was launched")
+                    fault = _fault(error, "a step was launched", [step])
                     if self._in_flight:
-                        self._error = fault or error
+                        self._error = fault
                         break
-                    if fault is None:
-                        raise
-                    raise fault from error
+                    raise fault from fault.__cause__
             if not missing:
                 self._smaller.fitted(step)
                 if changed is not None:
@@ -196,12 +194,13 @@ class Pipeline:
             tokens = launched.wait()
         except BaseException as error:
             # Those behind it were computed from what it failed to give.
+            steps = [launched.step for launched in self._in_flight]
             while self._in_flight:
                 self._scheduler.discard(self._in_flight.pop().step)
-            fault = told(error, "the tokens of a step were waited for")
-            if fault is None:
+            if not isinstance(error, Exception):
                 raise
-            raise fault from error
+            fault = _fault(error, "the tokens of a step were waited for", steps)
+            raise fault from fault.__cause__
         self._in_flight.popleft()
         live = self._live
         results: dict[str, int | Failure] = {}
@@ -218,3 +217,15 @@ class Pipeline:
 
 def _failure(request: Request, reason: str) -> Failure:
     return Failure(f"request {request.request_id!r}: {reason}")
+
+
+def _fault(error: Exception, doing: str, steps: Sequence[ScheduledStep]) -> Exception:
+    """The error as it is told to the caller: a :class:`StepError`, if it is of an op or the GPU."""
+    fault: Exception = error
+    if new := told(error, doing):
+        new.__cause__ = error
+        fault = new
+    if isinstance(fault, StepError):
+        names = (entry.request.request_id for step in steps for entry in step.entries)
+        fault.request_ids = tuple(dict.fromkeys(names))
+    return fault

@@ -67,7 +67,8 @@ class StreamSwitch:
         """``forward``, with the caller's stream as stream 0, and left current even by an error.
 
         After an error the caller's stream waits for the side streams: what they still run may use
-        memory that is given out again as soon as the error is handled.
+        memory that is given out again as soon as the error is handled, and a capture cannot end
+        before they are joined.
         """
 
         @functools.wraps(forward)
@@ -83,11 +84,15 @@ class StreamSwitch:
         return call
 
     def _join(self, main: torch.cuda.Stream) -> None:
-        if torch.cuda.is_current_stream_capturing():  # nothing runs, and the capture is lost
-            return
+        """Let ``main`` wait for the side streams, in a capture for those that take part in it."""
+        capturing = torch.cuda.is_current_stream_capturing()
         with suppress(RuntimeError):  # of a lost device: the first error is the one to be told
             for side in self._side.made():
-                main.wait_stream(side)
+                torch.cuda.set_stream(side)
+                alike = torch.cuda.is_current_stream_capturing() == capturing
+                torch.cuda.set_stream(main)
+                if alike:
+                    main.wait_stream(side)
 
     def _on_stream(self, stream: int) -> None:
         current = self._main if stream == MAIN else self._side[stream]

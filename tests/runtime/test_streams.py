@@ -19,7 +19,7 @@ class Device:
         self.log = []
         self.current = self.stream("main")
         self.made = 0
-        self.capturing = False
+        self.capturing = set()
 
     def side(self, priority=0):
         self.made += 1
@@ -58,7 +58,9 @@ def device(monkeypatch):
     monkeypatch.setattr(torch.cuda, "Event", made.event)
     monkeypatch.setattr(torch.cuda, "set_stream", made.set_stream)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: made.current)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: made.capturing)
+    monkeypatch.setattr(
+        torch.cuda, "is_current_stream_capturing", lambda: made.current in made.capturing
+    )
     return made
 
 
@@ -118,12 +120,15 @@ def test_an_error_leaves_the_callers_stream(device):
     assert device.log[-1] == "main waits for side1", "what it runs may use memory that is freed now"
 
 
-def test_an_error_while_capturing_joins_nothing(device):
+@pytest.mark.parametrize(("taking_part", "joined"), [({"main", "side1"}, True), ({"main"}, False)])
+def test_an_error_while_capturing_joins_what_takes_part(device, taking_part, joined):
+    """Else the capture could not end; a stream outside must stay out."""
     function = bind(overlapped(bad=True), {}, "sm_90a", SideStreams())
-    device.capturing = True
+    device.capturing = taking_part
     with pytest.raises(RuntimeError, match="invalid for input of size"):
         function(X)
-    assert not any("waits for" in entry for entry in device.log)
+    assert ("main waits for side1" in device.log) is joined
+    assert device.current == "main"
 
 
 def test_waiting_for_every_op_takes_one_stream(device):

@@ -1,6 +1,7 @@
 """Compile the real DeepSeek-V3.2 geometry without weights and report time and memory by phase.
 
-    python benchmarks/compile_full_geometry.py [--json FILE]
+    python benchmarks/compile_full_geometry.py [--recipe NAME] [--target NAME] [--json FILE]
+    python benchmarks/compile_full_geometry.py --records 5    what recording costs
 
 The configuration is the published one: 61 layers, 256 experts, hidden size 7,168, YaRN factor 40.
 The compilation runs in a process of its own, so that its peak memory is its own.
@@ -10,6 +11,7 @@ import argparse
 import json
 import platform
 import resource
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -34,7 +36,7 @@ CONFIG: dict[str, Any] = {
 }
 
 
-def compile_once(folder: Path, recipe: str) -> dict[str, Any]:
+def compile_once(folder: Path, recipe: str, target: str, records: bool) -> dict[str, Any]:
     """Compile in this process; seconds from the first import on."""
     started = time.perf_counter()
     from dsa_compile.compiling import compile_model
@@ -42,12 +44,15 @@ def compile_once(folder: Path, recipe: str) -> dict[str, Any]:
     imported = time.perf_counter() - started
     (folder / "model").mkdir()
     (folder / "model" / "config.json").write_text(json.dumps(CONFIG))
-    result = compile_model(folder / "model", folder / "artifact", weights="none", recipe=recipe)
+    options = {"weights": "none", "recipe": recipe, "target": target, "records": records}
+    result = compile_model(folder / "model", folder / "artifact", **options)
+    used = resource.getrusage(resource.RUSAGE_SELF)
     files = [path for path in (folder / "artifact").rglob("*") if path.is_file()]
     return {
         "seconds": {"import": imported, **result.seconds},
         "total_seconds": time.perf_counter() - started,
-        "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "cpu_seconds": used.ru_utime + used.ru_stime,
+        "peak_rss_bytes": used.ru_maxrss * 1024,
         "artifact_bytes": sum(path.stat().st_size for path in files),
         "passes": [
             {
@@ -83,21 +88,64 @@ def report(data: dict[str, Any]) -> None:
     )
 
 
+def run_child(recipe: str, target: str, records: bool) -> dict[str, Any]:
+    """Compile in a process of its own."""
+    child = [sys.executable, __file__, "--child", "--recipe", recipe, "--target", target]
+    child += [] if records else ["--no-records"]
+    out = subprocess.run(child, stdout=subprocess.PIPE, text=True, check=True).stdout
+    data: dict[str, Any] = json.loads(out.splitlines()[-1])
+    return data
+
+
+def compare_records(recipe: str, target: str, repeats: int) -> dict[str, Any]:
+    """Compile with and without records in turn; medians, of processor time as well."""
+    runs: dict[bool, list[dict[str, Any]]] = {True: [], False: []}
+    for _ in range(repeats):
+        for records, done in runs.items():
+            done.append(run_child(recipe, target, records))
+    rows = {
+        "with records" if records else "without": {
+            "total": statistics.median(run["total_seconds"] for run in done),
+            "cpu": statistics.median(run["cpu_seconds"] for run in done),
+            "passes": statistics.median(run["seconds"]["passes"] for run in done),
+            "emit": statistics.median(run["seconds"]["emit"] for run in done),
+            "MB": done[0]["artifact_bytes"] / 1e6,
+        }
+        for records, done in runs.items()
+    }
+    print(f"recipe {recipe}, target {target}, medians of {repeats}; seconds")
+    print(f"{'':<12}  {'total':>6}  {'cpu':>6}  {'passes':>6}  {'emit':>6}  {'MB':>6}")
+    for name, row in rows.items():
+        print(f"{name:<12}  " + "  ".join(f"{value:>6.2f}" for value in row.values()))
+    for name in ("total", "cpu"):
+        first, second = (row[name] for row in rows.values())
+        print(f"{name}: {first / second - 1:+.1%}")
+    return rows
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--recipe", default="bf16")
+    parser.add_argument("--target", default="cpu")
     parser.add_argument("--json", type=Path, help="write the figures here")
+    parser.add_argument("--records", type=int, metavar="N", help="with and without, N times each")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--no-records", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
         with tempfile.TemporaryDirectory() as folder:
-            print(json.dumps(compile_once(Path(folder), args.recipe)))
+            print(
+                json.dumps(
+                    compile_once(Path(folder), args.recipe, args.target, not args.no_records)
+                )
+            )
         return 0
-    child = [sys.executable, __file__, "--child", "--recipe", args.recipe]
-    out = subprocess.run(child, stdout=subprocess.PIPE, text=True, check=True).stdout
-    data = json.loads(out.splitlines()[-1])
-    print(f"python {platform.python_version()}, recipe {args.recipe}")
-    report(data)
+    if args.records:
+        data = compare_records(args.recipe, args.target, args.records)
+    else:
+        data = run_child(args.recipe, args.target, True)
+        print(f"python {platform.python_version()}, recipe {args.recipe}, target {args.target}")
+        report(data)
     if args.json:
         args.json.write_text(json.dumps(data, indent=2))
     return 0

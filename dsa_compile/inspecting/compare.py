@@ -141,7 +141,7 @@ def _weights(store: Store) -> dict[str, str]:
     plan = {} if path is None else store.read_json(path)
     try:
         return {
-            f"{kind}: {key}": f"{entry['dtype']} {entry['shape']} {_short_expression(entry['expr'])}"
+            f"{kind}: {key}": _short_expression(entry)
             for kind, entries in plan.items()
             for key, entry in entries.items()
         }
@@ -149,8 +149,8 @@ def _weights(store: Store) -> dict[str, str]:
         raise ArtifactError(f"{store.path / str(path)}: not a weight plan; recompile") from None
 
 
-def _short_expression(expression: Any) -> str:
-    text = str(expression)
+def _short_expression(entry: Mapping[str, Any]) -> str:
+    text = f"{entry['dtype']} {entry['shape']} {entry['expr']}"
     return text if len(text) <= 200 else f"{text[:200]}…"
 
 

@@ -5,13 +5,14 @@ the graphs, by the first of these that holds for a removed node:
 
 1. Exactly one new node calls an op whose name contains that of its op: ``experts`` became
    ``experts_fp8``.
-2. It depends on nothing that the new node does not depend on; the earliest such new node is taken:
-   the eight nodes of a norm became ``rms_norm``.
-3. It leads to a result that a new node replaces: all new nodes that lead there and stand for nothing
-   yet share it.
+2. It depends on nothing that the new node does not depend on; the earliest such new node is
+   taken: the eight nodes of a norm became ``rms_norm``.
+3. It leads to a result that a new node replaces: all new nodes that lead there and stand for
+   nothing yet share it.
 
-A new node that still stands for none, and whose value took the place of another, stands for that: an
-entry of a split, for one of three projections that became one. The rest was introduced, as the quantisation in front of an FP8 product is.
+A new node that still stands for none, and whose value took the place of another, stands for that:
+an entry of a split, for one of three projections that became one. The rest was introduced, as the
+quantisation in front of an FP8 product is.
 """
 
 from collections import defaultdict

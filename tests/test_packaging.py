@@ -69,6 +69,16 @@ def test_the_wheel_holds_every_module_under_one_name(source: Path, wheel: zipfil
     assert packages == {"dsa_compile", f"dsa_compile-{__version__}.dist-info"}
 
 
+def test_the_wheel_holds_what_modules_read(source: Path, wheel: zipfile.ZipFile) -> None:
+    data = {
+        path.relative_to(source).as_posix()
+        for path in (source / "dsa_compile" / "inspecting").rglob("*.*")
+        if path.suffix in (".txt", ".html", ".css", ".js")
+    }
+    assert data
+    assert data <= set(wheel.namelist())
+
+
 def test_the_source_distribution_builds_the_same_wheel(
     source: Path, wheel: zipfile.ZipFile
 ) -> None:

@@ -47,7 +47,7 @@ class Body:
         self._count = 0
 
     def about(self, stem: str, notes: Mapping[str, str]) -> None:
-        """What the next nodes stand for: their names are or begin with ``stem``; their ``notes``."""
+        """What the next nodes stand for: ``stem`` is or begins their names, ``notes`` go along."""
         self._stem, self._notes, self._count = stem, dict(notes), 0
 
     def emit(

@@ -12,6 +12,7 @@ from dsa_compile.inspecting.onnx.aten import Call, Value, convert
 from dsa_compile.inspecting.onnx.bodies import DOMAIN, OPSET
 from dsa_compile.inspecting.onnx.body import DTYPES, Body, tensor_type
 from dsa_compile.inspecting.onnx.schemas import VERSION, Signature, signatures
+from dsa_compile.inspecting.text import Listing
 
 _GETITEM = "operator.getitem"
 _MARKERS = frozenset(f"dsa.{name}.default" for name in ("record_event", "wait_event", "keep_alive"))
@@ -36,6 +37,7 @@ def region_function(region: Graph, domain: str, name: str) -> onnx.FunctionProto
 class _Region:
     def __init__(self, region: Graph) -> None:
         self.nodes = region.nodes.values()
+        self.listing = Listing(region)
         self.body = Body()
         self.values: dict[str, Any] = {}  # of each node: a Value, or a list of them
         self.types: dict[str, Any] = {}
@@ -99,7 +101,9 @@ class _Region:
         if call is None or not convert(self.body, node.target, call):
             inputs = [self.values[name].name for name in references([node.args, node.kwargs])]
             plain = op if overload in ("", "default") else f"{op}_{overload}"
-            self.body.emit(plain, *inputs, out=outputs, domain=namespace, call=self._text(node))
+            self.body.emit(
+                plain, *inputs, out=outputs, domain=namespace, call=self.listing.expression(node)
+            )
 
     def _outputs(self, node: Node) -> list[str]:
         """Names of a call's results, and their values under the node's name."""
@@ -177,21 +181,6 @@ class _Region:
                 self.body.emit("Identity", value, out=name)
             names.append(name)
         return names
-
-    def _text(self, node: Node) -> str:
-        """The call as it reads in Python."""
-
-        def show(value: Any) -> str:
-            if isinstance(value, list):
-                return f"[{', '.join(map(show, value))}]"
-            if isinstance(value, dict):
-                [(tag, content)] = value.items()
-                return f"({', '.join(map(show, content))})" if tag == "tuple" else str(content)
-            return repr(value)
-
-        arguments = [show(value) for value in node.args]
-        arguments += [f"{key}={show(value)}" for key, value in node.kwargs.items()]
-        return f"{node.target}({', '.join(arguments)})"
 
 
 def _target(target: str) -> tuple[str, str, str]:

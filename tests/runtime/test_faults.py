@@ -10,6 +10,7 @@ from dsa_compile.artifact.reader import Artifact
 from dsa_compile.compiling import compile_model
 from dsa_compile.errors import UserError
 from dsa_compile.kernels import registry
+from dsa_compile.ops import STREAM_OPS
 from dsa_compile.runtime import DeviceLost, Engine, OutOfMemory, SamplingParams, StepError
 from dsa_compile.runtime import executor as executor_module
 from dsa_compile.runtime.faults import is_device_lost, is_out_of_memory, told
@@ -275,3 +276,14 @@ def test_a_lost_device_is_told_apart():
     ):
         assert not is_device_lost(error), error
         assert told(error, "a step was launched") is None
+
+
+def test_every_call_of_a_graph_has_a_line_of_its_own(artifact):
+    """That is how the node of a traceback is found."""
+    kernels = Artifact.open(artifact).manifest.kernels
+    for region in regions_of(artifact).values():
+        module = executor_module.bind(region, kernels, "cpu").__self__
+        lines = [line.partition(" = ")[0].strip() for line in module.code.splitlines()]
+        for node in region.graph.nodes:
+            if node.op == "call_function" and node.target not in STREAM_OPS:
+                assert lines.count(node.name) == 1, (region.name, node.name)

@@ -86,7 +86,7 @@ const diffRows = (stage, region) => {
     const alike = both && row.left.c === row.right.c;
     if (both && !alike && !row.leftClass && !row.rightClass) row.rightClass = "touched";
     // another type alone is marked, and no reason to show a line: it spreads over whole graphs
-    row.retyped = Boolean(both && row.left.t !== row.right.t);
+    row.retyped = Boolean(both && !row.leftClass && row.rightClass !== "new" && row.left.t !== row.right.t);
     row.quiet = Boolean(alike && !row.leftClass && !row.rightClass) || stage === 0;
   }
   return rows;

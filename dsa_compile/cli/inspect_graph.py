@@ -88,13 +88,14 @@ def _text(graph: Graph, row: Row, providers: dict[str, str]) -> Any:
 
 
 def _providers(store: Store) -> dict[str, str]:
-    """For each op, who implements it."""
+    """For each op, who implements it, where that is not the reference."""
     return {
         op: ", ".join(
             kernel.provider + ("" if kernel.max_tokens is None else f" ≤ {kernel.max_tokens}")
             for kernel in kernels
         )
         for op, kernels in store.manifest.kernels.items()
+        if any(kernel.provider != "reference" for kernel in kernels)
     }
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dsa_compile.inspecting.graph import Graph, Node, references
+from dsa_compile.inspecting.text import GETITEM
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,7 @@ def pair_programs(before: Graph | None, after: Graph | None) -> Pairing:
     pairs[results[0]] = results[1]
     _pair_equal(before, after, pairs)
     _pair_in_order(before, after, pairs)
+    _pair_equal(before, after, pairs)  # what only now depends on pairs alone: entries of results
     return _paired(before, after, pairs)
 
 
@@ -126,8 +128,8 @@ def _pair_equal(before: Graph, after: Graph, pairs: dict[str, str]) -> None:
 def _pair_in_order(before: Graph, after: Graph, pairs: dict[str, str]) -> None:
     """Add pairs of calls with the same op, constants and module that come in the same order."""
     taken = set(pairs.values())
-    left = [node for node in before.calls if node.name not in pairs]
-    right = [node for node in after.calls if node.name not in taken]
+    left = [node for node in before.calls if node.name not in pairs and node.target != GETITEM]
+    right = [node for node in after.calls if node.name not in taken and node.target != GETITEM]
     matcher = difflib.SequenceMatcher(
         None, [*map(_loose_key, left)], [*map(_loose_key, right)], autojunk=False
     )

@@ -64,3 +64,19 @@ def test_a_missing_side() -> None:
     graph = drawn("g", BEFORE)
     assert pair_stages(None, graph, (), ()).made == tuple(graph.nodes)
     assert pair_programs(graph, None).removed == tuple(graph.nodes)
+
+
+def test_swapped_entries_are_rewired_not_replaced() -> None:
+    text = """
+        x
+        c = dsa.add_rms_norm.default(x)
+        n = operator.getitem(c, {0})
+        r = operator.getitem(c, {1})
+        y = dsa.linear.default(n)
+        z = aten.add.Tensor(r, y)
+        return z
+    """
+    right, wrong = (drawn("g", text.format(*order)) for order in ((0, 1), (1, 0)))
+    found = pair_programs(right, wrong)
+    assert (found.removed, found.made) == ((), ())
+    assert {c.after: c.rewired for c in found.changes} == {"y": (("n", "n"),), "z": (("r", "r"),)}

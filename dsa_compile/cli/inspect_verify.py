@@ -89,7 +89,8 @@ def run(args: argparse.Namespace) -> int:
     subject = open_subject(args)
     prompt = subject.prompt(given, args.tokens)
     show = _progress if sys.stderr.isatty() and not args.json else _silent
-    report = verify(subject.replay, subject.store, prompt, show)
+    only = None if args.only is None else subject.pass_names(args.only)
+    report = verify(subject.replay, subject.store, prompt, only, show)
     report.emission += subject.problems()
     report.write(args.artifact)
     if args.json:

@@ -60,12 +60,18 @@ def compare_calls(before: Trace, after: Trace) -> list[Agreement]:
 
 def handed(before: Region, after: Region) -> list[tuple[str, str]]:
     """See :data:`~dsa_compile.debugging.stages.Handed`."""
-    delta = find_delta(before, after) if before is not after else None
+    known, keys = (
+        {node.meta["key"]: node.name for node in region.inputs_of(Role.VALUE)}
+        for region in (before, after)
+    )
+    if keys.keys() <= known.keys():
+        return []
+    delta = find_delta(before, after)
     if delta is None:
         return []
     made = {node.name for node in delta.before.nodes}
-    keys = {node.name: node.meta["key"] for node in after.inputs_of(Role.VALUE)}
-    return [(b, keys[a]) for b, a in delta.pairs if b in made and a in keys]
+    names = {name: key for key, name in keys.items()}
+    return [(b, names[a]) for b, a in delta.pairs if b in made and a in names]
 
 
 def maker(trace: Trace, index: int, number: int, key: str) -> int:

@@ -6,7 +6,7 @@ from dsa_compile.debugging.agreement import UNLIKE
 from dsa_compile.debugging.delta import Delta
 from dsa_compile.debugging.parameters import Weights
 from dsa_compile.debugging.prompt import Prompt
-from dsa_compile.debugging.sites import CAPTURED, VARIATIONS, SiteRun, run_site
+from dsa_compile.debugging.sites import CAPTURED, VARIATIONS, SiteError, SiteRun, run_site
 from dsa_compile.debugging.stages import CallTrace, Trace
 from dsa_compile.debugging.verdict import site_problem, tolerance_of, weighs
 from dsa_compile.ir.passes import Numerics
@@ -37,10 +37,10 @@ def check_site(
     for inputs in VARIATIONS if delta.varies else (CAPTURED,):
         try:
             made = run_site(delta, captured, trace, prompt, weights, inputs)
-        except Exception as error:  # whatever an op raises on what no op should be given
-            unlike = dict.fromkeys(delta.pairs[:1], UNLIKE)
-            failed = SiteRun(inputs, unlike, None, ())
-            found.append((failed, f"does not run: {in_a_line(error)}"))
+        except SiteError as error:
+            unlike = dict.fromkeys(delta.pairs, UNLIKE)
+            failed = SiteRun(inputs, unlike, None, (error.step,))
+            found.append((failed, f"does not run: {error}"))
             continue
         tolerance = tolerance_of(delta)
         problem = site_problem(numerics, inputs, made.worst, made.choice, tolerance)
@@ -53,8 +53,3 @@ def worst_of(found: Sequence[Checked], numerics: Numerics) -> Checked:
     exact = numerics is Numerics.BITWISE
     counted = [f for f in found if f[1] or exact or weighs(f[0].inputs)]
     return max(counted, key=lambda f: (bool(f[1]), f[0].worst.error))
-
-
-def in_a_line(error: Exception) -> str:
-    """An exception as one short line."""
-    return " ".join(f"{type(error).__name__}: {error}".split())[:300]

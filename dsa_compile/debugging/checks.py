@@ -7,11 +7,11 @@ import torch
 
 from dsa_compile.debugging.agreement import Agreement, worst
 from dsa_compile.debugging.calls import compare_calls, run_against
-from dsa_compile.debugging.checking import in_a_line
 from dsa_compile.debugging.parameters import WeightStore
 from dsa_compile.debugging.prompt import Prompt
 from dsa_compile.debugging.replay import Replay, Rewrite
 from dsa_compile.debugging.search import Trial
+from dsa_compile.debugging.sites import in_a_line
 from dsa_compile.debugging.stages import Stage, Trace, run_stage
 
 LIMIT = {"fp32": 1e-4, "bf16": 5e-2, "fp8": 0.4, "fp8-kv-tensor": 0.4}

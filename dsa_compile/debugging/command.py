@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from dsa_compile.artifact.writer import ArtifactWriter
-from dsa_compile.debugging.checking import in_a_line
 from dsa_compile.debugging.replay import PassRun, Replay, Rewrite
 from dsa_compile.debugging.search import Trial
+from dsa_compile.debugging.sites import in_a_line
 from dsa_compile.debugging.subject import Subject
 from dsa_compile.errors import CompileError, UserError
 from dsa_compile.ir.program import Level, Program

@@ -12,7 +12,7 @@ from dsa_compile.debugging.prompt import Prompt
 from dsa_compile.debugging.replay import PassRun, Replay
 from dsa_compile.debugging.sites import SiteRun
 from dsa_compile.debugging.stages import Stage, Trace, layer_of, run_stage
-from dsa_compile.debugging.verdict import pass_problem, recipe_tolerance
+from dsa_compile.debugging.verdict import pass_problem
 from dsa_compile.debugging.whole import whole_example
 from dsa_compile.ir.program import Program
 
@@ -104,9 +104,9 @@ def _whole(
     run: PassRun,
 ) -> Localised:
     made = run_against(stages[1], prompt, trace)
-    tolerance = recipe_tolerance(run.before.config.recipe)
+    recipe = run.before.config.recipe
     findings = [
-        Finding(layer_of(call.call), found, pass_problem(run.step.numerics, found, tolerance))
+        Finding(layer_of(call.call), found, pass_problem(run.step.numerics, found, recipe))
         for call, found in zip(trace.calls, compare_calls(trace, made), strict=True)
     ]
     example = whole_example(stages, (trace, made), prompt)

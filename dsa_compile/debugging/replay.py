@@ -66,21 +66,26 @@ class Replay:
     Attributes:
         runs: one for each pass that the configuration leaves on, in order.
         final: the program that they make.
-
-    Raises:
-        CompileError: a pass does not keep its promise.
+        count: rewrites of all of them.
+        failure: the pass that could not be run and why, or None. A wrong rewrite may leave what a
+            later pass cannot take; ``final`` is then the program before that pass.
     """
 
     def __init__(self, exported: Program, pipeline: Sequence[Pass | Level] = PIPELINE) -> None:
         self.runs: list[PassRun] = []
         program = self._fork(exported)
         first = 0
+        self.failure: tuple[str, str] | None = None
         for step in pipeline:
             if isinstance(step, Level):
                 program.level = step
             elif _runs(step, exported.config):
                 before = self._fork(program)
-                record = step(program)
+                try:
+                    record = step(program)
+                except Exception as error:  # a broken promise, or whatever a wrong graph leads to
+                    self.failure, program = (step.name, str(error)), before
+                    break
                 self.runs.append(PassRun(step, before, record, first))
                 first += len(record.journal.sites)
                 if step.name == exported.config.stop_after:

@@ -91,11 +91,13 @@ class HazardReport:
     Attributes:
         pass_name: the pass.
         number: its rewrite, where one is known.
-        problem: a sentence; for a hazard it names both nodes.
+        nodes: the two calls between which a hazard is; empty for what is no hazard.
+        problem: a sentence.
     """
 
     pass_name: str
     number: int | None
+    nodes: tuple[str, ...]
     problem: str
 
 

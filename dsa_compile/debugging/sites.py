@@ -93,6 +93,18 @@ class Step:
         nodes.update({n: v for n, v in self.values[1].items() if n not in nodes})
 
 
+class SiteError(Exception):
+    """A side of a rewrite cannot be run.
+
+    Attributes:
+        step: what it was given.
+    """
+
+    def __init__(self, reason: str, step: Step) -> None:
+        super().__init__(reason)
+        self.step = step
+
+
 def run_site(
     delta: Delta,
     captured: CallTrace,
@@ -112,6 +124,9 @@ def run_site(
         prompt: what was traced.
         weights: of the stage before the rewrite, and after it.
         inputs: which of :data:`VARIATIONS`.
+
+    Raises:
+        SiteError: a side cannot be run.
     """
     found: dict[Pair, Agreement] = dict.fromkeys(delta.pairs, Agreement())
     choices: list[Choice | None] = []
@@ -134,7 +149,12 @@ def run_site(
             caches_for(side.region, prompt, made)
             given[-1] |= _caches(side, made)
         copies = [_with_own_caches(side, v) for side, v in zip(sides, given, strict=True)]
-        results = [_run(side, values) for side, values in zip(sides, given, strict=True)]
+        try:
+            results = [_run(side, values) for side, values in zip(sides, given, strict=True)]
+        except Exception as error:  # whatever an op raises on what no op should be given
+            raise SiteError(
+                in_a_line(error), Step(number, (copies[0], copies[1]), ({}, {}))
+            ) from error
         ranks.append((True, 0.0))
         for b, a in delta.pairs:
             agreement = compare(results[0][b], results[1][a], tokens)
@@ -225,3 +245,8 @@ def _tensors(value: Any) -> Iterator[Tensor]:
     elif isinstance(value, Sequence):
         for item in value:
             yield from _tensors(item)
+
+
+def in_a_line(error: Exception) -> str:
+    """An exception as one short line."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]

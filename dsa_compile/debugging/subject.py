@@ -1,5 +1,6 @@
 """An artifact to debug: its compilation done again, over the model that it was compiled from."""
 
+import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -73,6 +74,20 @@ class Subject:
     def problems(self) -> list[str]:
         """Where the artifact is not what this installation compiles; sentences."""
         return list(emission_problems(self.artifact, self.replay.final, self.store, self.dummy))
+
+    def pass_names(self, asked: Sequence[str]) -> tuple[str, ...]:
+        """The passes of that name.
+
+        Raises:
+            UserError: no such pass ran; suggests the nearest.
+        """
+        names = [run.step.name for run in self.replay.runs]
+        for name in asked:
+            if name not in names:
+                close = difflib.get_close_matches(name, names, n=1)
+                hint = f"did you mean {close[0]!r}?" if close else f"passes: {', '.join(names)}"
+                raise UserError(f"no pass {name!r} ran; {hint}")
+        return tuple(asked)
 
     def prompt(self, text: str | Sequence[int] | None = None, tokens: int | None = None) -> Prompt:
         """A prompt of the user's, or random tokens beyond ``index_topk``.

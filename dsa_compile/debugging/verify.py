@@ -7,19 +7,20 @@ whole too: each layer, given the same inputs before and after it, must return th
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from dsa_compile.debugging.agreement import Agreement
 from dsa_compile.debugging.calls import compare_calls, run_against
-from dsa_compile.debugging.checking import check_site, in_a_line, worst_of
+from dsa_compile.debugging.checking import check_site, worst_of
 from dsa_compile.debugging.delta import Delta, find_delta
 from dsa_compile.debugging.parameters import WeightStore
 from dsa_compile.debugging.prompt import Prompt
 from dsa_compile.debugging.replay import PassRun, Replay
 from dsa_compile.debugging.report import HazardReport, PassReport, SiteReport, VerifyReport
-from dsa_compile.debugging.sites import SiteRun
+from dsa_compile.debugging.sites import SiteRun, in_a_line
 from dsa_compile.debugging.stages import CallTrace, Stage, Trace, layer_of, run_stage
-from dsa_compile.debugging.verdict import pass_problem, recipe_tolerance, tolerance_of
+from dsa_compile.debugging.verdict import pass_problem, tolerance_of
+from dsa_compile.ir.hazards import find_hazards
 from dsa_compile.ir.passes import Numerics
 from dsa_compile.ir.program import Level, Program
 from dsa_compile.ir.region import Role
@@ -30,14 +31,19 @@ Progress = Callable[[PassReport], None]
 
 
 def verify(
-    replay: Replay, store: WeightStore, prompt: Prompt, progress: Progress = lambda report: None
+    replay: Replay,
+    store: WeightStore,
+    prompt: Prompt,
+    only: Collection[str] | None = None,
+    progress: Progress = lambda report: None,
 ) -> VerifyReport:
-    """Check all rewrites of a compilation.
+    """Check the rewrites of a compilation.
 
     Args:
         replay: the compilation.
         store: gives the weights.
         prompt: what to run.
+        only: names of the passes to check; None for all.
         progress: told of each pass.
     """
     started = time.perf_counter()
@@ -45,13 +51,18 @@ def verify(
     report = VerifyReport(len(prompt), prompt.cuts, spec.index_topk)
     checker = _Checker(replay, store, prompt, report)
     for index, run in enumerate(replay.runs):
-        if not run.sites:
+        if not run.sites or (only is not None and run.step.name not in only):
+            checker.skip()
             continue
         report.passes.append(checker.check(index, run))
         progress(report.passes[-1])
-        if checker.trace is None:
+        if checker.broken:
             break  # nothing can be captured behind a pass whose program does not run
-    report.hazards += _hazards(replay)
+    if replay.failure is not None:
+        name, reason = replay.failure
+        problem = f"cannot be run on what is before it: {reason}"
+        report.passes.append(PassReport(name, "", 0, problem=problem))
+    report.hazards += illegal(replay)
     report.rank()
     report.seconds = time.perf_counter() - started
     return report
@@ -65,24 +76,31 @@ class _Checker:
         self.store = store
         self.prompt = prompt
         self.report = report
-        self.trace: Trace | None = self._run(replay.runs[0].before)
+        self.broken = False
+        self._trace: Trace | None = None
+
+    def skip(self) -> None:
+        """The next pass to be checked is not the one behind the last."""
+        self._trace = None
 
     def check(self, index: int, run: PassRun) -> PassReport:
-        """Check one pass; the trace moves on to the program behind it, or is None."""
-        assert self.trace is not None
+        """Check one pass; what is captured behind it serves the next."""
         done = PassReport(run.step.name, run.step.numerics.value, len(run.sites))
         before = run.before
+        trace = self._trace or self._run(before)
         for limit, site in enumerate(run.sites, start=1):
             after = self.replay.within(run, limit)
             if site.region:
-                self._site(done, self.trace, run, site, before, after)
+                self._site(done, trace, run, site, before, after)
             before = after
         try:
-            self._whole(done, self.trace, run, self.replay.after(index))
-            self.trace = self._run(self.replay.after(index))
+            after = self.replay.after(index)
+            made = self._whole(done, trace, run, after)
+            # what is given the same and returns the same runs the same on its own
+            self._trace = made or self._run(after)
         except Exception as error:  # whatever an op raises on inputs that no op should be given
             done.problem = done.problem or f"its program does not run: {in_a_line(error)}"
-            self.trace = None
+            self.broken = True
         return done
 
     def _run(self, program: Program) -> Trace:
@@ -147,19 +165,22 @@ class _Checker:
         if problem and not done.problem:
             done.problem = f"site {site.number} {problem}"
 
-    def _whole(self, done: PassReport, trace: Trace, run: PassRun, after: Program) -> None:
-        results = self._returned(trace, after)
+    def _whole(self, done: PassReport, trace: Trace, run: PassRun, after: Program) -> Trace | None:
+        """Check what layers return; gives the trace if they return the same to the last bit."""
+        made = run_against(Stage.of(after, self.store), self.prompt, trace)
+        results = _by_layer(trace, made)
         for layer, found in results.items():
             done.layers[str(layer)] = (found.typical, found.error)
         problem = self._wrong(run, results)
         if problem and not done.problem:
             done.problem = problem
             done.suspect = self._suspect(trace, run)
+        same = trace.alike(made) and all(found.bitwise for found in results.values())
+        return made if same else None
 
     def _wrong(self, run: PassRun, results: dict[int | str, Agreement]) -> str:
-        tolerance = recipe_tolerance(run.before.config.recipe)
         for layer, found in results.items():
-            problem = pass_problem(run.step.numerics, found, tolerance)
+            problem = pass_problem(run.step.numerics, found, run.before.config.recipe)
             if problem:
                 where = f"layer {layer}" if isinstance(layer, int) else layer
                 return f"what {where} returns {problem}"
@@ -170,30 +191,42 @@ class _Checker:
         good, bad = 0, len(run.sites)
         while bad - good > 1:
             middle = (good + bad) // 2
-            if self._wrong(run, self._returned(trace, self.replay.within(run, middle))):
+            stage = Stage.of(self.replay.within(run, middle), self.store)
+            made = run_against(stage, self.prompt, trace)
+            if self._wrong(run, _by_layer(trace, made)):
                 bad = middle
             else:
                 good = middle
         return bad
 
-    def _returned(self, trace: Trace, after: Program) -> dict[int | str, Agreement]:
-        new = run_against(Stage.of(after, self.store), self.prompt, trace)
-        return {
-            layer_of(call.call): found
-            for call, found in zip(trace.calls, compare_calls(trace, new), strict=True)
-        }
+
+def _by_layer(before: Trace, after: Trace) -> dict[int | str, Agreement]:
+    found = compare_calls(before, after)
+    return {layer_of(c.call): f for c, f in zip(before.calls, found, strict=True)}
 
 
-def _hazards(replay: Replay) -> Iterator[HazardReport]:
-    """What is illegal in the finished program, each with the pass that left it."""
+def illegal(replay: Replay) -> Iterator[HazardReport]:
+    """What is illegal in the finished program, each with the pass that first left it."""
     if not any(region.inputs_of(Role.CACHE) for region in replay.final.regions.values()):
         return  # it was stopped long before the level that this is about
     if replay.final.config.stop_after not in (None, replay.runs[-1].step.name):
         return
+    nodes = {
+        str(hazard): (hazard.first, hazard.second)
+        for region in replay.final.regions.values()
+        for hazard in find_hazards(region)
+    }
     for problem in violations(replay.final, Level.KERNEL):
-        for index, run in enumerate(replay.runs):
-            if problem in set(violations(replay.after(index), Level.KERNEL)):
-                region = problem.partition(":")[0]
-                site = next((s.number for s in run.sites if s.region == region), None)
-                yield HazardReport(run.step.name, site, problem)
-                break
+        index = _first_with(replay, problem)
+        run = replay.runs[index]
+        region = problem.partition(":")[0]
+        site = next((s.number for s in run.sites if s.region == region), None)
+        yield HazardReport(run.step.name, site, nodes.get(problem, ()), problem)
+
+
+def _first_with(replay: Replay, problem: str) -> int:
+    """The first pass from which on a problem is in the program."""
+    last = len(replay.runs) - 1
+    while last and problem in set(violations(replay.runs[last].before, Level.KERNEL)):
+        last -= 1
+    return last

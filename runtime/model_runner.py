@@ -65,14 +65,14 @@ def make_caches(
         ]
     except RuntimeError:  # what torch raises when the system refuses the memory
         needed = count * sum(math.prod(shape) * dtype.itemsize for shape, dtype in shapes.values())
-        room = ""
+        room, none = "", "none"
         if free is not None:
+            none = "none and a lower gpu_memory_utilization"
             most = int(free / needed * num_blocks)
             room = f" and the GPU had {free / GIB:.1f} free (for {most} blocks at the most)"
         raise UserError(
             f"num_blocks={num_blocks}: no memory for the caches ({', '.join(shapes)}), which need "
-            f"{needed / GIB:.1f} GiB in {count} layers{room}; use fewer blocks: give a smaller "
-            "num_blocks, or none and a lower gpu_memory_utilization"
+            f"{needed / GIB:.1f} GiB in {count} layers{room}; give a smaller num_blocks, or {none}"
         ) from None
 
 

@@ -1,13 +1,18 @@
 """The HTML report in a real browser: it opens fast, asks for nothing, obeys mouse and keys."""
 
+import json
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Page
 
+from dsa_compile.bench.step.ablation import Ablated
+from dsa_compile.bench.step.run import Row
+from dsa_compile.bench.step.timeline import Share
 from dsa_compile.cli.inspect import main
 from dsa_compile.debugging.report import PassReport, SiteReport, VerifyReport
 from dsa_compile.inspecting.diff import Hunk, pass_diff
@@ -36,16 +41,25 @@ def store(published: Path) -> Store:
 
 @pytest.fixture(scope="module")
 def report(published: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of all 61 layers, with the errors of a verification."""
+    """Of all 61 layers, with the errors of a verification and the times of a layer."""
     folder = tmp_path_factory.mktemp("report")
     error = SiteReport(
         1, "absorb_mla", 2, "moe", "self_attn", 7, "captured", False, 3e-4, 1.0,
         None, None, None, 1e-2, ("a", "b"),
     )  # fmt: skip
-    passes = [PassReport("absorb_mla", "tolerance", 2, error=3e-4)]
+    passes = [
+        PassReport("absorb_mla", "tolerance", 2, error=3e-4),
+        PassReport("quantize_experts", "tolerance", 1, error=0.5, problem="beyond its tolerance"),
+    ]
     verified = VerifyReport(40, (40,), 16, passes, [error]).write(folder)
     out = folder / "report.html"
-    assert main([str(published), "html", "-o", str(out), "--verify", str(verified)]) == 0
+    ops = {"experts_fp8 mlp": Share(80.0, 2.0, []), "router mlp.gate": Share(5.0, 1.0, [])}
+    row = Row("decode 32", step=12.0, layer=0.2, host=0.1, wall=12.5, ops=ops, kind="moe")
+    without = Ablated("fuse_add_norm", {"decode 32": 0.21})
+    bench = folder / "bench.json"
+    bench.write_text(json.dumps({"rows": [asdict(row)], "ablation": [asdict(without)]}))
+    command = [str(published), "html", "-o", str(out), "--verify", str(verified)]
+    assert main([*command, "--bench", str(bench)]) == 0
     return out
 
 
@@ -283,6 +297,22 @@ def test_errors_as_an_overlay(shown: Report) -> None:
     assert badges
     assert set(badges) == {"3.0e-4"}
     assert shown.page.locator("#timeline li[data-stage='17'] .good").count() == 1
+
+
+def test_times_as_an_overlay(shown: Report) -> None:
+    place = {"pass": "overlap_streams", "region": "moe.long", "view": "graph"}
+    shown.open(**place, overlay="time decode 32")
+    told = shown.page.locator("#graph .node[data-name=experts_fp8] text").all_text_contents()
+    assert told[-1] == "80.0 µs"
+    saved = shown.page.locator("#timeline li[data-stage='25'] .saved")
+    assert saved.text_content() == "5.0%"
+
+
+def test_what_verify_found_is_one_click_away(shown: Report) -> None:
+    shown.open()
+    shown.page.locator("#verdict.bad").click()
+    assert shown.state()["pass"] == "quantize_experts"
+    assert "beyond its tolerance" in shown.page.locator("#details").inner_text()
 
 
 _WALK = """() => {

@@ -207,6 +207,7 @@ const passDetails = () => {
     field("nodes", `${count(stage.before)} → ${count(stage.after)} a step`),
     checked ? field("verified", checked.problem
       ? element("b", { class: "bad" }, checked.problem) : `worst error ${shownNumber(checked.error)}`) : null,
+    checked && checked.suspect ? field("suspect", `wrong from rewrite ${checked.suspect} on`) : null,
     saved.length ? field("saves", ...saved.map(({ name, us, part }) =>
       element("div", {}, `${us.toFixed(1)} µs a layer, ${(100 * part).toFixed(1)} %: ${name}`))) : null,
     spent !== undefined ? field("its calls", `${spent.toFixed(1)} µs a layer`) : null,

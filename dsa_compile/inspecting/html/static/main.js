@@ -115,6 +115,21 @@ const switchTheme = () => {
   } catch { /* a file may not be allowed to remember */ }
 };
 
+// Whether verify was content; a click goes to the first pass that it was not content with.
+const showVerdict = () => {
+  const found = DATA.numerics;
+  if (!found) return;
+  const wrong = STAGES.findIndex((stage) => errorOf(stage.name) && errorOf(stage.name).problem);
+  const problems = [...found.hazards, ...found.emission,
+    ...STAGES.map((stage) => errorOf(stage.name)).filter((one) => one && one.problem).map((one) => one.problem)];
+  const verdict = byId("verdict");
+  verdict.hidden = false;
+  verdict.className = found.ok ? "good" : "bad";
+  verdict.textContent = found.ok ? `✓ verified on ${count(found.tokens)} tokens` : "✗ verify found faults";
+  verdict.title = problems.join("\n");
+  if (wrong > 0) verdict.addEventListener("click", () => go({ stage: wrong, node: "" }, true));
+};
+
 const start = () => {
   try {
     const theme = localStorage.getItem("dsa-theme");
@@ -153,6 +168,7 @@ const start = () => {
   });
   addEventListener("resize", () => state.view === "diff" && drawRibbons(selection()));
   steerGraph();
+  showVerdict();
   drawTimeline();
   readAddress();
   onChange(show);

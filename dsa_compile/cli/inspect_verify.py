@@ -17,6 +17,7 @@ Run the passes again and check every rewrite where it was made: the matched subg
 replacement, in every layer, on what a prompt puts through it and on hard inputs made from that (64
 times as large, 1024 times smaller, all tokens equal). Passes that promise to round nothing must be
 equal to the last bit. The prompt runs in steps whose contexts end below, at and above index_topk.
+A small model is compared with transformers', layer by layer, before its first pass.
 """
 _EPILOG = """\
 The report is left in ARTIFACT/verify.json. Exit status: 0 all is right, 1 something is wrong,
@@ -84,6 +85,7 @@ def run(args: argparse.Namespace) -> int:
     """Check, print and leave the report."""
     given = prompt_given(args)
     from dsa_compile.cli.inspect_model import open_subject
+    from dsa_compile.debugging.reference import export_report, is_small
     from dsa_compile.debugging.verify import verify
 
     subject = open_subject(args)
@@ -91,6 +93,8 @@ def run(args: argparse.Namespace) -> int:
     show = _progress if sys.stderr.isatty() and not args.json else _silent
     only = None if args.only is None else subject.pass_names(args.only)
     report = verify(subject.replay, subject.store, prompt, only, show)
+    if not args.dummy and only is None and is_small(subject):
+        report.passes.insert(0, export_report(subject, prompt))
     report.emission += subject.problems()
     report.write(args.artifact)
     if args.json:
@@ -122,7 +126,8 @@ def _print(report: "VerifyReport", everything: bool) -> None:
     )  # fmt: skip
     for done in report.passes:
         layers = max((median for median, _ in done.layers.values()), default=0.0)
-        cells = (str(done.sites), str(done.runs), done.numerics, _error(done.error), _error(layers))
+        site = _error(done.error) if done.runs else ""
+        cells = (str(done.sites), str(done.runs), done.numerics, site, _error(layers))
         shown.add_row(done.name, *cells, _verdict(done.problem))
     out.print(shown)
     _print_sites(out, report.sites if everything else (report.wrong or report.sites)[:10])

@@ -3,7 +3,9 @@
 import torch
 
 from dsa_compile.debugging.agreement import UNLIKE, Agreement, compare
+from dsa_compile.debugging.checks import exceeds
 from dsa_compile.debugging.prompt import Prompt
+from dsa_compile.debugging.report import PassReport
 from dsa_compile.debugging.stages import HIDDEN, CallTrace, Stage, Trace, layer_of, run_stage
 from dsa_compile.debugging.subject import Subject
 from dsa_compile.evaluation.hf import HfModel
@@ -66,6 +68,18 @@ def compare_with_transformers(subject: Subject, prompt: Prompt) -> dict[int | st
         missing = set(range(subject.exported.spec.num_hidden_layers)) - found.keys()
         found |= dict.fromkeys(sorted(missing), UNLIKE)
     return found
+
+
+def export_report(subject: Subject, prompt: Prompt) -> PassReport:
+    """The exported program against transformers' model, as a row of a report."""
+    recipe = subject.exported.config.recipe
+    done = PassReport("export", "tolerance", 0)
+    for layer, found in compare_with_transformers(subject, prompt).items():
+        done.layers[str(layer)] = (found.typical, found.error)
+        if exceeds(found, recipe, None) and not done.problem:
+            where = f"layer {layer}" if isinstance(layer, int) else layer
+            done.problem = f"{where} differs from transformers' model by {found.error:.1e}"
+    return done
 
 
 def is_small(subject: Subject, limit: int = 2 << 30) -> bool:

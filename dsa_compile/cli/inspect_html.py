@@ -31,12 +31,14 @@ def register(commands: Any) -> None:
     parser.add_argument(
         "--verify",
         type=Path,
+        default=argparse.SUPPRESS,  # the same option may stand before the command
         metavar="FILE",
         help=f"errors of rewrites (default: ARTIFACT/{VERIFY}, if dsa-inspect verify has left it)",
     )
     parser.add_argument(
         "--bench",
         type=Path,
+        default=argparse.SUPPRESS,
         metavar="FILE",
         help="times: of dsa-bench step --by-op --ablate --json",
     )

@@ -139,6 +139,13 @@ def test_the_command_writes_the_report(tiny: Path, tmp_path: Path, capsys: Any) 
     assert json.loads(capsys.readouterr().out) == {"file": str(out), "bytes": out.stat().st_size}
 
 
+def test_options_may_stand_before_the_command(tiny: Path, tmp_path: Path, capsys: Any) -> None:
+    out = tmp_path / "report.html"
+    before = ["--verify", str(tmp_path / "absent.json")]
+    assert main([str(tiny / "artifact"), *before, "html", "-o", str(out)]) == 2
+    assert "absent.json" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [

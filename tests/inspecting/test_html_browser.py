@@ -234,6 +234,11 @@ def test_search(shown: Report) -> None:
     shown.page.keyboard.type("quantize_indexer")
     shown.page.locator("#found li").first.click()
     assert shown.state()["pass"] == "quantize_indexer"
+    assert shown.state()["region"] == "moe"
+    shown.page.keyboard.press("/")
+    shown.page.keyboard.type("layer 2")
+    shown.page.keyboard.press("Enter")
+    assert shown.state()["region"] == "dense"
     shown.page.keyboard.press("/")
     shown.page.keyboard.type("no such node")
     assert shown.page.locator("#found .none").is_visible()

@@ -29,6 +29,8 @@ def payload(store: Store) -> dict[str, Any]:
     ``stages``
         the export and each pass: what the manifest says of it, ``graphs`` (region → graph),
         ``changed`` (region → :func:`_change`), ``outliers``.
+    ``layers``
+        number in the model → kind of region.
     ``regions``
         kind of region → the layers that run it, to read, and how many.
     ``names``
@@ -52,7 +54,7 @@ def payload(store: Store) -> dict[str, Any]:
             "transformers": manifest.producer.transformers,
         },
         "digest": manifest.digest,
-        "layers": len(manifest.layers),
+        "layers": {entry.index: entry.kind for entry in manifest.layers},
         "regions": {
             kind: {"layers": ranges(store.layers_of(kind)), "times": store.times(kind)}
             for kind in kinds

@@ -136,7 +136,7 @@ const start = () => {
     if (theme) document.documentElement.dataset.theme = theme;
   } catch { /* as above */ }
   byId("name").textContent = DATA.name;
-  byId("about").textContent = `${DATA.target} · ${DATA.recipe} · ${DATA.layers} layers`;
+  byId("about").textContent = `${DATA.target} · ${DATA.recipe} · ${Object.keys(DATA.layers).length} layers`;
   byId("about").title = Object.entries(DATA.producer).map((pair) => pair.join(" ")).join("\n");
   byId("overlay").append(...OVERLAYS.map(([value, label]) => element("option", { value }, label)));
   byId("overlay").addEventListener("change", (event) => go({ overlay: event.target.value }));

@@ -1,4 +1,4 @@
-// Search: passes, then nodes of the shown stage, then nodes of the others.
+// Search: layers by number, passes, then nodes of the shown stage, then nodes of the others.
 
 const MOST_FOUND = 60;
 let hits = [];
@@ -6,10 +6,19 @@ let picked = 0;
 
 const matches = (words, text) => words.every((word) => text.includes(word));
 
+// "layer 37": the regions that it runs.
+const layerFound = ([word, number, ...rest]) => {
+  const kind = word === "layer" && !rest.length ? DATA.layers[number] : undefined;
+  return Object.keys(STAGES[state.stage].graphs)
+    .filter((region) => kind !== undefined && kindOf(region) === kind)
+    .map((region) => ({ stage: state.stage, region, label: `layer ${number}`, code: region,
+      note: `as layers ${layersOf(region)}` }));
+};
+
 const searchAll = (query) => {
   const words = query.toLowerCase().split(/\s+/).filter(Boolean);
   if (!words.length) return [];
-  const found = [];
+  const found = layerFound(words);
   STAGES.forEach((stage, number) => {
     if (matches(words, stage.name)) found.push({ stage: number, label: passLabel(number), note: "pass" });
   });

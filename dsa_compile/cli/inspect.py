@@ -32,6 +32,10 @@ _EPILOG = """\
 examples:
   dsa-inspect artifact/
   dsa-inspect artifact/ diff recognize_swiglu --layer 3
+  dsa-inspect artifact/ why experts
+  dsa-inspect artifact/ graph --layer 5 --variant long
+  dsa-inspect artifact/ compare yesterday/
+  dsa-inspect artifact/ time --bench bench.json
 
 Colour in a terminal (NO_COLOR switches it off), plain text when piped, data with --json.
 Exit status: 0 shown, 2 refused, 130 interrupted.

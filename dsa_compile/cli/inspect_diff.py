@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -12,6 +13,7 @@ from dsa_compile.cli.inspect_output import console, of_layers, print_json, state
 from dsa_compile.errors import UserError
 from dsa_compile.inspecting.diff import RegionDiff, pass_diff
 from dsa_compile.inspecting.fold import Fold, Kept, Outlier, fold, outliers
+from dsa_compile.inspecting.measured import VERIFY, SiteError, site_errors
 from dsa_compile.inspecting.select import regions_of
 from dsa_compile.inspecting.store import Stage, Store, ranges
 
@@ -30,6 +32,12 @@ def register(commands: Any) -> None:
     parser.add_argument("--layer", type=int, metavar="N", help="only what this layer runs")
     parser.add_argument("--kind", metavar="KIND", help="only this kind of region: moe, head, …")
     parser.add_argument("--site", type=int, metavar="N", help="only this rewrite")
+    parser.add_argument(
+        "--verify",
+        type=Path,
+        metavar="FILE",
+        help="show the errors that verify found (default: ARTIFACT/verify.json, if it is there)",
+    )
     parser.set_defaults(run=run)
 
 
@@ -47,11 +55,35 @@ def run(args: argparse.Namespace) -> int:
         return 0
     out = console()
     out.print(_title(stage))
+    errors = _errors(store, args.verify)
     for each in folds:
         out.print()
         show_fold(out, each)
+        _show_error(out, [errors.get((stage.name, n)) for p in each.places for n in p.sites])
     _show_rest(out, stage, diffs, odd)
     return 0
+
+
+def _errors(store: Store, given: Path | None) -> dict[tuple[str, int], SiteError]:
+    path = store.path / VERIFY if given is None else given
+    return site_errors(path) if given is not None or path.is_file() else {}
+
+
+def _show_error(out: Console, errors: Sequence[SiteError | None]) -> None:
+    """Print the largest error of some rewrites, and what is wrong with any of them."""
+    known = [each for each in errors if each is not None]
+    finite = [each for each in known if each.error is not None]
+    worst = max(finite, key=lambda each: each.error or 0.0, default=None)
+    if worst is not None:
+        error = f"{worst.error:.1e} in {_place(worst)}" if worst.error else "none"
+        out.print(styled(f"  error that verify found: {error}", "dim"))
+    for each in known:
+        if each.problem:
+            out.print(styled(f"  {_place(each)}: {each.problem}", "red"))
+
+
+def _place(each: SiteError) -> str:
+    return f"layer {each.layer}" if isinstance(each.layer, int) else each.layer
 
 
 def _with_site(stage: Stage, diffs: list[RegionDiff], site: int | None) -> list[RegionDiff]:

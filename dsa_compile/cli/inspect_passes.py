@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from dsa_compile.cli.inspect_output import console, print_json, styled, table
-from dsa_compile.inspecting.listing import PassRow, pass_rows
+from dsa_compile.inspecting.listing import PassRow, odd_layers, pass_rows
 from dsa_compile.inspecting.measured import (
     VERIFY,
     PassError,
@@ -77,8 +77,15 @@ def _about(store: Store) -> dict[str, str]:
         "layers": layers,
         "by": f"{manifest.producer.name} {manifest.producer.version}, torch "
         f"{manifest.producer.torch}, transformers {manifest.producer.transformers}",
+        **_odd(store),
         "records": "of every pass" if store.has_records else "none (--no-records)",
     }
+
+
+def _odd(store: Store) -> dict[str, str]:
+    """Layers that take weights from elsewhere than the others, if there are any."""
+    odd = [f"layer {index} takes {text} for {name}" for index, name, text in odd_layers(store)]
+    return {"odd": "; ".join(odd)} if odd else {}
 
 
 def _cells(row: PassRow, measured: Sequence[str]) -> list[str]:

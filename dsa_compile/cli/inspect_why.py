@@ -15,6 +15,7 @@ from dsa_compile.inspecting.select import regions_of
 from dsa_compile.inspecting.source import Sources
 from dsa_compile.inspecting.store import Store, ranges
 from dsa_compile.inspecting.text import Listing
+from dsa_compile.inspecting.weights import weight_texts
 from dsa_compile.inspecting.why import Ancestor, History, Step, find_nodes
 
 
@@ -126,6 +127,11 @@ def _show(out: Console, store: Store, answer: _Answer, sources: Sources) -> None
     if answer.node.is_call:
         line = Listing(answer.graph).statement(answer.node)
         out.print(styled("  ").append_text(statement(line)))
+    elif answer.node.role == "weight":
+        made = weight_texts(store).get((answer.graph.kind, answer.node.key), answer.node.type_text)
+        out.print(styled(f"  weight {answer.node.key}: {made}"))
+    else:
+        out.print(styled(f"  {answer.node.role} {answer.node.key}: {answer.node.type_text}"))
     if answer.node.was:
         out.print(styled(f"  while passes ran: {answer.node.was}", "dim"))
     out.print()

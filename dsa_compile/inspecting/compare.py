@@ -4,11 +4,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from dsa_compile.errors import ArtifactError
 from dsa_compile.inspecting.diff import RegionDiff, program_diff
 from dsa_compile.inspecting.fold import Fold, fold
 from dsa_compile.inspecting.graph import Graph
 from dsa_compile.inspecting.store import Store
+from dsa_compile.inspecting.weights import weight_texts
 
 
 @dataclass(frozen=True)
@@ -136,22 +136,7 @@ def _layers(first: Store, second: Store) -> Iterable[Difference]:
 
 
 def _weights(store: Store) -> dict[str, str]:
-    """Every weight of the plan: its type and how it is made."""
-    path = store.manifest.weights.plan
-    plan = {} if path is None else store.read_json(path)
-    try:
-        return {
-            f"{kind}: {key}": _short_expression(entry)
-            for kind, entries in plan.items()
-            for key, entry in entries.items()
-        }
-    except (AttributeError, KeyError, TypeError):
-        raise ArtifactError(f"{store.path / str(path)}: not a weight plan; recompile") from None
-
-
-def _short_expression(entry: Mapping[str, Any]) -> str:
-    text = f"{entry['dtype']} {entry['shape']} {entry['expr']}"
-    return text if len(text) <= 200 else f"{text[:200]}…"
+    return {f"{kind}: {key}": text for (kind, key), text in weight_texts(store).items()}
 
 
 def _pairs(first: Store, second: Store) -> list[tuple[Graph | None, Graph | None]]:

@@ -190,8 +190,8 @@ def graph_from_json(data: Any, where: str) -> Graph:
 def _node(entry: Mapping[str, Any]) -> Node:
     texts = {field: entry[field] for field in _TEXTS if field in entry}
     for text in (entry["name"], entry["op"], *texts.values()):
-        if not isinstance(text, str):
-            raise TypeError(f"{text!r:.40} is not text")
+        if not isinstance(text, str) or not text.isprintable():
+            raise TypeError(f"{text!r:.40} is not a line of text")
     args, kwargs = entry.get("args", []), entry.get("kwargs", {})
     if not isinstance(args, list) or not isinstance(kwargs, dict):
         raise TypeError("args is no list, or kwargs no object")

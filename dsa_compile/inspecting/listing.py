@@ -1,10 +1,14 @@
 """The passes of an artifact, a row each."""
 
+import re
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from dsa_compile.inspecting.measured import Case, PassError
 from dsa_compile.inspecting.store import Store
+
+_NUMBER = re.compile(r"(\d+)")
 
 
 @dataclass(frozen=True)
@@ -84,3 +88,29 @@ def pass_rows(
         )
         for row in rows
     ]
+
+
+def odd_layers(store: Store) -> list[tuple[int, str, str]]:
+    """Layers whose weights do not come from where those of most layers do.
+
+    The strings that weight names are made from, such as ``model.layers.3``, are compared after
+    their numbers are replaced by the distance to the layer's own. The norm behind the last layer is
+    such an exception in every model: there is no next layer.
+
+    Returns:
+        The layer, the variable and its text, for each that differs from the most frequent form.
+    """
+    found: dict[str, dict[str, list[tuple[int, str]]]] = defaultdict(lambda: defaultdict(list))
+    for layer in store.manifest.layers:
+        for name, text in layer.vars.items():
+            parts = _NUMBER.split(text)  # numbers at the odd places
+            parts[1::2] = [f"{{{int(number) - layer.index:+d}}}" for number in parts[1::2]]
+            form = "".join(parts)
+            found[name][form].append((layer.index, text))
+    odd = []
+    for name, forms in found.items():
+        usual = max(forms.values(), key=len)
+        for same in forms.values():
+            if same is not usual:
+                odd += [(index, name, text) for index, text in same]
+    return sorted(odd)

@@ -6,6 +6,7 @@ are files of the user's, for a machine with a GPU need not be the one that reads
 """
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,21 @@ class PassError:
     """
 
     error: float | None
+    problem: str
+
+
+@dataclass(frozen=True)
+class SiteError:
+    """What ``verify`` found of a rewrite, in the layer where it did worst.
+
+    Attributes:
+        error: norm of the worst row's difference over the norm of the row; None if not finite.
+        layer: number of the layer, or ``embed`` or ``head``.
+        problem: what is wrong; empty if nothing is.
+    """
+
+    error: float | None
+    layer: int | str
     problem: str
 
 
@@ -75,6 +91,29 @@ def pass_errors(path: Path) -> dict[str, PassError]:
         }
     except (KeyError, TypeError):
         raise UserError(f"{path}: not the report of verify; make it again") from None
+
+
+def site_errors(path: Path) -> dict[tuple[str, int], SiteError]:
+    """What ``verify`` found, by pass and number of the rewrite; of several layers, the worst.
+
+    Raises:
+        UserError: no such file, or not one that ``verify`` wrote.
+    """
+    data = _load(path, "dsa-inspect ARTIFACT verify writes it")
+    found: dict[tuple[str, int], SiteError] = {}
+    try:
+        for site in data["sites"]:
+            key = str(site["pass_name"]), int(site["number"])
+            each = SiteError(site["error"], site["layer"], str(site["problem"]))
+            if key not in found or _badness(each) > _badness(found[key]):
+                found[key] = each
+    except (KeyError, TypeError, ValueError):
+        raise UserError(f"{path}: not the report of verify; make it again") from None
+    return found
+
+
+def _badness(each: SiteError) -> tuple[bool, float]:
+    return bool(each.problem), math.inf if each.error is None else float(each.error)
 
 
 def bench_cases(path: Path) -> list[Case]:

@@ -117,7 +117,7 @@ class Listing:
     def _value(self, value: Any) -> str:
         if isinstance(value, list):
             return f"[{', '.join(map(self._value, value))}]"
-        if not isinstance(value, Mapping):
+        if not isinstance(value, Mapping) or len(value) != 1:
             return repr(value)
         [(tag, content)] = value.items()
         if tag == "n":

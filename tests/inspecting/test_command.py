@@ -123,6 +123,31 @@ def test_a_diff_reads_like_python(published: Path) -> None:
     ]
 
 
+def test_a_diff_with_what_verify_found(published: Path, tmp_path: Path) -> None:
+    sites = [
+        {"pass_name": "recognize_swiglu", "number": 2, "layer": n, "error": e, "problem": p}
+        for n, e, p in ((3, 1e-7, ""), (37, 0.5, "differs by 0.5"))
+    ]
+    path = tmp_path / "verify.json"
+    path.write_text(json.dumps({"sites": sites}))
+    _, text, _ = run(published, "diff", "recognize_swiglu", "--verify", path)
+    assert "  error that verify found: 5.0e-01 in layer 37\n  layer 37: differs by 0.5" in text
+
+
+def test_layers_that_take_other_weights_are_told(published: Path) -> None:
+    _, text, _ = run(published)
+    assert "odd       layer 60 takes model.norm for next_norm" in text
+
+
+def test_an_input_is_told_by_how_it_is_made(tiny: Path) -> None:
+    _, text, _ = run(tiny / "artifact", "why", "self_attn_w_uk", "--kind", "moe")
+    expression = "narrow(reshape({layer}.self_attn.kv_b_proj.weight, shape="
+    assert f"weight self_attn.w_uk: f32[8, 16, 32] = {expression}" in text
+    assert "17 absorb_mla site 2 in self_attn" in text
+    _, text, _ = run(tiny / "artifact", "why", "latent_cache", "--kind", "moe")
+    assert "cache latent_cache: f32[P, 64, " in text
+
+
 def test_a_layer_alone(published: Path) -> None:
     _, text, _ = run(published, "diff", "recognize_swiglu", "--layer", "2")
     assert "3 rewrites: mlp × 3 layers (0-2)  [site 1]" in text

@@ -5,13 +5,16 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from dsa_compile.artifact.records import LayerRecord
 from dsa_compile.compiling import compile_model
 from dsa_compile.errors import ArtifactError, UserError
 from dsa_compile.inspecting.graph import graph_from_json
+from dsa_compile.inspecting.listing import odd_layers
 from dsa_compile.inspecting.store import Store, ranges, unknown
 from dsa_compile.passes.manager import pass_names
 
@@ -135,7 +138,8 @@ GRAPH = {"name": "g", "outputs": ["y"], "nodes": [
         (lambda nodes: nodes[1].update(name="x"), "node x: exists already"),
         (lambda nodes: nodes[1].update(args=[{"n": "z"}]), "refers to 'z', no earlier node"),
         (lambda nodes: nodes[1].update(args="x"), "args is no list"),
-        (lambda nodes: nodes[1].update(path=3), "3 is not text"),
+        (lambda nodes: nodes[1].update(path=3), "3 is not a line of text"),
+        (lambda nodes: nodes[1].update(path="\x1b[2J"), "is not a line of text"),
         (lambda nodes: nodes[1].pop("name"), "not a graph"),
         (lambda nodes: nodes.append("node"), "not a graph"),
     ],
@@ -161,3 +165,16 @@ def test_nothing_of_it_needs_torch() -> None:
     code = f"import sys, {', '.join(modules)}; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
+
+
+def test_a_layer_that_takes_the_weights_of_another(tiny: Path) -> None:
+    store = Store.open(tiny / "artifact")
+    layers = [
+        LayerRecord(n, "moe", {"layer": f"model.layers.{n}", "next": f"model.layers.{n + 1}.norm"})
+        for n in range(40)
+    ]
+    manifest = replace(store.manifest, layers=tuple(layers))
+    assert odd_layers(Store(store.path, manifest)) == []
+    layers[37] = LayerRecord(37, "moe", {**layers[37].vars, "layer": "model.layers.36"})
+    manifest = replace(store.manifest, layers=tuple(layers))
+    assert odd_layers(Store(store.path, manifest)) == [(37, "layer", "model.layers.36")]

@@ -14,7 +14,14 @@ from dsa_compile.bench.step.run import Row
 from dsa_compile.bench.step.timeline import Share
 from dsa_compile.errors import UserError
 from dsa_compile.inspecting.listing import pass_rows
-from dsa_compile.inspecting.measured import bench_cases, choose_case, pass_errors, profile_calls
+from dsa_compile.inspecting.measured import (
+    SiteError,
+    bench_cases,
+    choose_case,
+    pass_errors,
+    profile_calls,
+    site_errors,
+)
 from dsa_compile.inspecting.store import Store
 from dsa_compile.inspecting.times import attribute_case, attribute_profile
 from dsa_compile.ir.profile import Profile, call_key
@@ -185,3 +192,20 @@ def test_errors_by_pass(published: Path, tmp_path: Path) -> None:
     assert (rows["absorb_mla"].error, rows["absorb_mla"].problem) == (1e-3, "")
     assert rows["quantize_experts"].problem == "not finite"
     assert rows["pack_swiglu"].error is None
+
+
+def test_the_worst_layer_of_a_rewrite(tmp_path: Path) -> None:
+    def site(layer: int, error: float | None, problem: str = "") -> dict[str, object]:
+        return {"pass_name": "p", "number": 1, "layer": layer, "error": error, "problem": problem}
+
+    path = tmp_path / "verify.json"
+    for sites, worst in (
+        ([site(0, 1e-6), site(1, 1e-3), site(2, 0.0)], SiteError(1e-3, 1, "")),
+        ([site(0, 1e-3), site(1, None)], SiteError(None, 1, "")),
+        ([site(0, 1e-3), site(1, 1e-6, "bits differ")], SiteError(1e-6, 1, "bits differ")),
+    ):
+        path.write_text(json.dumps({"sites": sites}))
+        assert site_errors(path) == {("p", 1): worst}
+    path.write_text('{"sites": [1]}')
+    with pytest.raises(UserError, match="not the report of verify"):
+        site_errors(path)

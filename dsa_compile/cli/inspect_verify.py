@@ -35,6 +35,13 @@ def register(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_model_options(parser)
+    parser.add_argument(
+        "--pass",
+        action="append",
+        dest="only",
+        metavar="PASS",
+        help="check only this pass; may be repeated",
+    )
     parser.add_argument("--all", action="store_true", help="list every rewrite, not only the worst")
     parser.set_defaults(run=run)
 

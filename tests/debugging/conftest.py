@@ -1,0 +1,31 @@
+"""A small model and its artifact, looked at by several tests of this area."""
+
+from pathlib import Path
+
+import pytest
+
+from dsa_compile.compiling import compile_model
+from dsa_compile.debugging.subject import Subject
+from dsa_compile.testing.models import save_hf, tiny_config, tiny_model
+
+
+@pytest.fixture(scope="session")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dense layer and an MoE layer."""
+    folder = tmp_path_factory.mktemp("model")
+    save_hf(tiny_model(tiny_config(2, first_k_dense_replace=1)), folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def artifact(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """In fp32, with small pages."""
+    path = tmp_path_factory.mktemp("out") / "artifact"
+    compile_model(model_dir, path, block_size=16)
+    return path
+
+
+@pytest.fixture(scope="session")
+def subject(artifact: Path) -> Subject:
+    """The artifact, its passes run again."""
+    return Subject.open(artifact)

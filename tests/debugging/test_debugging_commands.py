@@ -1,0 +1,164 @@
+"""``dsa-inspect ARTIFACT verify`` and ``bisect``."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from dsa_compile.cli import inspect_model
+from dsa_compile.cli.inspect import main
+from dsa_compile.compiling import compile_model
+from dsa_compile.debugging.subject import Subject
+from dsa_compile.passes.pack_swiglu import PackSwiglu
+from dsa_compile.runtime import Engine, SamplingParams
+
+
+@pytest.fixture
+def opened(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Opening the artifact of all tests takes no time."""
+    monkeypatch.setattr(inspect_model, "open_subject", lambda args: subject)
+
+
+def answer(capsys: pytest.CaptureFixture[str], *args: object) -> tuple[int, str, str]:
+    """Exit status, standard output, standard error."""
+    status = main([str(arg) for arg in args])
+    done = capsys.readouterr()
+    return status, done.out, done.err
+
+
+def test_a_right_artifact_is_verified(artifact: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, err = answer(capsys, artifact, "verify", "--tokens", 27)
+    assert (status, err) == (0, "")
+    assert "all right" in out
+    assert "recognize_sparse_attention" in out
+    report = json.loads((artifact / "verify.json").read_text())
+    assert report["ok"] is True
+    assert report["contexts"] == [8, 16, 25, 26, 27]
+    assert [done["name"] for done in report["passes"]][:2] == ["export", "strip_noise"]
+
+
+@pytest.mark.usefixtures("opened")
+def test_of_one_pass_as_data(artifact: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    args = ("--pass", "absorb_mla", "--json", "--tokens", 27)
+    status, out, _ = answer(capsys, artifact, "verify", *args)
+    report = json.loads(out)
+    assert status == 0
+    assert [done["name"] for done in report["passes"]] == ["absorb_mla"]
+    assert {site["layer"] for site in report["sites"]} == {0, 1}
+    assert all(0 < site["error"] < site["tolerance"] for site in report["sites"])
+
+
+def test_an_artifact_that_is_not_what_the_passes_make(
+    model_dir: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path = tmp_path / "artifact"
+    with monkeypatch.context() as patch:  # another version of a pass
+        patch.setattr(PackSwiglu, "rewrite", lambda self, edit, program: None)
+        patch.setattr(PackSwiglu, "expects", lambda self, program, region: None)
+        compile_model(model_dir, path, disable=("merge_shared_expert",), records=False)
+    status, out, _ = answer(capsys, path, "verify", "--pass", "pack_swiglu", "--tokens", 27)
+    assert status == 1
+    assert "artifact: graph dense.long is not what the passes make" in out
+
+
+def test_random_weights(artifact: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    args = ("--dummy", "--pass", "insert_paged_caches", "--tokens", 27)
+    status, out, _ = answer(capsys, artifact, "verify", *args)
+    assert status == 0
+    assert "all right" in out
+
+
+@pytest.mark.usefixtures("opened")
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["verify", "--pass", "absorb_ml"], "no pass 'absorb_ml' ran; did you mean 'absorb_mla'?"),
+        (["verify", "--tokens", "1"], "a prompt must have from 2 to 4096 tokens, not 1"),
+        (["verify", "--tokens", "9", "--prompt-ids", "1"], "exclude one another"),
+        (["verify", "--prompt-ids", "1 two"], "give token ids such as"),
+        (["verify", "--prompt-ids", "1 512"], "token id 512 is out of range"),
+        (["verify", "--prompt", "text"], "text needs a tokenizer"),
+        (["bisect"], "one of the arguments --against --expect --check is required"),
+        (["bisect", "--expect", "3"], "say what the tokens should follow, with --prompt"),
+        (["bisect", "--prompt-ids", "1 2", "--expect", "512"], "the model has no token 512"),
+        (["bisect", "--prompt-ids", "1 2", "--expect", ""], "give at least one token id"),
+        (["bisect", "--check", "true"], "say where the artifact goes with {artifact}"),
+        (["bisect", "--check", "no-such-program {artifact}"], "the shell cannot run"),
+        (["bisect", "--check", "true {artifact}"], "passes on the artifact as it is compiled"),
+        (["bisect", "--against", "reference"], "there is nothing to bisect"),
+        (["bisect", "--check", "true {artifact}", "--limit", "1"], "--limit goes with --against"),
+    ],
+)
+def test_bad_input(
+    artifact: Path,
+    tmp_path: Path,
+    args: list[str],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = ["--out", str(tmp_path / "out")] if args[0] == "bisect" else []
+    status, _, err = answer(capsys, artifact, *args, *out)
+    assert status == 2
+    assert err.startswith("dsa-inspect: error: ")
+    assert err.count("\n") == 1
+    assert message in err
+
+
+def test_an_artifact_without_its_model(
+    model_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, moved = tmp_path / "artifact", tmp_path / "model"
+    compile_model(model_dir, path, weights="pack", records=False)
+    status, _, err = answer(capsys, path, "verify")
+    assert status == 2
+    assert "name the model with --model-dir" in err
+    shutil.copytree(model_dir, moved)
+    args = ("--model-dir", moved, "--pass", "absorb_mla", "--tokens", 27)
+    assert answer(capsys, path, "verify", *args)[0] == 0
+
+
+@pytest.mark.usefixtures("opened")
+def test_a_command_finds_the_pass_and_goes_on_after_an_interruption(
+    artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    check = "! grep -rq swiglu_packed {artifact}/graphs"
+    args = ("bisect", "--check", check, "--out", tmp_path, "--tokens", 27)
+    status, out, _ = answer(capsys, artifact, *args)
+    assert status == 0
+    assert "culprit:    pack_swiglu site 1 (dense mlp)" in out
+    assert (tmp_path / "reproducer" / "reproduce.py").is_file()
+    state = json.loads((tmp_path / "bisect.json").read_text())
+    state["trials"] = state["trials"][:3]
+    (tmp_path / "bisect.json").write_text(json.dumps(state))
+    status, again, _ = answer(capsys, artifact, *args)
+    assert status == 0
+    assert "3 of them earlier" in again
+    assert again.splitlines()[-4:] == out.splitlines()[-4:]
+
+
+@pytest.mark.usefixtures("opened")
+def test_tokens_that_nobody_gives(
+    artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    args = ("bisect", "--prompt-ids", "1 2 3", "--expect", "4 5", "--out", tmp_path)
+    status, out, _ = answer(capsys, artifact, *args)
+    assert status == 1
+    assert "no pass is to blame" in out
+    assert "the check itself expects something else" in out
+
+
+@pytest.mark.usefixtures("opened")
+def test_tokens_that_come(
+    artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    params = SamplingParams(max_tokens=4, temperature=0.0)
+    (output,) = Engine.load(artifact).generate([[1, 2, 3]], params)
+    ids = " ".join(map(str, output.token_ids))
+    args = ("bisect", "--prompt-ids", "1 2 3", "--expect", ids, "--out", tmp_path)
+    status, _, err = answer(capsys, artifact, *args)
+    assert status == 2
+    assert "(the expected tokens): there is nothing to bisect" in err

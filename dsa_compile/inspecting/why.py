@@ -146,8 +146,12 @@ class History:
         if key not in self._steps:
             diff = region_diff(stage, region)
             made: dict[str, tuple[Step, tuple[str, ...]]] = {}
+            # a pass on the whole program may take a call out at one end of a layer and put it in
+            # at the other: what it does to a region without numbers is one rewrite
+            whole = lineage(_joined([h for h in diff.hunks if not h.sites], region), diff.pairing)
             for hunk in diff.hunks:
-                step, sources = _step(stage, region, hunk), lineage(hunk, diff.pairing)
+                step = _step(stage, region, hunk)
+                sources = lineage(hunk, diff.pairing) if hunk.sites else whole
                 made |= {name: (step, sources.get(name, ())) for name in hunk.made}
             self._steps[key] = made
         return self._steps[key]
@@ -164,6 +168,17 @@ class History:
             return Ancestor(node, graph, step)
         came = [self.of(stage - 1, before.name, each) for each in sources]
         return Ancestor(node, graph, step, tuple(came))
+
+
+def _joined(hunks: Sequence[Hunk], region: str) -> Hunk:
+    return Hunk(
+        region,
+        "",
+        (),
+        tuple(name for hunk in hunks for name in hunk.removed),
+        tuple(name for hunk in hunks for name in hunk.made),
+        tuple(change for hunk in hunks for change in hunk.changed),
+    )
 
 
 def _step(stage: Stage, region: str, hunk: Hunk) -> Step:

@@ -58,6 +58,18 @@ def test_three_projections_became_one(store: Store) -> None:
     )
 
 
+def test_a_norm_that_moved_to_the_end_of_the_layer_before(tiny: Path) -> None:
+    """It was the input norm; the pass works on all regions at once and numbers no rewrite."""
+    found = traced(Store.open(tiny / "artifact"), "next_norm")
+    names = [step.name for step in found.steps]
+    assert names == ["fuse_add_norm_across_layers", "recognize_rms_norm"]
+    assert found.steps[0].sites == ()
+    assert {node.path for node in found.exported} == {
+        "",
+        "input_layernorm",
+    }  # the sum has no module
+
+
 def test_an_event_was_introduced(store: Store) -> None:
     found = traced(store, "record_event")
     assert found.made_by is not None

@@ -33,7 +33,7 @@ class WeightStore:
 
     def __init__(self, source: WeightSource) -> None:
         self._source = source
-        self._made: dict[tuple[str, WeightEntry], Tensor] = {}
+        self._made: dict[tuple[str, WeightEntry, tuple[str, ...]], Tensor] = {}
         self._bytes = 0
 
     def planned(self, plan: WeightPlan) -> "PlannedWeights":
@@ -42,11 +42,12 @@ class WeightStore:
 
     def get(self, call: StepCall, key: str, entry: WeightEntry) -> Tensor:
         """One weight."""
-        found = self._made.get((call.stem, entry))
+        name = (call.stem, entry, entry.sources(call.vars))
+        found = self._made.get(name)
         if found is None:
             found = torch.empty(entry.shape, dtype=entry.torch_dtype)
             self._source.fill(call.stem, key, entry, call.vars, found)
-            self._made[call.stem, entry] = found
+            self._made[name] = found
             self._bytes += found.nbytes
             while self._bytes > _KEPT and len(self._made) > 1:
                 self._bytes -= self._made.pop(next(iter(self._made))).nbytes

@@ -27,12 +27,14 @@ class Bench:
         store: gives the weights.
         prompt: random tokens.
         reference: the exported program on them, watched.
+        model_dir: of the model.
     """
 
     exported: Program
     store: WeightStore
     prompt: Prompt
     reference: Trace
+    model_dir: Path
 
 
 @pytest.fixture(scope="session")
@@ -51,7 +53,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Bench]:
             tokens = random_tokens(LENGTH, exported.spec.vocab_size)
             prompt = Prompt.of(tokens, exported.spec.index_topk, 16)
             reference = run_stage(Stage.of(exported, store), prompt, watch=True)
-            made[recipe] = Bench(exported, store, prompt, reference)
+            made[recipe] = Bench(exported, store, prompt, reference, folder)
         return made[recipe]
 
     return of

@@ -1,28 +1,23 @@
-"""Faults that no pass is to blame for: of one layer's plan, found by comparing with transformers."""
+"""Faults of one layer's plan: no graph is wrong, and all layers of a kind share theirs."""
 
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
-from dsa_compile.compiling import compile_model
 from dsa_compile.debugging.asking import ask
+from dsa_compile.debugging.bisect import bisect
+from dsa_compile.debugging.checks import ReferenceCheck
 from dsa_compile.debugging.reference import export_report
+from dsa_compile.debugging.replay import Replay
+from dsa_compile.debugging.search import Log
 from dsa_compile.debugging.subject import Subject
-from dsa_compile.frontend import build
 from dsa_compile.ir.program import LayerEntry
-from dsa_compile.testing.models import save_hf, tiny_config, tiny_model
+from tests.faults.conftest import Bench
 
 Layers = tuple[LayerEntry, ...]
-
-
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A dense layer and two MoE layers."""
-    folder = tmp_path_factory.mktemp("model")
-    save_hf(tiny_model(tiny_config(3, first_k_dense_replace=1)), folder)
-    return folder
 
 
 def skipped(layers: Layers) -> Layers:
@@ -34,48 +29,37 @@ def weights_of_another(layers: Layers) -> Layers:
     return (*layers[:2], wrong)
 
 
+def next_norm_of_the_model(layers: Layers) -> Layers:
+    wrong = replace(layers[1], vars={**layers[1].vars, "next_norm": "model.norm"})
+    return (layers[0], wrong, layers[2])
+
+
 @pytest.mark.parametrize(
     ("plant", "layer"), [(skipped, 1), (weights_of_another, 2)], ids=["skipped", "weights"]
 )
-def test_a_layer_is_named(
-    plant: Callable[[Layers], Layers],
-    layer: int,
-    model_dir: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+def test_no_pass_is_blamed(
+    plant: Callable[[Layers], Layers], layer: int, bench: Callable[[str], Bench], tmp_path: Path
 ) -> None:
-    whole = build.layer_plan
-    monkeypatch.setattr(build, "layer_plan", lambda spec, keep: plant(whole(spec, keep)))
-    artifact = tmp_path / "artifact"
-    compile_model(model_dir, artifact, records=False, block_size=16)
-    subject = Subject.open(artifact)
-    prompt = subject.prompt(tokens=27)
-    report = export_report(subject, prompt)
+    on = bench("fp32")
+    exported = replace(on.exported, layers=plant(on.exported.layers))
+    nowhere = cast(Any, None)  # an artifact is what trials are kept for, and none is made
+    subject = Subject(nowhere, exported, Replay(exported), on.store, on.model_dir, dummy=False)
+    report = export_report(subject, on.prompt)
     assert report.problem.startswith(f"layer {layer} differs")
-    found = ask(subject, prompt, None, None, None, tmp_path / "out", lambda trial: None)
+    found = ask(subject, on.prompt, None, None, None, tmp_path, lambda trial: None)
     assert found.rewrite is None
     assert found.trials == 0
     assert [finding.layer for finding in found.findings] == [layer]
     assert f"layer {layer} only" in found.layers
 
 
-def test_the_next_norm_of_one_layer(
-    model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A variable that weights are named by only from one pass on: that pass shows it."""
-    whole = build.layer_plan
-
-    def plan(spec: build.ModelSpec, keep: tuple[int, int] | None) -> Layers:
-        layers = whole(spec, keep)
-        wrong = {**layers[1].vars, "next_norm": "model.norm"}
-        return (layers[0], replace(layers[1], vars=wrong), layers[2])
-
-    monkeypatch.setattr(build, "layer_plan", plan)
-    artifact = tmp_path / "artifact"
-    compile_model(model_dir, artifact, records=False, block_size=16)
-    subject = Subject.open(artifact)
-    prompt = subject.prompt(tokens=27)
-    found = ask(subject, prompt, None, None, 1e-5, tmp_path / "out", lambda trial: None)
+def test_a_pass_that_first_reads_it_shows_it(bench: Callable[[str], Bench], tmp_path: Path) -> None:
+    """A variable that weights are named by only from one pass on."""
+    on = bench("fp32")
+    exported = replace(on.exported, layers=next_norm_of_the_model(on.exported.layers))
+    replay = Replay(exported)
+    check = ReferenceCheck(replay, on.store, on.prompt, on.reference, 1e-5)
+    found = bisect(replay, on.store, on.prompt, check, Log("test"), tmp_path)
     assert found.rewrite is not None
     assert found.rewrite.pass_name == "fuse_add_norm_across_layers"
     assert [finding.layer for finding in found.findings] == [1]

@@ -57,6 +57,7 @@ def _as_json(found: Comparison) -> dict[str, Any]:
     return {
         "same": found.same,
         "facts": [asdict(each) for each in found.facts],
+        "parting": None if found.parting is None else asdict(found.parting),
         "rewrites": [asdict(each) for each in found.rewrites],
         "retyped": {d.region: [asdict(c) for c in d.retyped] for d in found.regions},
     }
@@ -73,6 +74,10 @@ def _show(out: Console, found: Comparison, everything: bool) -> None:
             out.print(styled(f"  and {len(facts) - len(shown)} more (--all)", "dim"))
     if found.rewrites:
         out.print(styled("\ngraphs", "bold"))
+    if found.parting is not None:
+        regions = ", ".join(found.parting.regions)
+        stage = f"{found.parting.number} {found.parting.name}"
+        out.print("they part after", styled(stage, "cyan"), f"({regions})\n")
     for fold in found.rewrites:
         show_fold(out, fold, unnumbered="")
         out.print()

@@ -7,6 +7,7 @@ from typing import Any
 from dsa_compile.inspecting.diff import RegionDiff, program_diff
 from dsa_compile.inspecting.fold import Fold, fold
 from dsa_compile.inspecting.graph import Graph
+from dsa_compile.inspecting.pairing import pair_programs
 from dsa_compile.inspecting.store import Store
 from dsa_compile.inspecting.weights import weight_texts
 
@@ -31,6 +32,21 @@ class Difference:
 
 
 @dataclass(frozen=True)
+class Parting:
+    """The first pass after which two programs differ.
+
+    Attributes:
+        number: of the pass in the first artifact; 0 if they differ as exported.
+        name: of the pass, or ``export``.
+        regions: that differ there.
+    """
+
+    number: int
+    name: str
+    regions: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Comparison:
     """What differs between two artifacts.
 
@@ -38,11 +54,14 @@ class Comparison:
         facts: everything but the graphs.
         regions: the pairs of regions compared, each with its differences.
         rewrites: the differences of graphs, equal ones folded.
+        parting: where the graphs part, of the passes that both ran; None if they do not, or without
+            records.
     """
 
     facts: tuple[Difference, ...]
     regions: tuple[RegionDiff, ...]
     rewrites: tuple[Fold, ...]
+    parting: Parting | None
 
     @property
     def same(self) -> bool:
@@ -68,7 +87,35 @@ def compare(first: Store, second: Store) -> Comparison:
     ]
     regions = tuple(program_diff(*pair) for pair in _pairs(first, second))
     wider = first if len(first.manifest.layers) >= len(second.manifest.layers) else second
-    return Comparison(tuple(facts), regions, tuple(fold(wider, regions)))
+    rewrites = tuple(fold(wider, regions))
+    return Comparison(tuple(facts), regions, rewrites, _parting(first, second))
+
+
+def _parting(first: Store, second: Store) -> Parting | None:
+    if not (first.has_records and second.has_records):
+        return None
+    others = {stage.name: stage for stage in second.stages}
+    for stage in first.stages:
+        other = others.get(stage.name)
+        if other is None:
+            continue
+        apart = tuple(
+            name
+            for name in dict.fromkeys((*stage.graphs, *other.graphs))
+            if _differ(stage.graphs.get(name), other.graphs.get(name))
+        )
+        if apart:
+            return Parting(stage.number, stage.name, apart)
+    return None
+
+
+def _differ(first: Graph | None, second: Graph | None) -> bool:
+    if first is None or second is None:
+        return True
+    if first == second:
+        return False
+    pairing = pair_programs(first, second)
+    return bool(pairing.removed or pairing.made or pairing.changes)
 
 
 def _tables(what: str, first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterable[Difference]:

@@ -3,10 +3,13 @@
 from pathlib import Path
 
 import pytest
+from torch import fx
 
 from dsa_compile.compiling import compile_model
 from dsa_compile.inspecting.compare import Difference, compare
 from dsa_compile.inspecting.store import Store
+from dsa_compile.ir.edit import Editor
+from dsa_compile.passes import fuse_add_norm
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +25,7 @@ def test_an_artifact_is_the_same_as_itself(tiny: Path) -> None:
     store = Store.open(tiny / "artifact")
     found = compare(store, store)
     assert found.same
-    assert (found.facts, found.rewrites) == ((), ())
+    assert (found.facts, found.rewrites, found.parting) == ((), (), None)
     assert len(found.regions) == 7
 
 
@@ -46,6 +49,9 @@ def test_passes_left_out(tiny: Path, unsplit: Path) -> None:
     assert {("moe.long", "moe"), ("moe.short", "moe"), ("head", "head")} <= pairs
     made = [line.code for fold in found.rewrites for line in fold.made]
     assert any("ops.dsa.swiglu(" in line for line in made)
+    # the first pass left out is seen after the one behind it
+    assert found.parting is not None
+    assert (found.parting.name, found.parting.regions) == ("fuse_rope_absorb", ("dense", "moe"))
     # what both have in common is not told
     assert not any("absorb_rope_query" in line for line in made)
 
@@ -59,3 +65,26 @@ def test_another_recipe_and_fewer_layers(tiny: Path, tmp_path: Path) -> None:
     assert any(diff.retyped for diff in found.regions)
     caches = {f.name: (f.first, f.second) for f in found.facts if f.what == "cache"}
     assert caches["index_cache"] == ("32 × float32", "32 × bfloat16")
+
+
+def test_a_pass_that_does_something_else(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The two results of an op taken the wrong way round: nothing fails, and where is told."""
+    right = fuse_add_norm.fuse
+
+    def swapped(edit: Editor, total: fx.Node, norm: fx.Node) -> None:
+        right(edit, total, norm)
+        pair = next(n for n in reversed(edit.graph.nodes) if n.name.startswith("add_rms_norm"))
+        for entry in list(pair.users):
+            entry.args = (pair, 1 - entry.args[1])  # type: ignore[operator]
+
+    monkeypatch.setattr(fuse_add_norm, "fuse", swapped)
+    compile_model(tiny / "model", tmp_path / "bad", recipe="fp32")
+    found = compare(Store.open(tiny / "artifact"), Store.open(tmp_path / "bad"))
+    assert found.facts == ()
+    assert found.parting is not None
+    assert (found.parting.name, found.parting.regions) == ("fuse_add_norm", ("dense", "moe"))
+    kept = [each for fold in found.rewrites for each in fold.kept]
+    assert not any(fold.removed or fold.made for fold in found.rewrites)
+    assert {each.statement.nodes[0] for each in kept} >= {"gate", "experts", "gate_up_proj"}

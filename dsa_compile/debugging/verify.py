@@ -216,17 +216,17 @@ def illegal(replay: Replay) -> Iterator[HazardReport]:
         for region in replay.final.regions.values()
         for hazard in find_hazards(region)
     }
-    for problem in violations(replay.final, Level.KERNEL):
-        index = _first_with(replay, problem)
-        run = replay.runs[index]
+    found = list(violations(replay.final, Level.KERNEL))
+    first = dict.fromkeys(found, 0)
+    left = set(found)
+    for index in range(len(replay.runs) - 1, 0, -1):
+        if not left:
+            break
+        earlier = set(violations(replay.runs[index].before, Level.KERNEL))
+        first.update(dict.fromkeys(left - earlier, index))
+        left &= earlier
+    for problem in found:
+        run = replay.runs[first[problem]]
         region = problem.partition(":")[0]
         site = next((s.number for s in run.sites if s.region == region), None)
         yield HazardReport(run.step.name, site, nodes.get(problem, ()), problem)
-
-
-def _first_with(replay: Replay, problem: str) -> int:
-    """The first pass from which on a problem is in the program."""
-    last = len(replay.runs) - 1
-    while last and problem in set(violations(replay.runs[last].before, Level.KERNEL)):
-        last -= 1
-    return last

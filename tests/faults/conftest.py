@@ -38,22 +38,21 @@ class Bench:
 
 
 @pytest.fixture(scope="session")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Bench]:
-    """Gives the bench of a recipe: a dense layer and two MoE layers, for a GPU in FP8."""
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Bench]:
+    """Gives the bench of a recipe and a target: a dense layer and two MoE layers."""
     folder: Path = tmp_path_factory.mktemp("model")
     save_hf(tiny_model(tiny_config(3, first_k_dense_replace=1)), folder)
-    made: dict[str, Bench] = {}
+    made: dict[tuple[str, str], Bench] = {}
 
-    def of(recipe: str) -> Bench:
-        if recipe not in made:
-            target = "cpu" if recipe == "fp32" else "sm_90a"
+    def of(recipe: str, target: str = "cpu") -> Bench:
+        if (recipe, target) not in made:
             config = CompileConfig(recipe=recipe, target=target, block_size=16, records=False)
             exported = build_program(folder, config)
             store = WeightStore(Checkpoint.open(folder, exported.spec, range(3)))
             tokens = random_tokens(LENGTH, exported.spec.vocab_size)
             prompt = Prompt.of(tokens, exported.spec.index_topk, 16)
             reference = run_stage(Stage.of(exported, store), prompt, watch=True)
-            made[recipe] = Bench(exported, store, prompt, reference, folder)
-        return made[recipe]
+            made[recipe, target] = Bench(exported, store, prompt, reference, folder)
+        return made[recipe, target]
 
     return of

@@ -22,7 +22,7 @@ FAULTS = (*RECOGNISE, *RESTRUCTURE, *FUSE)
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_bisection_names_pass_and_site(
     fault: Fault,
-    bench: Callable[[str], Bench],
+    bench: Callable[..., Bench],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     record_property: Callable[[str, object], None],
@@ -45,7 +45,7 @@ def test_bisection_names_pass_and_site(
 
 
 def test_the_reproducer_shows_the_difference(
-    bench: Callable[[str], Bench], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     on = bench("fp32")
     fault = next(f for f in FAULTS if f.name == "latent rows written by position")

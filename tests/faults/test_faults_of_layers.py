@@ -38,7 +38,7 @@ def next_norm_of_the_model(layers: Layers) -> Layers:
     ("plant", "layer"), [(skipped, 1), (weights_of_another, 2)], ids=["skipped", "weights"]
 )
 def test_no_pass_is_blamed(
-    plant: Callable[[Layers], Layers], layer: int, bench: Callable[[str], Bench], tmp_path: Path
+    plant: Callable[[Layers], Layers], layer: int, bench: Callable[..., Bench], tmp_path: Path
 ) -> None:
     on = bench("fp32")
     exported = replace(on.exported, layers=plant(on.exported.layers))
@@ -53,7 +53,7 @@ def test_no_pass_is_blamed(
     assert f"layer {layer} only" in found.layers
 
 
-def test_a_pass_that_first_reads_it_shows_it(bench: Callable[[str], Bench], tmp_path: Path) -> None:
+def test_a_pass_that_first_reads_it_shows_it(bench: Callable[..., Bench], tmp_path: Path) -> None:
     """A variable that weights are named by only from one pass on."""
     on = bench("fp32")
     exported = replace(on.exported, layers=next_norm_of_the_model(on.exported.layers))

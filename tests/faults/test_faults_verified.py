@@ -13,7 +13,7 @@ from tests.faults.planting import Fault, Struck
 
 @pytest.mark.parametrize("fault", FP8, ids=lambda fault: fault.name)
 def test_verification_names_pass_and_site(
-    fault: Fault, bench: Callable[[str], Bench], monkeypatch: pytest.MonkeyPatch
+    fault: Fault, bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     on, struck = bench(fault.recipe), Struck()
     with monkeypatch.context() as patch:
@@ -27,7 +27,7 @@ def test_verification_names_pass_and_site(
     assert [done.name for done in report.passes if done.problem] == [fault.pass_name]
 
 
-def test_nothing_is_wrong_without_a_fault(bench: Callable[[str], Bench]) -> None:
+def test_nothing_is_wrong_without_a_fault(bench: Callable[..., Bench]) -> None:
     on = bench("fp32")
     report = verify(Replay(on.exported), on.store, on.prompt)
     assert report.ok, (report.wrong, report.hazards)
@@ -36,9 +36,9 @@ def test_nothing_is_wrong_without_a_fault(bench: Callable[[str], Bench]) -> None
 
 @pytest.mark.parametrize("fault", STREAMS, ids=lambda fault: fault.name)
 def test_hazards_are_laid_to_the_overlap(
-    fault: Fault, bench: Callable[[str], Bench], monkeypatch: pytest.MonkeyPatch
+    fault: Fault, bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    on, struck = bench(fault.recipe), Struck()
+    on, struck = bench(fault.recipe, "sm_90a"), Struck()
     with monkeypatch.context() as patch:
         fault.plant(patch, struck)
         replay = Replay(on.exported)

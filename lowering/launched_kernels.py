@@ -69,22 +69,41 @@ class _Calls:
     def __init__(
         self, region: Region, kernels: Mapping[str, tuple[KernelRecord, ...]], target: str
     ) -> None:
-        self._made: set[tuple[Any, ...]] = set()
-        self._calls: list[tuple[fx.Node, list[tuple[float, Callable[..., Any] | None]]]] = []
+        self._calls: list[_Call] = []
         for node in region.graph.nodes:
             bound = kernels.get(str(node.target), ()) if node.target not in STREAM_OPS else ()
             if any(record.provider == "cuda" for record in bound):
-                self._calls.append((node, [_choice(node, record, target) for record in bound]))
+                choices = [_choice(node, record, target) for record in bound]
+                self._calls.append(_Call(node, choices))
 
     def rehearse(self, sizes: Mapping[str, int]) -> None:
-        for node, choices in self._calls:
-            args: Any = fx.map_arg(node.args, lambda arg: _tensor(arg, sizes))
-            tokens = args[0].shape[0]
-            function = next(f for limit, f in choices if tokens <= limit)
-            key = (node, *(tuple(arg.shape) for arg in args if isinstance(arg, Tensor)))
-            if function is not None and key not in self._made:
-                self._made.add(key)
-                function(*args)
+        for call in self._calls:
+            call.rehearse(sizes)
+
+
+class _Call:
+    """One of them; the choices are functions with the most tokens that each takes."""
+
+    def __init__(
+        self, node: fx.Node, choices: list[tuple[float, Callable[..., Any] | None]]
+    ) -> None:
+        self._args = node.args
+        self._choices = choices
+        self._infos = {arg: _info(arg) for arg in node.all_input_nodes}
+        shapes = (info.shape for info in self._infos.values())
+        self._symbols = sorted({size for shape in shapes for size in shape if type(size) is str})
+        self._made: set[tuple[int, ...]] = set()
+
+    def rehearse(self, sizes: Mapping[str, int]) -> None:
+        key = tuple(sizes[symbol] for symbol in self._symbols)
+        if key in self._made:
+            return
+        self._made.add(key)
+        args: Any = fx.map_arg(self._args, lambda arg: _tensor(self._infos[arg], sizes))
+        tokens = args[0].shape[0]
+        function = next(f for limit, f in self._choices if tokens <= limit)
+        if function is not None:
+            function(*args)
 
 
 def _choice(
@@ -96,9 +115,13 @@ def _choice(
     return limit, load(str(node.target).split(".")[1], "cuda", target)
 
 
-def _tensor(node: fx.Node, sizes: Mapping[str, int]) -> Tensor:
+def _info(node: fx.Node) -> TensorInfo:
     info = describe(node.meta["val"])
     assert isinstance(info, TensorInfo), (node, info)
+    return info
+
+
+def _tensor(info: TensorInfo, sizes: Mapping[str, int]) -> Tensor:
     shape = [size if isinstance(size, int) else sizes[size] for size in info.shape]
     return torch.empty(shape, dtype=info.dtype, device="meta")
 

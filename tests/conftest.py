@@ -5,8 +5,11 @@ from collections.abc import Iterable
 import pytest
 import torch
 
+from tests.exports import keep_exports
+
 # The models are tiny: a second thread only waits, and the suite already runs one process a core.
 torch.set_num_threads(1)
+keep_exports()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -32,7 +32,7 @@ DIM_EXAMPLES = {
     "N": 17,  # rows whose logits are wanted
     "P": 19,  # blocks of the cache
 }
-# Which symbol of which world bears which name.
+# The text of symbols and of expressions over them, by world.
 _NAMES: WeakKeyDictionary[ShapeEnv, dict[Any, str]] = WeakKeyDictionary()
 
 
@@ -77,9 +77,11 @@ def size_name(size: int | torch.SymInt) -> str:
     """``"T"`` for a lone symbol, ``"B*S"`` for an expression over symbols, ``"7168"`` else."""
     if isinstance(size, int):
         return str(size)
-    names = _NAMES[size.node.shape_env]
-    named = {s: sympy.Symbol(names.get(s, str(s))) for s in size.node.expr.free_symbols}
-    return str(size.node.expr.xreplace(named))
+    names, expr = _NAMES[size.node.shape_env], size.node.expr
+    if expr not in names:
+        named = {s: sympy.Symbol(names.get(s, str(s))) for s in expr.free_symbols}
+        names[expr] = str(expr.xreplace(named))
+    return names[expr]
 
 
 def symbol_names(size: int | torch.SymInt) -> set[str]:

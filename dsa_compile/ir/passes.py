@@ -17,7 +17,6 @@ from dsa_compile.ir.edit import Editor
 from dsa_compile.ir.graph_json import region_to_json
 from dsa_compile.ir.journal import Journal, SiteLimit
 from dsa_compile.ir.match import NearMiss
-from dsa_compile.ir.printer import region_to_python
 from dsa_compile.ir.program import Program
 from dsa_compile.ir.region import Region, Role
 from dsa_compile.ir.site import Site
@@ -99,7 +98,8 @@ class Pass:
         started = time.perf_counter()
         promised = {name: self.expects(program, r) for name, r in program.regions.items()}
         keep = program.config.records
-        before = {name: _printed(region) for name, region in program.regions.items() if keep}
+        texts = program.texts
+        before = {name: texts.of(region) for name, region in program.regions.items() if keep}
         record.nodes_before = _nodes(program)
         if not record.journal.full:
             self._run(program, record)
@@ -108,7 +108,7 @@ class Pass:
         _drop_unused_values(program)
         record.nodes_after = _nodes(program)
         for name, region in program.regions.items():
-            if keep and before.get(name) != (text := _printed(region)):
+            if keep and before.get(name) != (text := texts.of(region)):
                 record.before[name] = before.get(name, "")
                 record.after[name] = text
                 record.graphs[name] = region_to_json(region)
@@ -166,10 +166,6 @@ class RegionPass(Pass):
             nearest = sorted(edit.misses, key=lambda miss: -miss.depth)
             record.near_misses += nearest[:NEAR_MISSES_KEPT]
         record.near_misses.sort(key=lambda miss: -miss.depth)
-
-
-def _printed(region: Region) -> str:
-    return region_to_python(region)
 
 
 def _nodes(program: Program) -> int:

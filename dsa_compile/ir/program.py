@@ -12,6 +12,7 @@ from dsa_compile.config import CompileConfig
 from dsa_compile.ir.calls import EMBED, HEAD
 from dsa_compile.ir.dims import FakeWorld
 from dsa_compile.ir.region import Region, Role
+from dsa_compile.ir.texts import Texts
 from dsa_compile.model_spec import ModelSpec
 from dsa_compile.weights.plan import WeightPlan
 
@@ -45,7 +46,7 @@ class Program:
     """Graphs per region, the layer plan and the weight plan, at one :class:`Level`.
 
     ``records`` and ``exported`` are its history, for those who inspect it: what each pass did, and
-    the JSON form of the regions before the first.
+    the JSON form of the regions before the first. ``texts`` has the regions to read.
     """
 
     spec: ModelSpec
@@ -57,6 +58,7 @@ class Program:
     level: Level = Level.EXPORTED
     records: list["PassRecord"] = field(default_factory=list)
     exported: dict[str, dict[str, Any]] = field(default_factory=dict)
+    texts: Texts = field(default_factory=Texts)
 
     @property
     def layer_kinds(self) -> tuple[str, ...]:
@@ -93,7 +95,13 @@ class Program:
         regions = {name: region.copy(name) for name, region in self.regions.items()}
         weights = WeightPlan.from_json(self.weights.to_json())
         return replace(
-            self, config=config, regions=regions, weights=weights, records=[], exported={}
+            self,
+            config=config,
+            regions=regions,
+            weights=weights,
+            records=[],
+            exported={},
+            texts=Texts(),
         )
 
 

@@ -202,9 +202,20 @@ def _greedy(tasks: Sequence[Task], streams: int) -> _Plan:
 
 def _improve(tasks: Sequence[Task], start: _Plan, streams: int) -> _Plan:
     """Change one thing at a time while the model says that it helps."""
-    best, us = start, _cost(tasks, start)
+    known: dict[tuple[tuple[int, ...], ...], float] = {}
+
+    def cost(plan: _Plan) -> float:
+        order, chosen = plan
+        # what streams do among each other follows from the tasks: orders of many plans differ in
+        # nothing else
+        queues = tuple(tuple(t for t in order if chosen[t] == s) for s in range(streams))
+        if queues not in known:
+            known[queues] = _cost(tasks, plan)
+        return known[queues]
+
+    best, us = start, cost(start)
     while True:
-        tried = ((_cost(tasks, plan), plan) for plan in _neighbours(tasks, best, streams))
+        tried = ((cost(plan), plan) for plan in _neighbours(tasks, best, streams))
         found = min(tried, default=(us, best))
         if found[0] >= us - _MOMENT:
             return best

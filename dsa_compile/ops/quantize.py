@@ -60,12 +60,19 @@ def require_whole_blocks(op: str, **widths: int) -> None:
 
 def dequantize_blocks(q: Tensor, scale: Tensor) -> Tensor:
     """fp32 ``[..., D]`` of e4m3 ``[..., D]`` and its scales ``[..., ceil(D / 128)]``."""
-    return q.float() * scale.repeat_interleave(BLOCK, -1)[..., : q.shape[-1]]
+    if q.shape[-1] % BLOCK:
+        return q.float() * scale.repeat_interleave(BLOCK, -1)[..., : q.shape[-1]]
+    wide = q.float()
+    return (wide.reshape(*scale.shape, BLOCK) * scale[..., None]).view(wide.shape)
 
 
 def dequantize_weight(q: Tensor, scale: Tensor) -> Tensor:
     """fp32 ``[N, K]`` of e4m3 ``[N, K]`` and a scale for every 128×128 of it."""
-    return dequantize_blocks(q, scale.repeat_interleave(BLOCK, 0)[: q.shape[0]])
+    if q.shape[0] % BLOCK or q.shape[1] % BLOCK:
+        return dequantize_blocks(q, scale.repeat_interleave(BLOCK, 0)[: q.shape[0]])
+    wide = q.to(torch.float32, memory_format=torch.contiguous_format)
+    wide.view(-1, BLOCK, scale.shape[1], BLOCK).mul_(scale[:, None, :, None])
+    return wide
 
 
 def block_scale(amax: Tensor, ue8m0: bool) -> Tensor:

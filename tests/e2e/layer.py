@@ -4,7 +4,7 @@ The same stored weights go into every recipe: recipe fp32 dequantises them and i
 """
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +60,10 @@ class StoredBlocks:
         self._device = device
         generator = torch.Generator().manual_seed(0)
         bits = torch.randint(0, 256, (_POOL,), dtype=torch.uint8, generator=generator)
-        self._pool = torch.where(bits % 128 == _NAN, bits - 1, bits).to(device)
+        bits = torch.where(bits % 128 == _NAN, bits - 1, bits)
+        # once more behind itself: it is read from any place on
+        self._pool = bits.repeat(2).to(device).view(E4M3)
+        self._wide = self._pool.float()
 
     def shape(self, name: str) -> tuple[int, ...]:
         return self._parameters[name].shape
@@ -71,20 +74,26 @@ class StoredBlocks:
             out.copy_(self._plain(name, shape))
             return
         for index, matrix in enumerate(out if len(shape) == 3 else [out]):
-            values, scales = self._matrix(name, index, shape[-2:])
-            wide = scales.repeat_interleave(BLOCK, 0)[: shape[-2]].repeat_interleave(BLOCK, 1)
-            matrix.copy_(values.float().mul_(wide[:, : shape[-1]]))
+            scales = self._scales(name, index, shape[-2:]).repeat_interleave(BLOCK, 1)
+            parts = self._values(self._wide, name, index, shape[-2:])
+            for rows, values, scale in zip(matrix.split(BLOCK), parts, scales, strict=True):
+                rows.copy_(values * scale[: shape[-1]])
 
     def read_quantized(
         self, name: str, stacked: int, values: Tensor | None, scales: Tensor | None
     ) -> None:
         shape = self.shape(name)
         assert shape[-2] % (stacked * BLOCK) == 0 or stacked == 1
-        for index in range(shape[0] if len(shape) == 3 else 1):
-            made = self._matrix(name, index, shape[-2:])
-            for out, part in zip((values, scales), made, strict=True):
-                if out is not None:
-                    (out[index] if len(shape) == 3 else out).copy_(part)
+        many = len(shape) == 3
+        for index in range(shape[0] if many else 1):
+            if values is not None:
+                parts = self._values(self._pool, name, index, shape[-2:])
+                matrix = values[index] if many else values
+                for rows, part in zip(matrix.split(BLOCK), parts, strict=True):
+                    rows.copy_(part)
+            if scales is not None:
+                out = scales[index] if many else scales
+                out.copy_(self._scales(name, index, shape[-2:]))
 
     def fill(
         self, stem: str, key: str, entry: WeightEntry, variables: Mapping[str, str], out: Tensor
@@ -105,16 +114,22 @@ class StoredBlocks:
             made = made.mul_(STREAM if "embed_tokens" in name else shape[-1] ** -0.5)
         return made if name.endswith("correction_bias") else made.bfloat16()
 
-    def _matrix(self, name: str, index: int, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-        """e4m3 values and their blocks' scales; products keep the variance of what they take."""
-        generator = self._generator(f"{name} {index}")
-        count = shape[0] * shape[1]
-        start = zlib.crc32(f"{name} {index}".encode()) % len(self._pool)
-        copies = -(-(start + count) // len(self._pool))
-        values = self._pool.repeat(copies)[start : start + count].view(shape).view(E4M3)
+    def _values(
+        self, pool: Tensor, name: str, index: int, shape: tuple[int, ...]
+    ) -> Iterator[Tensor]:
+        """The rows of each row of blocks."""
+        start = zlib.crc32(f"{name} {index}".encode())
+        for first in range(0, shape[0], BLOCK):
+            rows = min(BLOCK, shape[0] - first)
+            begin = (start + first * shape[1]) % _POOL
+            yield pool[begin : begin + rows * shape[1]].view(rows, shape[1])
+
+    def _scales(self, name: str, index: int, shape: tuple[int, ...]) -> Tensor:
+        """For each block of 128×128; products keep the variance of what they take."""
         grid = [-(-size // BLOCK) for size in shape]
-        scales = torch.rand(grid, generator=generator).mul_(0.5).add_(0.75)
-        return values, scales.div_(_DEVIATION * shape[-1] ** 0.5).to(self._device)
+        scales = torch.rand(grid, generator=self._generator(f"{name} {index}"))
+        scales = scales.mul_(0.5).add_(0.75).div_(_DEVIATION * shape[-1] ** 0.5)
+        return scales.to(self._device)
 
 
 def compiled(folder: Path, kind: str, recipe: str, target: str, **geometry: Any) -> Path:

@@ -1,0 +1,47 @@
+"""Exports kept from one test to the next: most tests compile one of a few small models.
+
+Tracing takes longer than all passes together, and what it gives does not depend on what is done
+with it: whoever asks gets a copy. Commands that tests start as processes export for themselves.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+
+from dsa_compile.config import CompileConfig
+from dsa_compile.frontend import build
+from dsa_compile.ir.program import Program
+
+_KEPT = 8  # programs, a few MB each
+
+
+def keep_exports() -> None:
+    """Make :func:`dsa_compile.frontend.build.build_program` remember; for one test process.
+
+    To be called before any module takes the function from there.
+    """
+    build.build_program = _keeping(build.build_program)
+
+
+def _keeping(
+    export: Callable[[Path, CompileConfig], Program],
+) -> Callable[[Path, CompileConfig], Program]:
+    kept: OrderedDict[object, Program] = OrderedDict()
+
+    def build_program(model_dir: Path, config: CompileConfig) -> Program:
+        try:
+            text = (Path(model_dir) / "config.json").read_bytes()
+        except OSError:
+            return export(model_dir, config)
+        key = (text, config.dtype, config.layers)
+        if key in kept:
+            kept.move_to_end(key)
+        else:
+            kept[key] = export(model_dir, config)
+            while len(kept) > _KEPT:
+                kept.popitem(last=False)
+        program = kept[key].fork(kept[key].config)
+        program.config = config  # no pass has run, so nothing of the options is in the graphs
+        return program
+
+    return build_program

@@ -47,7 +47,9 @@ def fuse(edit: Editor, total: fx.Node, norm: fx.Node) -> None:
     """Replace ``norm(total)`` by ``dsa.add_rms_norm``; ``total`` is an ``aten.add``."""
     residual, x = total.args[:2]
     weight, eps = norm.args[1:]
-    pair = edit.call(dsa.add_rms_norm.default, x, residual, weight, eps, before=total)
+    args = (x, residual, weight, eps)
+    # named for the norm: a sum belongs to the layer, which has many parts
+    pair = edit.call(dsa.add_rms_norm.default, *args, before=total, path=norm.meta["path"])
     edit.take(pair, 1, total, "residual")
     edit.take(pair, 0, norm, "normed")
     edit.close_site()

@@ -13,6 +13,8 @@ from dsa_compile.bench.step.by_op import Ranges
 from dsa_compile.bench.step.run import Row
 from dsa_compile.bench.step.timeline import Share
 from dsa_compile.errors import UserError
+from dsa_compile.inspecting import times
+from dsa_compile.inspecting.graph import Node
 from dsa_compile.inspecting.listing import pass_rows
 from dsa_compile.inspecting.measured import (
     SiteError,
@@ -69,12 +71,27 @@ def test_each_call_gets_the_time_of_its_op(
     assert (experts.us, experts.shared) == (ops["experts_fp8 mlp"], 1)
     assert experts.step is not None
     assert (experts.step.name, experts.step.sites) == ("quantize_experts", (1,))
-    # both norms after an addition have one label: what is told of it is halved
-    norms = [call for call in found.calls if call.op == "add_rms_norm_quantize"]
-    assert [(call.shared, call.us) for call in norms] == [(2, ops["add_rms_norm_quantize"] / 2)] * 2
-    assert {call.pass_name for call in norms} == {
-        "fuse_add_norm_quantize", "fuse_norm_quantize_across_layers"
-    }  # fmt: skip
+    norms = {call.path: call for call in found.calls if call.op == "add_rms_norm_quantize"}
+    assert {path: (call.us, call.pass_name) for path, call in norms.items()} == {
+        path: (ops[f"add_rms_norm_quantize {path}"], name)
+        for path, name in (
+            ("post_attention_layernorm", "fuse_add_norm_quantize"),
+            ("next_norm", "fuse_norm_quantize_across_layers"),
+        )
+    }
+
+
+def test_calls_of_one_label_share_its_time(
+    published: Path, labels: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def label(node: Node) -> str:
+        return "norm" if "norm" in node.target else named(node)
+
+    named = times._label
+    monkeypatch.setattr(times, "_label", label)
+    (case,) = bench_cases(write(tmp_path / "bench.json", {"norm": 5.0}, []))
+    found = attribute_case(Store.open(published), case)
+    assert [(call.shared, call.us) for call in found.calls] == [(2, 2.5)] * 2
 
 
 def test_sites_and_passes_add_up(published: Path, labels: list[str], tmp_path: Path) -> None:

@@ -14,6 +14,8 @@ from dsa_compile.weights.materialize import WeightSource, write_expr
 from dsa_compile.weights.plan import WeightEntry, WeightPlan
 
 _KEPT = 4 << 30  # bytes of weights kept for the next stage
+# Normal numbers that random matrices are read from, at places of their own; no width divides it.
+_POOL = (1 << 22) + 15
 
 
 class Weights(Protocol):
@@ -82,6 +84,7 @@ class RandomParameters:
     def __init__(self, spec: ModelSpec, layers: Collection[int], seed: int = 0) -> None:
         self._parameters = canonical_parameters(spec, sorted(layers))
         self._number = {name: seed + i for i, name in enumerate(self._parameters)}
+        self._pool = torch.randn(_POOL, generator=torch.Generator().manual_seed(seed))
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of a parameter."""
@@ -92,8 +95,9 @@ class RandomParameters:
         generator = torch.Generator().manual_seed(self._number[name])
         made = torch.empty(self.shape(name))
         if made.dim() > 1:
-            deviation = 1.0 if "embed_tokens" in name else made.shape[-1] ** -0.5
-            made.normal_(0.0, deviation, generator=generator)
+            start = int(torch.randint(_POOL, (), generator=generator))
+            _read_around(self._pool, start, made.view(-1))
+            made.mul_(1.0 if "embed_tokens" in name else made.shape[-1] ** -0.5)
         elif name.endswith("norm.weight"):
             made.uniform_(0.5, 1.5, generator=generator)
         else:
@@ -117,3 +121,12 @@ class RandomParameters:
     ) -> None:
         """See :class:`~dsa_compile.weights.materialize.WeightSource`."""
         write_expr(entry.expr, variables, self, out)
+
+
+def _read_around(pool: Tensor, start: int, out: Tensor) -> None:
+    """Fill a vector with a pool's values from a place on, again and again."""
+    done = 0
+    while done < len(out):
+        count = min(len(pool) - start, len(out) - done)
+        out[done : done + count] = pool[start : start + count]
+        done, start = done + count, 0

@@ -89,8 +89,9 @@ class Step:
 
     def extend(self, captured: CallTrace) -> None:
         """Add what the replacement made to a trace: the next rewrite may take it."""
-        nodes = captured.nodes[self.number]
-        nodes.update({n: v for n, v in self.values[1].items() if n not in nodes})
+        nodes, given = captured.nodes[self.number], self.inputs[1]
+        made = {n: v for n, v in self.values[1].items() if n not in given and n not in nodes}
+        nodes.update(made)
 
 
 class SiteError(Exception):

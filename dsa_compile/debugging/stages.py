@@ -105,7 +105,7 @@ class CallTrace:
         call: which.
         regions: what ran, for each chunk.
         inputs: the values that the call could read, by name, for each chunk.
-        nodes: every node's value, by name, for each chunk; empty unless watched.
+        nodes: every node's value but the weights, by name, for each chunk; empty unless watched.
         outputs: what it returned, for each chunk.
     """
 
@@ -196,7 +196,7 @@ def run_stage(
             nodes = run_nodes(region, tables)
             done.regions.append(region)
             done.inputs.append(inputs)
-            done.nodes.append(nodes if watch else {})
+            done.nodes.append(_without_weights(region, nodes) if watch else {})
             done.outputs.append(_results(region, nodes))
             values[number] |= done.outputs[-1]
         trace.calls.append(done)
@@ -226,6 +226,12 @@ def run_nodes(region: Region, inputs: Mapping[Role, Mapping[str, Any]]) -> Value
 
 def _results(region: Region, values: Values) -> dict[str, Tensor]:
     return {name: values[node.name] for name, node in result_nodes(region).items()}
+
+
+def _without_weights(region: Region, values: Values) -> Values:
+    """What a trace keeps: it would else hold the weights of all layers."""
+    weights = {node.name for node in region.inputs_of(Role.WEIGHT)}
+    return {name: value for name, value in values.items() if name not in weights}
 
 
 def result_nodes(region: Region) -> dict[str, fx.Node]:

@@ -5,9 +5,10 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from dsa_compile.artifact.paths import is_plain
+from dsa_compile.artifact.paths import is_plain, resolve_inside
 from dsa_compile.artifact.records import (
     CacheRecord,
     FileRecord,
@@ -198,6 +199,27 @@ def _digest(data: Mapping[str, Any]) -> str:
     rest = {name: value for name, value in data.items() if name != "digest"}
     text = json.dumps(rest, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def open_manifest(path: Path) -> Manifest:
+    """The manifest of an artifact.
+
+    Args:
+        path: of its directory.
+
+    Raises:
+        ArtifactError: it is no artifact, of another format version, or its manifest was edited.
+    """
+    if not path.is_dir():
+        raise ArtifactError(f"{path}: no such directory; give the output of dsa-compile")
+    file = resolve_inside(path, MANIFEST)
+    if file is None:
+        raise ArtifactError(f"{path / MANIFEST}: missing; is this an artifact?")
+    try:
+        data = file.read_bytes()
+    except OSError as error:
+        raise ArtifactError(f"{file}: cannot be read ({error.strerror})") from None
+    return read_manifest(data, str(path / MANIFEST))
 
 
 def read_manifest(data: bytes, where: str) -> Manifest:

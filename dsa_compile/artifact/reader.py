@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dsa_compile.artifact.manifest import MANIFEST, Manifest, read_manifest
+from dsa_compile.artifact.manifest import Manifest, open_manifest
 from dsa_compile.artifact.paths import resolve_inside
 from dsa_compile.artifact.records import FileRecord, WeightFile
 from dsa_compile.artifact.strict_json import load_json
@@ -50,16 +50,7 @@ class Artifact:
         path = Path(path)
         if verify not in VERIFY:
             raise UserError(f"unknown verify {verify!r}; choose one of {', '.join(VERIFY)}")
-        if not path.is_dir():
-            raise ArtifactError(f"{path}: no such directory; give the output of dsa-compile")
-        file = resolve_inside(path, MANIFEST)
-        if file is None:
-            raise ArtifactError(f"{path / MANIFEST}: missing; is this an artifact?")
-        try:
-            data = file.read_bytes()
-        except OSError as error:
-            raise ArtifactError(f"{file}: cannot be read ({error.strerror})") from None
-        artifact = cls(path, read_manifest(data, str(path / MANIFEST)), verify)
+        artifact = cls(path, open_manifest(path), verify)
         artifact._check_files()
         return artifact
 

@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from dsa_compile.artifact.manifest import MANIFEST, Manifest, read_manifest
+from dsa_compile.artifact.manifest import Manifest, open_manifest
 from dsa_compile.artifact.paths import resolve_inside
 from dsa_compile.artifact.records import LayerRecord, PassSummary
 from dsa_compile.artifact.strict_json import load_json, parse
@@ -105,16 +105,7 @@ class Store:
             ArtifactError: it is no artifact, of another format version, or its manifest was edited.
         """
         path = Path(path)
-        if not path.is_dir():
-            raise ArtifactError(f"{path}: no such directory; give the output of dsa-compile")
-        file = resolve_inside(path, MANIFEST)
-        if file is None:
-            raise ArtifactError(f"{path / MANIFEST}: missing; is this an artifact?")
-        try:
-            data = file.read_bytes()
-        except OSError as error:
-            raise ArtifactError(f"{file}: cannot be read ({error.strerror})") from None
-        return cls(path, read_manifest(data, str(path / MANIFEST)))
+        return cls(path, open_manifest(path))
 
     @property
     def has_records(self) -> bool:

@@ -1,27 +1,11 @@
 // Sorts the router's choice by expert and cuts every expert's rows into groups. One block.
 //
 // Built with INDEX (the type of an index), EXPERTS and TOKENS (rows of a group at most).
+#include "exclusive_sum.cuh"
 #include "experts_fp8_groups.cuh"
 
 constexpr int kThreads = 1024;
 static_assert(EXPERTS <= kThreads, "one thread scans one expert");
-
-// Sum over the threads before this one, of the block.
-DEVICE int exclusive_sum(int value, int* warp_sums) {
-  const int warp = threadIdx.x / 32;
-  int sum = value;
-#pragma unroll
-  for (int step = 1; step < 32; step *= 2) {
-    const int other = __shfl_up_sync(0xffffffffu, sum, step);
-    if (lane_id() >= step) sum += other;
-  }
-  if (lane_id() == 31) warp_sums[warp] = sum;
-  __syncthreads();
-  int before = 0;
-  for (int i = 0; i < warp; ++i) before += warp_sums[i];
-  __syncthreads();
-  return before + sum - value;
-}
 
 // indices [pairs]; a pair whose index is not in [0, EXPERTS) gets no row. Out: pair_of [rows],
 // row_of [pairs] (-1 for a pair without a row), the groups, their number and a zero for each in

@@ -5,6 +5,7 @@
 //
 // Built with INDEX (the type of an index), EXPERTS, TOP_K, HIDDEN and TOKENS (rows of a group at
 // most).
+#include "exclusive_sum.cuh"
 #include "experts_fp8_units.cuh"
 
 constexpr int kThreads = 1024;
@@ -30,23 +31,6 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   }
   __syncthreads();
   if (thread < EXPERTS) counts[blockIdx.x * EXPERTS + thread] = here[thread];
-}
-
-// Sum over the threads before this one, of the block.
-DEVICE int exclusive_sum(int value, int* warp_sums) {
-  const int warp = threadIdx.x / 32;
-  int sum = value;
-#pragma unroll
-  for (int step = 1; step < 32; step *= 2) {
-    const int other = __shfl_up_sync(0xffffffffu, sum, step);
-    if (lane_id() >= step) sum += other;
-  }
-  if (lane_id() == 31) warp_sums[warp] = sum;
-  __syncthreads();
-  int before = 0;
-  for (int i = 0; i < warp; ++i) before += warp_sums[i];
-  __syncthreads();
-  return before + sum - value;
 }
 
 // How an expert's rows are cut: groups of `share` rows, two of them a pair, and what is left.

@@ -1,7 +1,8 @@
 """From an artifact directory to a runner: graphs, weights, caches."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -76,68 +77,82 @@ def load_runner(
     if load_format not in LOAD_FORMATS:
         raise UserError(f"load_format={load_format!r}: choose one of {', '.join(LOAD_FORMATS)}")
     clock = _Clock(progress)
-    artifact = Artifact.open(path, verify)
-    manifest = artifact.manifest
-    require_runnable(artifact, load_format)
-    if not 0.0 < gpu_memory_utilization <= 1.0:
-        raise UserError(f"gpu_memory_utilization={gpu_memory_utilization} must be in (0, 1]")
-    most = _MOST_ROWS // manifest.block_size
-    if num_blocks is not None and not 1 <= num_blocks <= most:
-        raise UserError(f"num_blocks={num_blocks} must be from 1 to {most}")
-    if model_dir is not None and manifest.weights.mode == "pack":
-        raise UserError(
-            f"{artifact.path}: holds its weights itself and takes none from {model_dir}; "
-            "leave out --model-dir"
+    with _opened(path, verify) as artifact:
+        manifest = artifact.manifest
+        require_runnable(artifact, load_format)
+        if not 0.0 < gpu_memory_utilization <= 1.0:
+            raise UserError(f"gpu_memory_utilization={gpu_memory_utilization} must be in (0, 1]")
+        most = _MOST_ROWS // manifest.block_size
+        if num_blocks is not None and not 1 <= num_blocks <= most:
+            raise UserError(f"num_blocks={num_blocks} must be from 1 to {most}")
+        if model_dir is not None and manifest.weights.mode == "pack":
+            raise UserError(
+                f"{artifact.path}: holds its weights itself and takes none from {model_dir}; "
+                "leave out --model-dir"
+            )
+        device = device_of(manifest.target)
+        regions = {record.name: artifact.region(record.name) for record in manifest.regions}
+        # Before the weights: those of a large model take minutes.
+        require_kernels(regions.values(), manifest.kernels, manifest.target)
+        shipped = _use_shipped_kernels(artifact) if shipped_kernels else 0
+        clock.done(
+            f"artifact opened: variants {', '.join(manifest.variants) or 'one'}"
+            + (f", {shipped} compiled kernels" if shipped else "")
         )
-    device = device_of(manifest.target)
-    regions = {record.name: artifact.region(record.name) for record in manifest.regions}
-    # Before the weights: those of a large model take minutes.
-    require_kernels(regions.values(), manifest.kernels, manifest.target)
-    shipped = _use_shipped_kernels(artifact) if shipped_kernels else 0
-    clock.done(
-        f"artifact opened: variants {', '.join(manifest.variants) or 'one'}"
-        + (f", {shipped} compiled kernels" if shipped else "")
-    )
+        try:
+            weights = load_weights(artifact, model_dir, load_format)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            raise UserError(_no_memory_for_weights(artifact, device)) from None
+        nbytes = sum(t.nbytes for region in weights for t in region.values())
+        clock.done(f"weights: {nbytes / 2**30:.2f} GiB")
+        spec = manifest.model.spec
+        context = min(max_model_len or spec.max_position_embeddings, spec.max_position_embeddings)
+        plan = None
+        if cuda_graphs and device.type == "cuda" and not debug_launches:
+            plan = GraphPlan.of(
+                max_running=max_running,
+                max_model_len=context,
+                block_size=manifest.block_size,
+                topk=spec.index_topk if SHORT in manifest.variants else None,
+                deterministic=deterministic,
+            )
+        if num_blocks is None:
+            tokens = min(DEFAULT_CACHE_TOKENS, spec.max_position_embeddings)
+            num_blocks = -(-tokens // manifest.block_size)
+            if device.type == "cuda":
+                sizes = StepSizes(max_batched_tokens, max_running, context)
+                memory = measure_memory(
+                    manifest, regions, weights, sizes, plan, gpu_memory_utilization
+                )
+                num_blocks = min(memory.num_blocks, most)
+                clock.done(memory.describe(manifest.block_size))
+        runner = ModelRunner(
+            manifest,
+            regions,
+            weights,
+            num_blocks,
+            max_running,
+            deterministic,
+            debug_launches=debug_launches,
+        )
+        if plan is not None:
+            _capture(runner, plan, max_running)
+            clock.done(plan.describe(manifest.block_size))
+        if artifact.settle():
+            clock.done("weights are the ones compiled")
+        return runner
+
+
+@contextmanager
+def _opened(path: Path | str, verify: str) -> Iterator[Artifact]:
+    """An artifact whose weight files are hashed while they are loaded and graphs captured."""
+    artifact = Artifact.open(path, verify, later=True)
     try:
-        weights = load_weights(artifact, model_dir, load_format)
-    except Exception as error:
-        if not is_out_of_memory(error):
-            raise
-        raise UserError(_no_memory_for_weights(artifact, device)) from None
-    nbytes = sum(t.nbytes for region in weights for t in region.values())
-    clock.done(f"weights: {nbytes / 2**30:.2f} GiB")
-    spec = manifest.model.spec
-    context = min(max_model_len or spec.max_position_embeddings, spec.max_position_embeddings)
-    plan = None
-    if cuda_graphs and device.type == "cuda" and not debug_launches:
-        plan = GraphPlan.of(
-            max_running=max_running,
-            max_model_len=context,
-            block_size=manifest.block_size,
-            topk=spec.index_topk if SHORT in manifest.variants else None,
-            deterministic=deterministic,
-        )
-    if num_blocks is None:
-        tokens = min(DEFAULT_CACHE_TOKENS, spec.max_position_embeddings)
-        num_blocks = -(-tokens // manifest.block_size)
-        if device.type == "cuda":
-            sizes = StepSizes(max_batched_tokens, max_running, context)
-            memory = measure_memory(manifest, regions, weights, sizes, plan, gpu_memory_utilization)
-            num_blocks = min(memory.num_blocks, most)
-            clock.done(memory.describe(manifest.block_size))
-    runner = ModelRunner(
-        manifest,
-        regions,
-        weights,
-        num_blocks,
-        max_running,
-        deterministic,
-        debug_launches=debug_launches,
-    )
-    if plan is not None:
-        _capture(runner, plan, max_running)
-        clock.done(plan.describe(manifest.block_size))
-    return runner
+        yield artifact
+    finally:
+        artifact.abandon()
 
 
 def _use_shipped_kernels(artifact: Artifact) -> int:

@@ -3,7 +3,7 @@
 import hashlib
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from dsa_compile.errors import ArtifactError, UserError
 from dsa_compile.ir.graph_json import region_from_json
 from dsa_compile.ir.hazards import find_hazards
 from dsa_compile.ir.region import Region
-from dsa_compile.weights.hashing import hash_files
+from dsa_compile.weights.hashing import Hashes
 from dsa_compile.weights.safetensors_file import SafetensorsFile
 
 VERIFY = ("full", "header")
@@ -32,15 +32,24 @@ class Artifact:
         manifest: its parsed and checked manifest.
         verify: how thoroughly weight files are checked: ``full`` hashes them, ``header`` hashes
             the safetensors header and compares the size.
+        later: the weight files' contents are hashed in the background, see :meth:`settle`.
     """
 
     path: Path
     manifest: Manifest
     verify: str
+    later: bool = False
+    _unsettled: list["_Contents"] = field(default_factory=list, repr=False, compare=False)
 
     @classmethod
-    def open(cls, path: Path | str, verify: str = "full") -> "Artifact":
+    def open(cls, path: Path | str, verify: str = "full", later: bool = False) -> "Artifact":
         """Open a directory and check all of it but the weights of the model directory.
+
+        Args:
+            path: the directory.
+            verify: see the class.
+            later: go on while the contents of weight files are hashed; whoever opens an artifact
+                so ends with :meth:`settle`, or with :meth:`abandon` if something else failed.
 
         Raises:
             ArtifactError: it is no artifact, of another version, incomplete or edited; names the
@@ -50,9 +59,30 @@ class Artifact:
         path = Path(path)
         if verify not in VERIFY:
             raise UserError(f"unknown verify {verify!r}; choose one of {', '.join(VERIFY)}")
-        artifact = cls(path, open_manifest(path), verify)
+        artifact = cls(path, open_manifest(path), verify, later)
         artifact._check_files()
         return artifact
+
+    def settle(self) -> bool:
+        """Wait for the checks in the background; returns whether there were any.
+
+        Raises:
+            ArtifactError: a weight file is not the one compiled.
+        """
+        found = bool(self._unsettled)
+        try:
+            while self._unsettled:
+                self._unsettled[-1].compare()
+                self._unsettled.pop()
+        finally:
+            self.abandon()
+        return found
+
+    def abandon(self) -> None:
+        """Stop the checks in the background."""
+        for contents in self._unsettled:
+            contents.hashes.cancel()
+        self._unsettled.clear()
 
     def region(self, name: str) -> Region:
         """Rebuild one region from its graph file.
@@ -118,8 +148,14 @@ class Artifact:
             )
         # Links are followed wherever they lead: a download cache is made of them.
         files = {root / file.name: file for file in self.manifest.weights.files}
-        _check_contents(files, self.verify, trust_hub_cache=True)
+        self._check_weights(_check_sizes(files, self.verify), trust_hub_cache=True)
         return root
+
+    def _check_weights(self, wanted: Mapping[Path, str], *, trust_hub_cache: bool) -> None:
+        if wanted:
+            self._unsettled.append(_Contents(wanted, trust_hub_cache=trust_hub_cache))
+        if not self.later:
+            self.settle()
 
     def _located(self, path: str) -> Path:
         resolved = resolve_inside(self.path, path)
@@ -134,8 +170,10 @@ class Artifact:
         packed: dict[str, WeightFile] = {}
         if self.manifest.weights.mode == "pack":
             packed = {f"weights/{file.name}": file for file in self.manifest.weights.files}
-        located = {self._located(file.path): packed.get(file.path, file) for file in files}
-        _check_contents(located, self.verify, trust_hub_cache=False)
+        weights = {self._located(path): packed[path] for path in packed}
+        others = {self._located(file.path): file for file in files if file.path not in packed}
+        _Contents(_check_sizes(others, "full"), trust_hub_cache=False).compare()
+        self._check_weights(_check_sizes(weights, self.verify), trust_hub_cache=False)
         listed = {file.path for file in files}
         for folder in _CLOSED:
             for parent, _, names in os.walk(self.path / folder):
@@ -147,10 +185,24 @@ class Artifact:
                         )
 
 
-def _check_contents(
-    files: Mapping[Path, FileRecord | WeightFile], verify: str, *, trust_hub_cache: bool
-) -> None:
-    """Compare sizes, then hashes: of headers alone where ``verify`` and the record allow."""
+class _Contents:
+    """Files whose contents are being hashed, with the hashes that they should have."""
+
+    def __init__(self, wanted: Mapping[Path, str], *, trust_hub_cache: bool) -> None:
+        self.wanted = wanted
+        self.hashes = Hashes(wanted, ArtifactError, trust_hub_cache=trust_hub_cache)
+
+    def compare(self) -> None:
+        for path, digest in self.hashes.result().items():
+            _compare(path, self.wanted[path], digest)
+
+
+def _check_sizes(files: Mapping[Path, FileRecord | WeightFile], verify: str) -> dict[Path, str]:
+    """Compare sizes, and headers where there are any.
+
+    Returns:
+        The hashes of those whose contents are to be compared, all of them or those without header.
+    """
     whole: dict[Path, str] = {}
     for path, record in files.items():
         try:
@@ -160,13 +212,11 @@ def _check_contents(
         if size != record.size:
             raise ArtifactError(f"{path}: {size} bytes, {record.size} when compiled; {_CHANGED}")
         header = record.header_sha256 if isinstance(record, WeightFile) else None
-        if verify == "header" and header is not None:
+        if header is not None:
             _compare(path, header, SafetensorsFile.open(path, ArtifactError).header_sha256)
-        else:
+        if header is None or verify == "full":
             whole[path] = record.sha256
-    found = hash_files(whole, ArtifactError, trust_hub_cache=trust_hub_cache)
-    for path, digest in found.items():
-        _compare(path, whole[path], digest)
+    return whole
 
 
 _CHANGED = "it has changed since, restore it or recompile"

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Lock
+from threading import Event, Lock
 
 from dsa_compile.errors import UserError
 
@@ -15,14 +15,8 @@ _CHUNK = 8 << 20
 _THREADS = 4
 
 
-def hash_files(
-    paths: Iterable[Path],
-    error: type[UserError],
-    *,
-    trust_hub_cache: bool,
-    progress: Callable[[int], None] | None = None,
-) -> dict[Path, str]:
-    """Hex SHA-256 of each file's content.
+class Hashes:
+    """Hex SHA-256 of the contents of files, being made in the background.
 
     Args:
         paths: the files.
@@ -31,30 +25,65 @@ def hash_files(
             cache (``blobs/<sha256>``), and do not read its hundreds of gigabytes again.
         progress: called with the number of bytes done since its last call, one call at a time.
     """
-    lock = Lock()
 
-    def advance(count: int) -> None:
-        if progress is not None:
-            with lock:
-                progress(count)
+    def __init__(
+        self,
+        paths: Iterable[Path],
+        error: type[UserError],
+        *,
+        trust_hub_cache: bool,
+        progress: Callable[[int], None] | None = None,
+    ) -> None:
+        self._error, self._trusts, self._progress = error, trust_hub_cache, progress
+        self._lock, self._stopped = Lock(), Event()
+        self._pool = ThreadPoolExecutor(max_workers=_THREADS)
+        self._found = {path: self._pool.submit(self._digest, path) for path in paths}
+        self._pool.shutdown(wait=False)
 
-    def digest(path: Path) -> str:
+    def result(self) -> dict[Path, str]:
+        """Wait for all of them.
+
+        Raises:
+            UserError: of the kind ``error``.
+        """
         try:
-            if trust_hub_cache and (name := _hub_cache_name(path)):
-                advance(path.stat().st_size)
+            return {path: future.result() for path, future in self._found.items()}
+        finally:
+            self.cancel()
+
+    def cancel(self) -> None:
+        """Make no more of them; nobody wants the result."""
+        self._stopped.set()
+
+    def _digest(self, path: Path) -> str:
+        try:
+            if self._trusts and (name := _hub_cache_name(path)):
+                self._advance(path.stat().st_size)
                 return name
             sha256 = hashlib.sha256()
             with path.open("rb", buffering=0) as file:
-                while chunk := file.read(_CHUNK):
+                while not self._stopped.is_set() and (chunk := file.read(_CHUNK)):
                     sha256.update(chunk)
-                    advance(len(chunk))
+                    self._advance(len(chunk))
             return sha256.hexdigest()
         except OSError as problem:
-            raise error(f"{path}: cannot be read ({problem.strerror})") from None
+            raise self._error(f"{path}: cannot be read ({problem.strerror})") from None
 
-    ordered = list(paths)
-    with ThreadPoolExecutor(max_workers=_THREADS) as pool:
-        return dict(zip(ordered, pool.map(digest, ordered), strict=True))
+    def _advance(self, count: int) -> None:
+        if self._progress is not None:
+            with self._lock:
+                self._progress(count)
+
+
+def hash_files(
+    paths: Iterable[Path],
+    error: type[UserError],
+    *,
+    trust_hub_cache: bool,
+    progress: Callable[[int], None] | None = None,
+) -> dict[Path, str]:
+    """Hex SHA-256 of each file's content; see :class:`Hashes`."""
+    return Hashes(paths, error, trust_hub_cache=trust_hub_cache, progress=progress).result()
 
 
 def _hub_cache_name(path: Path) -> str | None:

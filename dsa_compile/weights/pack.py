@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from dsa_compile.errors import ArtifactError
+from dsa_compile.weights.device_copies import DeviceCopies
 from dsa_compile.weights.dtypes import SAFETENSORS_TAGS
 from dsa_compile.weights.hashing import hash_files
 from dsa_compile.weights.materialize import WeightSource
@@ -124,6 +125,7 @@ class PackedWeights:
 
     def __init__(self, files: Mapping[str, SafetensorsFile]) -> None:
         self._files = files
+        self._copies: dict[torch.device, DeviceCopies] = {}
 
     @classmethod
     def open(
@@ -178,6 +180,10 @@ class PackedWeights:
             )
         if out.device.type == "cpu" and out.is_contiguous():
             file.read_elements(key, 0, out)
+        elif out.device.type == "cuda" and out.is_contiguous():
+            if out.device not in self._copies:
+                self._copies[out.device] = DeviceCopies(out.device)
+            self._copies[out.device].read(file, key, out)
         else:
             out.copy_(self.read(stem, key))
 

@@ -118,6 +118,25 @@ def test_header_mode_skips_the_data_of_weights_only(packed_dir: Path) -> None:
     refuses(packed_dir, "graphs/dense.json", "header")
 
 
+def test_weights_hashed_in_the_background_are_compared_in_the_end(
+    packed_dir: Path, artifact_dir: Path, model_dir: Path
+) -> None:
+    assert Artifact.open(packed_dir, later=True).settle()
+    assert not Artifact.open(packed_dir, "header", later=True).settle(), "no content is hashed"
+    flip(packed_dir / "weights/layer_0.safetensors")
+    artifact = Artifact.open(packed_dir, later=True)
+    with pytest.raises(ArtifactError, match=r"layer_0.safetensors: not the content"):
+        artifact.settle()
+    assert not artifact.settle()
+    Artifact.open(packed_dir, later=True).abandon()
+    (weights,) = model_dir.glob("*.safetensors")
+    flip(weights)
+    artifact = Artifact.open(artifact_dir, later=True)
+    assert artifact.model_dir() == model_dir
+    with pytest.raises(ArtifactError, match=f"{weights.name}: not the content"):
+        artifact.settle()
+
+
 @pytest.mark.parametrize("name", ["graphs/extra.json", "weights/a/b.bin", "graphs/.hidden"])
 def test_files_added_where_files_are_loaded_from_are_refused(artifact_dir: Path, name: str) -> None:
     extra = artifact_dir / name

@@ -16,6 +16,7 @@ from dsa_compile.errors import UserError
 from dsa_compile.inspecting.store import unknown
 
 VERIFY = "verify.json"
+VERIFY_REMEDY = "dsa-inspect ARTIFACT verify writes it"
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ def pass_errors(path: Path) -> dict[str, PassError]:
     Raises:
         UserError: no such file, or not one that ``verify`` wrote.
     """
-    data = _load(path, "dsa-inspect ARTIFACT verify writes it")
+    data = read_json(path, VERIFY_REMEDY)
     try:
         return {
             str(done["name"]): PassError(done["error"], str(done["problem"]))
@@ -99,7 +100,7 @@ def site_errors(path: Path) -> dict[tuple[str, int], SiteError]:
     Raises:
         UserError: no such file, or not one that ``verify`` wrote.
     """
-    data = _load(path, "dsa-inspect ARTIFACT verify writes it")
+    data = read_json(path, VERIFY_REMEDY)
     found: dict[tuple[str, int], SiteError] = {}
     try:
         for site in data["sites"]:
@@ -123,7 +124,7 @@ def bench_cases(path: Path) -> list[Case]:
         UserError: no such file, or not of that kind.
     """
     remedy = "make one with dsa-bench step --by-op --json FILE"
-    data = _load(path, remedy)
+    data = read_json(path, remedy)
     try:
         return [_case(row, data["ablation"]) for row in data["rows"]]
     except (KeyError, TypeError, AttributeError, ValueError):
@@ -156,7 +157,7 @@ def profile_calls(path: Path) -> tuple[int, Mapping[str, float]]:
         UserError: no such file, or not of that kind.
     """
     remedy = "make one with dsa-bench step --profile FILE"
-    data = _load(path, remedy)
+    data = read_json(path, remedy)
     try:
         return int(data["context"]), {str(k): float(v) for k, v in data["calls"].items()}
     except (KeyError, TypeError, AttributeError, ValueError):
@@ -183,7 +184,16 @@ def _case(row: Mapping[str, Any], ablation: list[Mapping[str, Any]]) -> Case:
     )
 
 
-def _load(path: Path, remedy: str) -> Any:
+def read_json(path: Path, remedy: str) -> Any:
+    """The content of a file of measurements.
+
+    Args:
+        path: the file.
+        remedy: how to make one, to say.
+
+    Raises:
+        UserError: it cannot be read, or is not JSON.
+    """
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -2,6 +2,7 @@
 
 import html.parser
 import json
+import math
 import re
 from dataclasses import asdict
 from pathlib import Path
@@ -109,6 +110,14 @@ def test_the_worst_of_each_rewrite_is_kept(tmp_path: Path) -> None:
     assert (worst["1"]["layer"], worst["1"]["error"]) == (4, 3e-6)
     assert worst["2"]["problem"] == "wrong", "what is wrong is worse than any error"
     assert found["passes"]["absorb_mla"]["error"] == 3e-6
+
+
+def test_an_error_that_is_not_finite_is_the_worst(tmp_path: Path) -> None:
+    sites = [site(1, 0, 1e-3), site(1, 4, math.inf), site(1, 5, 1e-2)]
+    passes = [PassReport("absorb_mla", "tolerance", 1, error=math.inf)]
+    found = numerics(VerifyReport(40, (40,), 16, passes, sites).write(tmp_path))
+    worst = found["sites"]["absorb_mla"]["1"]
+    assert (worst["layer"], worst["error"]) == (4, None)
 
 
 def bench_file(path: Path, ops: dict[str, Share]) -> Path:

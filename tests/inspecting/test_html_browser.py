@@ -1,9 +1,10 @@
 """The HTML report in a real browser: it opens fast, asks for nothing, obeys mouse and keys."""
 
 import json
+import math
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,11 +48,13 @@ def report(published: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         1, "absorb_mla", 2, "moe", "self_attn", 7, "captured", False, 3e-4, 1.0,
         None, None, None, 1e-2, ("a", "b"),
     )  # fmt: skip
+    boundless = replace(error, pass_name="merge_shared_expert", number=1, error=math.inf)
     passes = [
         PassReport("absorb_mla", "tolerance", 2, error=3e-4),
+        PassReport("merge_shared_expert", "tolerance", 1, error=math.inf),
         PassReport("quantize_experts", "tolerance", 1, error=0.5, problem="beyond its tolerance"),
     ]
-    verified = VerifyReport(40, (40,), 16, passes, [error]).write(folder)
+    verified = VerifyReport(40, (40,), 16, passes, [error, boundless]).write(folder)
     out = folder / "report.html"
     ops = {"experts_fp8 mlp": Share(80.0, 2.0, []), "router mlp.gate": Share(5.0, 1.0, [])}
     row = Row("decode 32", step=12.0, layer=0.2, host=0.1, wall=12.5, ops=ops, kind="moe")
@@ -303,6 +306,15 @@ def test_errors_as_an_overlay(shown: Report) -> None:
     assert badges
     assert set(badges) == {"3.0e-4"}
     assert shown.page.locator("#timeline li[data-stage='17'] .good").count() == 1
+
+
+def test_an_error_that_is_not_finite_is_called_that(shown: Report) -> None:
+    shown.open(**{"pass": "merge_shared_expert", "region": "moe", "overlay": "numerics"})
+    badges = shown.page.locator(".cell.after.new .badge").all_text_contents()
+    assert badges
+    assert set(badges) == {"not finite"}
+    titles = shown.page.locator("#timeline li .good").evaluate_all("all => all.map(i => i.title)")
+    assert titles == ["worst error 3.0e-4", "worst error not finite"]
 
 
 def test_times_as_an_overlay(shown: Report) -> None:

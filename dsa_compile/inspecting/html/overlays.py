@@ -1,12 +1,12 @@
 """What was measured about a program, to lay over the report: errors and times."""
 
-import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from dsa_compile.errors import UserError
-from dsa_compile.inspecting.measured import Case, bench_cases
+from dsa_compile.inspecting.measured import VERIFY_REMEDY, Case, bench_cases, read_json
 from dsa_compile.inspecting.store import Store
 from dsa_compile.inspecting.times import Attribution, attribute_case
 
@@ -21,7 +21,7 @@ def numerics(file: Path) -> dict[str, Any]:
     Raises:
         UserError: the file cannot be read, or is no such report.
     """
-    data = _read(file)
+    data = read_json(file, VERIFY_REMEDY)
     try:
         sites: dict[str, dict[str, Any]] = {}
         for site in data["sites"]:
@@ -38,7 +38,7 @@ def numerics(file: Path) -> dict[str, Any]:
             "emission": data["emission"],
         }
     except (KeyError, TypeError, AttributeError):
-        raise UserError(f"{file}: not the report of verify; {_REMEDY}") from None
+        raise UserError(f"{file}: not the report of verify; {VERIFY_REMEDY}") from None
 
 
 _PASS = ("error", "problem", "suspect", "runs")
@@ -48,7 +48,9 @@ _SITE = (
 
 
 def _rank(site: Mapping[str, Any]) -> tuple[bool, float]:
-    return bool(site["problem"]), float(site["error"] or 0.0)
+    """By how bad it is; an error that is not finite is null in the file."""
+    error = site["error"]
+    return bool(site["problem"]), math.inf if error is None else float(error)
 
 
 def times(store: Store, file: Path) -> list[dict[str, Any]]:
@@ -77,15 +79,3 @@ def _case(case: Case, found: Attribution) -> dict[str, Any]:
         "passes": {row.pass_name: row.us for row in found.by_pass()},
         "saved": dict(case.saved_us),
     }
-
-
-def _read(file: Path) -> Any:
-    try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"{file}: cannot be read ({error.strerror}); {_REMEDY}") from None
-    except ValueError:
-        raise UserError(f"{file}: not JSON; {_REMEDY}") from None
-
-
-_REMEDY = "dsa-inspect ARTIFACT verify writes it"

@@ -18,9 +18,15 @@ const siteError = (step) => {
   const sites = step && DATA.numerics && DATA.numerics.sites[STAGES[step.stage].name];
   if (!sites) return null;
   const known = step.hunk.sites.map((number) => sites[number]).filter(Boolean);
-  return known.sort((a, b) => (b.problem ? 1 : 0) - (a.problem ? 1 : 0) || b.error - a.error)[0] || null;
+  const rank = (one) => [one.problem ? 1 : 0, errorSize(one.error)];
+  return known.reduce((worst, one) => {
+    const [mine, theirs] = [rank(one), worst ? rank(worst) : [-1, 0]];
+    return mine[0] > theirs[0] || (mine[0] === theirs[0] && mine[1] > theirs[1]) ? one : worst;
+  }, null);
 };
-const shownNumber = (error) => (error ? Number(error).toExponential(1) : "0");
+// An error that is not finite is null in the data.
+const errorSize = (error) => (error === null ? Infinity : error);
+const shownNumber = (error) => (error === null ? "not finite" : error ? Number(error).toExponential(1) : "0");
 const shownError = (found) => (found.bitwise ? "bitwise" : shownNumber(found.error));
 
 // {heat: 0 to 1, hue, text} of a line under the overlay; null for none.
@@ -33,7 +39,7 @@ const badgeOf = (line, stage, region) => {
   if (state.overlay === "numerics") {
     const found = siteError(makerOf(stage, region, line.n[0]));
     if (!found) return null;
-    const heat = found.problem ? 1 : Math.max(0, (Math.log10(found.error || 1e-12) + 9) / 9);
+    const heat = found.problem ? 1 : Math.min(1, Math.max(0, (Math.log10(errorSize(found.error) || 1e-12) + 9) / 9));
     return { heat, text: found.problem ? `✗ ${shownError(found)}` : shownError(found) };
   }
   const run = timed();

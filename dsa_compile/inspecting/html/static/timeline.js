@@ -34,7 +34,7 @@ const drawTimeline = () => {
         stage.numerics === "tolerance" ? element("i", { class: "tolerance", title: "may round otherwise" }, "≈") : null,
         odd ? element("i", { class: "odd", title: stage.outliers.join("\n") }, "!") : null,
         checked ? element("i", { class: checked.problem ? "bad" : "good",
-          title: checked.problem || `worst error ${checked.error || 0}` }, checked.problem ? "✗" : "✓") : null,
+          title: checked.problem || `worst error ${shownNumber(checked.error)}` }, checked.problem ? "✗" : "✓") : null,
         saved ? element("i", { class: "saved", title: `a layer takes so much more without it (${saved.name})` },
           `${(100 * saved.part).toFixed(saved.part < 0.0995 ? 1 : 0)}%`) : null),
       element("span", { class: "rewrites" }, number ? count(stage.rewrites || 0) : ""),

@@ -176,7 +176,7 @@ def regions(draw: st.DrawFn) -> tuple[Region, FakeWorld]:
 
 
 COSTS = st.builds(Cost, st.floats(0.1, 30.0), st.booleans(), st.floats(0.0, 1.0))
-PROPERTY = settings(max_examples=60, deadline=None, database=None)
+PROPERTY = settings(max_examples=150, deadline=None, database=None)
 
 
 def put_on_streams(drawn: tuple[Region, FakeWorld], data: st.DataObject, best: bool) -> Region:

@@ -156,6 +156,8 @@ class _Call:
 
     def flops(self) -> float:
         """Of attention, and of products with weights."""
+        if self.name == "embedding":
+            return 0.0
         if "slots" in self.by_name:
             return 4.0 * self.by_name["q_latent"].count * self.by_name["slots"].shape[1]
         matrices = [o for o in self.operands if o.role == Role.WEIGHT and len(o.shape) > 1]

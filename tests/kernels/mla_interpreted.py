@@ -9,7 +9,7 @@ os.environ["TRITON_INTERPRET"] = "1"
 
 import torch
 
-from dsa_compile.kernels.triton import latent_rows, mla, mla_fp8
+from dsa_compile.kernels.triton import latent_rows, mla, mla_fp8, row_sets
 from dsa_compile.ops import attention_fp8 as attention_fp8_reference
 from dsa_compile.ops import latent_rows as rows_reference
 from dsa_compile.ops.attention import paged_latent_attention
@@ -57,7 +57,19 @@ def attention_fp8(tokens, count, one_scale):
         wide = attention_fp8_reference.paged_latent_attention_fp8_lse
         expected, expected_lse = wide(q, pe, cache, slots, SCALE)
     torch.testing.assert_close(lse, expected_lse, rtol=0, atol=1e-2)
-    return error(got, expected)
+    return error(got, expected) if tokens else 0.0
+
+
+def named_rows(tokens, count, cache_rows):
+    """Each row once, and where each slot finds its own; slots beyond the cache name none."""
+    slots = torch.randint(-3, cache_rows + 3, (tokens, count), dtype=torch.int32)
+    slots[0] = cache_rows - 1
+    found = row_sets.distinct_rows(slots, cache_rows)
+    named = (slots >= 0) & (slots < cache_rows)
+    rows = found.rows[: int(found.count)]
+    assert rows.sort().values.tolist() == slots[named].unique().tolist()
+    assert torch.equal(rows[found.places[named].long()], slots[named])
+    assert (found.places[~named] == -1).all()
 
 
 def fp8_cache(blocks, block_size):
@@ -83,6 +95,13 @@ def main():
         print("attention", *case, attention(*case))
     for case in ((2, 30, False), (4, 200, False), (2, 30, True), (4, 200, True)):
         print("attention over bfloat16 of FP8", *case, attention_fp8(*case))
+    mla_fp8._FEW_SLOTS = 100  # of many slots, the rows that they name
+    for case in ((4, 200, False), (4, 200, True), (0, 200, False)):
+        print("attention over bfloat16 of named rows", *case, attention_fp8(*case))
+    mla_fp8.MOST_ROWS = 150  # less than the cache has: three tokens at a time
+    print("attention over bfloat16 in parts", attention_fp8(7, 50, False))
+    for case in ((3, 40, 16), (5, 300, 70), (9, 1000, 5000)):
+        named_rows(*case)
     picked = torch.tensor([3, -1, 40, 40, 0, 63, 7, 8, 9, 10, -1], dtype=torch.int32)
     cache = fp8_cache(4, 16)
     expected = rows_reference.latent_rows_fp8(cache, picked, 256)

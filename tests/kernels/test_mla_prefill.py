@@ -15,7 +15,7 @@ from dsa_compile.ops import attention as ops
 from dsa_compile.ops.latent_rows import latent_rows_fp8, latent_rows_fp8_tensor
 
 triton = pytest.importorskip("triton")
-from dsa_compile.kernels.triton import latent_rows, mla  # noqa: E402
+from dsa_compile.kernels.triton import latent_rows, mla, mla_fp8, row_sets  # noqa: E402
 from tests.kernels.compile_only import compiling_for  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
@@ -80,7 +80,7 @@ def test_interpreted_kernels_agree_with_the_references():
     )
     assert done.returncode == 0, done.stderr[-2000:]
     lines = done.stdout.splitlines()
-    assert len(lines) == 11
+    assert len(lines) == 15
     for line in lines:
         assert float(line.split()[-1]) < (5e-3 if "bfloat16" in line else 1e-6), line
 
@@ -152,12 +152,17 @@ def test_triton_kernel_of_fp32_rows_fits(capability, monkeypatch):
 def test_row_kernels_compile(capability):
     rows = torch.empty(100, dtype=torch.int32, device="meta")
     cache = torch.empty(16, 64, 656, dtype=torch.uint8, device="meta")
+    count = torch.empty(1, dtype=torch.int32, device="meta")
     with compiling_for(capability) as found:
-        latent_rows.latent_rows_fp8(cache, rows, 512)
-        scale = torch.empty(1, device="meta")
-        latent_rows.latent_rows_fp8_tensor(cache[..., :576].contiguous(), rows, scale)
-    assert [kernel.local_bytes for kernel in found] == [0, 0]
-    assert "LDG.E.128" in found[0].sass or "LDG.E.64" in found[0].sass
+        for counted in (None, count):
+            latent_rows.latent_rows_fp8(cache, rows, 512, count=counted)
+            scale = torch.empty(1, device="meta")
+            values = cache[..., :576].contiguous()
+            latent_rows.latent_rows_fp8_tensor(values, rows, scale, count=counted)
+        row_sets.distinct_rows(rows.view(10, 10), 1024)
+    assert [kernel.local_bytes for kernel in found] == [0] * 7
+    for kernel in found[:3:2]:
+        assert "LDG.E.128" in kernel.sass or "LDG.E.64" in kernel.sass
 
 
 # ---- on a GPU --------------------------------------------------------------------------------
@@ -268,9 +273,24 @@ def test_row_kernels():
     assert torch.equal(got, latent_rows_fp8_tensor(values, rows, scale))
 
 
+@needs_gpu
+@pytest.mark.parametrize("cache_rows", [40, 8192, 1 << 22])
+def test_named_rows(cache_rows):
+    slots = torch.randint(-9, 16384, (700, 2048), device="cuda", dtype=torch.int32)
+    slots[3] = cache_rows - 1
+    found = row_sets.distinct_rows(slots, cache_rows)
+    named = (slots >= 0) & (slots < cache_rows)
+    rows = found.rows[: int(found.count)]
+    assert torch.equal(rows.sort().values, slots[named].unique())
+    assert torch.equal(rows[found.places[named].long()], slots[named])
+    assert (found.places[~named] == -1).all()
+
+
 @needs_hopper
-@pytest.mark.parametrize("tokens", [3, 200])  # fewer slots than rows, and more
-def test_hopper_kernel_over_fp8(tokens):
+@pytest.mark.parametrize(("tokens", "most"), [(3, 8192), (200, 8192), (90, 8191)])
+def test_hopper_kernel_over_fp8(tokens, most, monkeypatch):
+    """Slots one by one, the rows that they name, and those of three tokens at a time."""
+    monkeypatch.setattr(mla_fp8, "MOST_ROWS", most)
     q, pe, _, slots, scale = problem(tokens, 128, 8192, 2048, True)
     cache = fp8_cache(128)
     every = torch.arange(8192, dtype=torch.int32, device="cuda")

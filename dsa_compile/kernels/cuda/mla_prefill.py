@@ -21,7 +21,12 @@ KERNEL = CudaKernel(
 
 
 def attend(
-    q_latent: Tensor, q_pe: Tensor, cache: Tensor, slots: Tensor, scale: float
+    q_latent: Tensor,
+    q_pe: Tensor,
+    cache: Tensor,
+    slots: Tensor,
+    scale: float,
+    into: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Attention to rows of a paged cache, each of which is key (whole) and value (its first part).
 
@@ -34,6 +39,7 @@ def attend(
             it stands, and so does what lies beyond the cache; what follows a token's last key
             costs nothing.
         scale: on the dot products, positive.
+        into: where the two results go, contiguous; or None.
 
     Returns:
         The result bf16 ``[T, H, 512]`` and the natural log-sum-exp of the scaled scores, fp32
@@ -44,8 +50,10 @@ def attend(
     """
     _check(q_latent, q_pe, cache, slots, scale)
     tokens, heads, _ = q_latent.shape
-    out = torch.empty((tokens, heads, LATENT), dtype=q_latent.dtype, device=q_latent.device)
-    lse = torch.empty((tokens, heads), dtype=torch.float32, device=q_latent.device)
+    out, lse = into or (
+        torch.empty((tokens, heads, LATENT), dtype=q_latent.dtype, device=q_latent.device),
+        torch.empty((tokens, heads), dtype=torch.float32, device=q_latent.device),
+    )
     if not tokens:
         return out, lse
     KERNEL(

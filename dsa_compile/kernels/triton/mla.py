@@ -89,6 +89,7 @@ def attend(
     cache: Tensor,
     slots: Tensor,
     scale: float,
+    into: tuple[Tensor, Tensor] | None = None,
     *,
     splits: int | None = None,
 ) -> tuple[Tensor, Tensor]:
@@ -100,6 +101,7 @@ def attend(
         cache: ``[num_blocks, block_size, R + dr]``, contiguous.
         slots: int32 ``[T, K]``, physical rows; -1 names none, wherever it stands.
         scale: on the dot products.
+        into: where the two results go, contiguous; or None.
         splits: parts of a token's slots, a power of two; None: by the size of the device.
 
     Returns:
@@ -137,8 +139,10 @@ def attend(
     blocks = triton.cdiv(heads, tile.heads)
     if splits is None:
         splits = choose_splits(tokens * blocks, count, _processors(q_latent.device.index))
-    out = q_latent.new_empty((tokens, heads, latent))
-    lse = torch.empty((tokens, heads), dtype=torch.float32, device=q_latent.device)
+    out, lse = into or (
+        q_latent.new_empty((tokens, heads, latent)),
+        torch.empty((tokens, heads), dtype=torch.float32, device=q_latent.device),
+    )
     if tokens == 0:
         return out, lse
     parts, part_lse = out, lse

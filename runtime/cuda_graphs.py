@@ -262,7 +262,8 @@ class DecodeGraphs:
         self._run(shape, layout)
         graph = torch.cuda.CUDAGraph()
         stream.synchronize()
-        graph.capture_begin(pool=self._pool)
+        # other threads go on copying weights
+        graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
         try:
             self._run(shape, layout)
         except BaseException:

@@ -1,8 +1,8 @@
 """From an artifact directory to a runner: graphs, weights, caches."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import torch
@@ -17,10 +17,7 @@ from dsa_compile.runtime.executor import require_kernels
 from dsa_compile.runtime.faults import is_out_of_memory, shortage
 from dsa_compile.runtime.memory_plan import StepSizes, measure_memory
 from dsa_compile.runtime.model_runner import GIB, SHORT, ModelRunner
-from dsa_compile.weights.checkpoint import Checkpoint
-from dsa_compile.weights.dummy import DummyWeights
-from dsa_compile.weights.materialize import WeightSource, load_layer
-from dsa_compile.weights.pack import PackedFile, PackedWeights
+from dsa_compile.runtime.weight_loading import WeightLoad
 from dsa_compile.weights.plan import WeightPlan
 
 # Caches for this many tokens, or for the model's longest sequence if that is shorter, by default.
@@ -77,7 +74,8 @@ def load_runner(
     if load_format not in LOAD_FORMATS:
         raise UserError(f"load_format={load_format!r}: choose one of {', '.join(LOAD_FORMATS)}")
     clock = _Clock(progress)
-    with _opened(path, verify) as artifact:
+    with ExitStack() as opened:
+        artifact = opened.enter_context(_opened(path, verify))
         manifest = artifact.manifest
         require_runnable(artifact, load_format)
         if not 0.0 < gpu_memory_utilization <= 1.0:
@@ -99,14 +97,9 @@ def load_runner(
             f"artifact opened: variants {', '.join(manifest.variants) or 'one'}"
             + (f", {shipped} compiled kernels" if shipped else "")
         )
-        try:
-            weights = load_weights(artifact, model_dir, load_format)
-        except Exception as error:
-            if not is_out_of_memory(error):
-                raise
-            raise UserError(_no_memory_for_weights(artifact, device)) from None
-        nbytes = sum(t.nbytes for region in weights for t in region.values())
-        clock.done(f"weights: {nbytes / 2**30:.2f} GiB")
+        load = opened.enter_context(_loading(artifact, model_dir, load_format))
+        if not load.later:
+            clock.done(f"weights: {load.nbytes / GIB:.2f} GiB")
         spec = manifest.model.spec
         context = min(max_model_len or spec.max_position_embeddings, spec.max_position_embeddings)
         plan = None
@@ -124,14 +117,14 @@ def load_runner(
             if device.type == "cuda":
                 sizes = StepSizes(max_batched_tokens, max_running, context)
                 memory = measure_memory(
-                    manifest, regions, weights, sizes, plan, gpu_memory_utilization
+                    manifest, regions, load.weights, sizes, plan, gpu_memory_utilization
                 )
                 num_blocks = min(memory.num_blocks, most)
                 clock.done(memory.describe(manifest.block_size))
         runner = ModelRunner(
             manifest,
             regions,
-            weights,
+            load.weights,
             num_blocks,
             max_running,
             deterministic,
@@ -140,6 +133,9 @@ def load_runner(
         if plan is not None:
             _capture(runner, plan, max_running)
             clock.done(plan.describe(manifest.block_size))
+        if load.later:
+            load.finish()
+            clock.done(f"weights: {load.nbytes / GIB:.2f} GiB, read meanwhile")
         if artifact.settle():
             clock.done("weights are the ones compiled")
         return runner
@@ -153,6 +149,22 @@ def _opened(path: Path | str, verify: str) -> Iterator[Artifact]:
         yield artifact
     finally:
         artifact.abandon()
+
+
+@contextmanager
+def _loading(artifact: Artifact, model_dir: Path | None, load_format: str) -> Iterator[WeightLoad]:
+    """Weights, which may be read while steps are measured and graphs captured."""
+    try:
+        load = WeightLoad(artifact, model_dir, load_format)
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        device = device_of(artifact.manifest.target)
+        raise UserError(_no_memory_for_weights(artifact, device)) from None
+    try:
+        yield load
+    finally:
+        load.abandon()
 
 
 def _use_shipped_kernels(artifact: Artifact) -> int:
@@ -224,40 +236,3 @@ def require_runnable(artifact: Artifact, load_format: str = "auto") -> None:
         )
     if manifest.weights.plan is None:
         raise ArtifactError(f"{artifact.path}: it has no weight plan; recompile")
-
-
-def load_weights(
-    artifact: Artifact, model_dir: Path | None, load_format: str = "auto"
-) -> list[Mapping[str, torch.Tensor]]:
-    """The weights of a runnable artifact by key, for each call of a step in order.
-
-    Args:
-        artifact: runnable in the format, see :func:`require_runnable`.
-        model_dir: as for :func:`load_runner`.
-        load_format: likewise.
-
-    Raises:
-        ArtifactError: the weights are missing or not the ones compiled, or this machine is not the
-            target.
-        CheckpointError: the model's files do not hold what the artifact needs.
-    """
-    manifest = artifact.manifest
-    assert manifest.weights.plan is not None, "see require_runnable"
-    device = device_of(manifest.target)
-    plan = WeightPlan.from_json(artifact.read_json(manifest.weights.plan))
-    dummy = load_format == "dummy"
-    source = DummyWeights() if dummy else _source(artifact, model_dir)
-    return [
-        load_layer(plan, call.kind, call.vars, source, stem=call.stem, device=device)
-        for call in step_calls(manifest.layers)
-    ]
-
-
-def _source(artifact: Artifact, model_dir: Path | None) -> WeightSource:
-    manifest = artifact.manifest
-    if manifest.weights.mode == "pack":
-        files = [PackedFile(f.name, f.size, f.sha256) for f in manifest.weights.files]
-        # the artifact's own check has hashed them already, as thoroughly as was asked for
-        return PackedWeights.open(artifact.path / "weights", files, verify="header")
-    indices = [layer.index for layer in manifest.layers]
-    return Checkpoint.open(artifact.model_dir(model_dir), manifest.model.spec, indices)

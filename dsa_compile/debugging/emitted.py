@@ -15,7 +15,7 @@ from dsa_compile.ir.graph_json import target_name
 from dsa_compile.ir.match import arguments
 from dsa_compile.ir.program import Program
 from dsa_compile.ir.region import Region
-from dsa_compile.runtime.loading import load_weights
+from dsa_compile.runtime.weight_loading import load_weights
 from dsa_compile.weights.plan import WeightPlan
 
 

@@ -12,10 +12,12 @@ import torch
 
 from dsa_compile.artifact.reader import Artifact
 from dsa_compile.compiling import compile_model
+from dsa_compile.errors import ArtifactError
 from dsa_compile.evaluation.sequences import whole_batch
 from dsa_compile.runtime import Engine, SamplingParams
 from dsa_compile.runtime.loading import load_runner
 from dsa_compile.runtime.prompts import load_tokenizer
+from dsa_compile.weights.device_copies import DeviceCopies
 
 pytestmark = pytest.mark.gpu(capability=(9, 0))
 TRAINED = Path(__file__).parents[2] / "examples" / "tiny_v32" / "checkpoint"
@@ -136,6 +138,30 @@ def test_together_as_alone(artifact):
     engine = load(artifact("sm_90a", "fp32"), max_running=8)
     together = [output.token_ids for output in engine.generate(asked, greedy())]
     assert together == [engine.generate([one], greedy())[0].token_ids for one in asked]
+
+
+def test_packed_weights_arrive_while_graphs_are_captured(artifact, tmp_path):
+    """They are those of the checkpoint, whatever the memory held while graphs were captured."""
+    path = tmp_path / "packed"
+    compile_model(TRAINED, path, target="sm_90a", recipe="fp32", weights="pack")
+    asked, lines = prompts([7, 64, 200]), []
+    engine = load(path, max_running=32, progress=lines.append)
+    found = [output.token_ids for output in engine.generate(asked, greedy())]
+    assert found == tokens(artifact("sm_90a", "fp32"), asked)
+    assert any("read meanwhile" in line for line in lines)
+
+
+def test_packed_weights_that_cannot_be_read_are_told(tmp_path, monkeypatch):
+    """Also where the thread that reads them finds out, after graphs were captured."""
+    path = tmp_path / "packed"
+    compile_model(TRAINED, path, target="sm_90a", recipe="fp32", weights="pack")
+
+    def unreadable(self, file, key, out):
+        raise ArtifactError(f"{file.path}: truncated while reading {key!r}")
+
+    monkeypatch.setattr(DeviceCopies, "read", unreadable)
+    with pytest.raises(ArtifactError, match="truncated while reading"):
+        load(path, max_running=2)
 
 
 SAMPLED = [

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from dsa_compile.runtime import Engine, SamplingParams, loading
+from dsa_compile.runtime import Engine, SamplingParams, weight_loading
 from dsa_compile.runtime.engine_config import EngineConfig
 from dsa_compile.runtime.loading import load_runner
 from dsa_compile.runtime.model_runner import ModelRunner
@@ -203,8 +203,8 @@ def test_pages_of_a_failed_request_are_clean_for_the_next(case, load, monkeypatc
             weights["embed_tokens.weight"][bad] = torch.nan
         return weights
 
-    load_layer = loading.load_layer
-    monkeypatch.setattr(loading, "load_layer", spoiled_layer)
+    load_layer = weight_loading.load_layer
+    monkeypatch.setattr(weight_loading, "load_layer", spoiled_layer)
     engine = Engine.load(case(NAME).artifact, num_blocks=40, max_batched_tokens=53)
     chance = random.Random(10)
     mixed, expected = [], []

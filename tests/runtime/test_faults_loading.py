@@ -13,7 +13,14 @@ from dsa_compile.artifact.records import KernelRecord
 from dsa_compile.compiling import compile_model
 from dsa_compile.errors import ArtifactError, UserError
 from dsa_compile.kernels import registry
-from dsa_compile.runtime import OutOfMemory, StepError, executor, loading, memory_plan
+from dsa_compile.runtime import (
+    OutOfMemory,
+    StepError,
+    executor,
+    loading,
+    memory_plan,
+    weight_loading,
+)
 from dsa_compile.runtime.cuda_graphs import DecodeGraphs, GraphPlan
 from dsa_compile.runtime.devices import device_of
 from dsa_compile.runtime.executor import implementation
@@ -54,10 +61,10 @@ def untouched(*args, **kwargs):
 def test_weights_say_what_they_need_and_what_there_is(artifact, gpu, monkeypatch):
     needed = sum(
         tensor.nbytes
-        for call in loading.load_weights(Artifact.open(artifact), None)
+        for call in weight_loading.load_weights(Artifact.open(artifact), None)
         for tensor in call.values()
     )
-    monkeypatch.setattr(loading, "load_layer", no_memory)
+    monkeypatch.setattr(weight_loading, "load_layer", no_memory)
     with pytest.raises(UserError) as raised:
         load_runner(artifact)
     assert f"the weights need {needed / GIB:.1f} GiB and this machine has less" in str(raised.value)
@@ -134,7 +141,7 @@ class Capture:
         capture = self
 
         class Graph:
-            def capture_begin(self, pool):
+            def capture_begin(self, pool, capture_error_mode):
                 capture.log.append("begin")
 
             def capture_end(self):
@@ -202,7 +209,7 @@ def test_an_artifact_for_another_gpu_is_refused_before_its_weights(artifact, mon
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
     assert device_of("sm_90a") == torch.device("cuda", 3)
-    monkeypatch.setattr(loading, "load_weights", untouched)
+    monkeypatch.setattr(loading, "WeightLoad", untouched)
     monkeypatch.setattr(loading, "device_of", lambda target: device_of("sm_100a"))
     with pytest.raises(ArtifactError) as raised:
         load_runner(artifact)
@@ -241,6 +248,6 @@ def test_a_missing_package_is_told_before_the_weights_are_read(artifact, monkeyp
         return registry.load(op, provider, target)
 
     monkeypatch.setattr(executor, "load", missing)
-    monkeypatch.setattr(loading, "load_weights", untouched)
+    monkeypatch.setattr(loading, "WeightLoad", untouched)
     with pytest.raises(ArtifactError, match=r"dsa::experts: deep_gemm is not .*; install it, or"):
         load_runner(artifact)

@@ -21,7 +21,7 @@ Dequantize = Callable[[Tensor, Tensor | None], Tensor]
 """Rows int32 ``[N]``, and how many of them there are if not all, to bf16 ``[N, width]``."""
 
 MOST_ROWS = 1 << 22
-"""In bf16 at a time: 4.8 GB of the released width. So many are named by 2,048 tokens at the most."""
+"""In bf16 at a time, 4.8 GB of the released width: the most that 2,048 tokens can name."""
 _FEW_SLOTS = 1 << 16
 
 

@@ -124,6 +124,16 @@ static u32 __ballot_sync(u32, bool x) {
   return all;
 }
 
+static u32 __match_any_sync(u32, int x) {
+  Warp& warp = my_warp();
+  warp.words[lane_id()][0] = u32(x);
+  warp.gate.arrive_and_wait();
+  u32 same = 0;
+  for (int lane = 0; lane < 32; ++lane) same |= u32(warp.words[lane][0] == u32(x)) << lane;
+  warp.gate.arrive_and_wait();
+  return same;
+}
+
 static u32 __reduce_max_sync(u32, u32 x) {
   for (int offset = 16; offset > 0; offset /= 2) {
     x = std::max(x, __shfl_xor_sync(0, x, offset));

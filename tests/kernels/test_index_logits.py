@@ -11,6 +11,7 @@ import torch
 from dsa_compile.kernels.cuda import index_topk
 from dsa_compile.kernels.cuda.compiler import build
 from dsa_compile.kernels.cuda.index_logits import (
+    FEW,
     paged_index_logits,
     ragged_index_logits,
     scoring_kernel,
@@ -25,7 +26,7 @@ KERNELS = [
     ("ragged", 64, 8),
     ("ragged", 16, 8),
     ("paged", 64, 1),
-    ("paged", 64, 1, True),
+    ("paged", 64, 1, FEW),
     ("paged", 64, 2),
     ("paged", 64, 4),
     ("paged", 32, 8),
@@ -45,11 +46,11 @@ def sass_and_usage(cubin: bytes, path: Path) -> tuple[str, dict[str, int]]:
 
 @pytest.mark.parametrize("kernel", KERNELS, ids=str)
 def test_compiles_to_what_it_relies_on(kernel, tmp_path):
-    _, heads, queries, *many = kernel
+    _, heads, queries = kernel[:3]
     compiled = scoring_kernel(*kernel)
     cubin = build(compiled.source, arch="sm_90a", defines=compiled.defines)
     sass, usage = sass_and_usage(cubin, tmp_path / "kernel.cubin")
-    groups = warpgroups_for(heads, queries, *many)
+    groups = warpgroups_for(heads, queries)
     columns = heads * queries // (groups.math if queries == 8 else 1)
     products = re.findall(r"QGMMA\.64x(\d+)x32\.F32\.E4M3\.E4M3", sass)
     assert set(products) == {str(columns)}

@@ -160,7 +160,7 @@ def test_row_kernels_compile(capability):
             values = cache[..., :576].contiguous()
             latent_rows.latent_rows_fp8_tensor(values, rows, scale, count=counted)
         row_sets.distinct_rows(rows.view(10, 10), 1024)
-    assert [kernel.local_bytes for kernel in found] == [0] * 7
+    assert [kernel.local_bytes for kernel in found] == [0] * 9
     for kernel in found[:3:2]:
         assert "LDG.E.128" in kernel.sass or "LDG.E.64" in kernel.sass
 

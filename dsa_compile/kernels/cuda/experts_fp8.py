@@ -84,7 +84,12 @@ def _kernels(
     common: Defines = {"INDEX": INDEX_TYPES[index], "EXPERTS": experts}
     row: Defines = {"HIDDEN": hidden, "TOP_K": top_k}
     return _Kernels(
-        CudaKernel("experts_fp8_plan.cu", "experts_plan", {**common, "TOKENS": shape.tokens}),
+        CudaKernel(
+            "experts_fp8_plan.cu",
+            "experts_plan",
+            {**common, "TOKENS": shape.tokens},
+            overlap=True,
+        ),
         CudaKernel(
             "experts_fp8.cu",
             "experts",

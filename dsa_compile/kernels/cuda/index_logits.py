@@ -19,7 +19,7 @@ from dsa_compile.ops.library import bad_input
 DIM = 128
 TILE = 64
 HEADS = (16, 32, 64)
-MANY_REQUESTS = 8
+_FEW_REQUESTS, _FEW_KEYS = 8, 16_384
 SHARED_QUERIES = 8
 """Queries of a block whose warpgroups divide them, and not the keys."""
 _SHARED_BYTES = 228 * 1024
@@ -46,18 +46,43 @@ class Warpgroups:
         return 128 * (self.math + 1)
 
 
-def warpgroups_for(heads: int, queries: int, many: bool = False) -> Warpgroups:
-    """As many as the accumulators and weights of a warpgroup's columns leave registers for.
-
-    With many requests, two blocks on a multiprocessor are faster than one with as many warpgroups;
-    with few, one block has less latency.
-    """
+def warpgroups_for(heads: int, queries: int) -> Warpgroups:
+    """As many as the accumulators and weights of a warpgroup's columns leave registers for."""
     columns = heads * queries if queries < SHARED_QUERIES else 256
     if columns <= 64:
-        return Warpgroups(2, 96, 48, blocks=2) if many else Warpgroups(4, 104, 56)
+        return Warpgroups(2, 96, 48, blocks=2)
     if columns <= 128:
         return Warpgroups(3, 144, 56)
     return Warpgroups(2, 232, 40)
+
+
+@dataclass(frozen=True)
+class Ring:
+    """Tiles of keys in flight.
+
+    Args:
+        stages: of a block, at most.
+        blocks: of a multiprocessor that are launched, at most.
+    """
+
+    stages: int = 20
+    blocks: int = 2
+
+
+FEW = Ring(stages=4, blocks=1)
+"""For a step with little to read: a block of 51 KB fits beside those of projections that run on
+another stream, where one with all of a multiprocessor's memory waits until they have ended."""
+MANY = Ring()
+
+
+def ring_for(requests: int, keys: int) -> Ring:
+    """The ring of a decode step.
+
+    Args:
+        requests: of the step.
+        keys: that the block table of a request holds.
+    """
+    return FEW if requests < _FEW_REQUESTS and keys <= _FEW_KEYS else MANY
 
 
 @functools.cache
@@ -65,7 +90,7 @@ def scoring_kernel(
     keys: str,
     heads: int,
     queries: int,
-    many: bool = False,
+    ring: Ring = MANY,
     *,
     source: str = "",
     defines: tuple[tuple[str, int], ...] = (),
@@ -78,17 +103,17 @@ def scoring_kernel(
         heads: index heads.
         queries: a block keeps at a time: 1, 2, 4 or 8. Eight are divided between the warpgroups;
             with fewer, the warpgroups divide the keys.
-        many: requests, at least :data:`MANY_REQUESTS`.
+        ring: of keys.
         source: file of a kernel that does something else with the scores than to write them; its
             name is the kernel's.
         defines: macros of that file.
         extra_shared: bytes of shared memory that it needs beside the family's.
     """
     source = source or f"index_logits_{keys}.cu"
-    groups = warpgroups_for(heads, queries, many)
+    groups = warpgroups_for(heads, queries)
     fixed = 2 * queries * heads * (DIM + 4) + 16 * 2 + 256
     limit = _SHARED_BYTES // groups.blocks - 1024 - extra_shared
-    stages = min((limit - fixed) // (TILE * (DIM + 4) + 16), 20)
+    stages = min((limit - fixed) // (TILE * (DIM + 4) + 16), ring.stages)
     if queries < SHARED_QUERIES:
         stages -= stages % math.lcm(_COPIERS, groups.math)
     return CudaKernel(
@@ -219,11 +244,11 @@ def paged_index_logits(
         return out, ends.zero_(), owners.zero_()
     heads = q.shape[1]
     queries = queries_per_block(count, requests)
-    many = requests >= MANY_REQUESTS
-    kernel = scoring_kernel("paged", heads, queries, many)
-    groups = warpgroups_for(heads, queries, many)
+    groups = warpgroups_for(heads, queries)
+    ring = ring_for(requests, columns) if groups.blocks > 1 else MANY
+    kernel = scoring_kernel("paged", heads, queries, ring)
     kernel(
-        (groups.blocks * multiprocessors(q.device), 1, 1),
+        (min(groups.blocks, ring.blocks) * multiprocessors(q.device), 1, 1),
         groups.threads,
         query_map(q, queries),
         page_map(cache),

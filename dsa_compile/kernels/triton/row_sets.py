@@ -12,11 +12,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_SLOTS = 1024  # of a program at a time
+_SLOTS = 1024  # of a program
 _WORDS = 1024
-# Programs that mark: as all of them begin, none sees yet what others have marked, and each bit is
-# set by as many as name it. Fewer would have too few loads in flight.
-_MARKERS = 528
+# Every so manieth run of slots is marked before the rest. That leaves little unmarked, so that the
+# rest hardly writes; all at once would write each row as often as tokens name it.
+_STEPS = (512, 32, 1)
 
 
 @dataclass(frozen=True)
@@ -47,21 +47,22 @@ def _bits(word: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def _mark_kernel(
-    slots: tl.tensor, words: tl.tensor, count: int, cache_rows: int, SLOTS: tl.constexpr
+    slots: tl.tensor,
+    words: tl.tensor,
+    count: int,
+    cache_rows: int,
+    step: int,
+    SLOTS: tl.constexpr,
 ) -> None:
-    """Set the bit of every slot that names a row."""
-    step = tl.num_programs(0).to(tl.int64) * SLOTS
-    start = tl.program_id(0).to(tl.int64) * SLOTS
-    while start < count:
-        place = start + tl.arange(0, SLOTS)
-        slot = tl.load(slots + place, place < count, -1)
-        named = (slot >= 0) & (slot < cache_rows)
-        at = words + (slot >> 5)
-        bit = 1 << (slot & 31)
-        # most slots name rows that are marked; what L1 holds may be old
-        unset = (tl.load(at, named, -1, cache_modifier=".cg") & bit) == 0
-        tl.atomic_or(at, bit, named & unset, sem="relaxed")
-        start += step
+    """Set the bits of every ``step``-th run of slots that name rows."""
+    place = tl.program_id(0).to(tl.int64) * step * SLOTS + tl.arange(0, SLOTS)
+    slot = tl.load(slots + place, place < count, -1)
+    named = (slot >= 0) & (slot < cache_rows)
+    at = words + (slot >> 5)
+    bit = 1 << (slot & 31)
+    # L1 may hold a word from before others set its bits: then one more sets them
+    unset = (tl.load(at, named, -1) & bit) == 0
+    tl.atomic_or(at, bit, named & unset, sem="relaxed")
 
 
 @triton.jit
@@ -123,7 +124,10 @@ def distinct_rows(slots: Tensor, cache_rows: int) -> RowSet:
     places = torch.empty_like(slots)
     blocks = triton.cdiv(size, _SLOTS)
     if blocks:
-        _mark_kernel[(min(blocks, _MARKERS),)](slots, words, size, cache_rows, SLOTS=_SLOTS)
+        for step in _STEPS:
+            _mark_kernel[(triton.cdiv(blocks, step),)](
+                slots, words, size, cache_rows, step, SLOTS=_SLOTS
+            )
         _number_kernel[(triton.cdiv(count, _WORDS),)](
             words, bases, rows, total, count, WORDS=_WORDS
         )

@@ -58,8 +58,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, BLOCKS)
   }
   if (threadIdx.x < TOKENS) reinterpret_cast<u32*>(memory + kAmaxBase)[threadIdx.x] = 0;
   __syncthreads();
-  dependency_release();
   dependency_wait();
+  dependency_release();  // not before: what follows reads the plan without waiting for this kernel
   const Groups groups = {all_groups, *group_count};
 
   if (threadIdx.x >= kMathThreads) {

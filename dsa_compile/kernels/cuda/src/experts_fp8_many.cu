@@ -38,7 +38,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
                  const float* __restrict__ gate_up_scale, const float* __restrict__ down_scale,
                  const Unit* units, const UnitCounts* counts, u32* finished, u8* hidden,
                  float* hidden_scale, __nv_bfloat16* out, int capacity) {
-  dependency_release();
   if (threadIdx.x == 0) {
     prefetch_tensor_map(&gate_up);
     prefetch_tensor_map(&down);
@@ -51,6 +50,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   __syncthreads();
   cluster_meet();
   dependency_wait();
+  dependency_release();  // not before: what follows reads row_of without waiting for this kernel
   const Work work = {units, counts};
 
   if (threadIdx.x < 128) {

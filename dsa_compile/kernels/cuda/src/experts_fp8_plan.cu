@@ -7,10 +7,51 @@
 constexpr int kThreads = 1024;
 static_assert(EXPERTS <= kThreads, "one thread scans one expert");
 
+// The groups of an expert with `rows` rows from `row` on, `first` being the first's number.
+DEVICE void write_groups(int expert, int row, int rows, int first, int own, Group* groups,
+                         u32* finished) {
+  const int share = own > 0 ? (rows + own - 1) / own : 0;
+  for (int i = 0; i < own; ++i) {
+    const int here = min(share, rows - i * share);
+    groups[first + i] = {expert, row + i * share, here, width_for(share)};
+    finished[first + i] = 0;
+  }
+}
+
+DEVICE int groups_of(int rows) { return (rows + TOKENS - 1) / TOKENS; }  // of nearly equal size
+
+DEVICE int sum_up_to(int value) {
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+    const int below = __shfl_up_sync(0xffffffffu, value, step);
+    if (static_cast<int>(lane_id()) >= step) value += below;
+  }
+  return value;
+}
+
+// The plan of at most 32 pairs, by one warp. Experts come in the order of their first pair.
+DEVICE void plan_few(const INDEX* indices, int pairs, int* pair_of, int* row_of, Group* groups,
+                     int* group_count, u32* finished) {
+  constexpr u32 kAll = 0xffffffffu;
+  const int lane = lane_id();
+  const long long expert = lane < pairs ? indices[lane] : -1;
+  const bool present = expert >= 0 && expert < EXPERTS;
+  const u32 same = __match_any_sync(kAll, present ? static_cast<int>(expert) : -1);
+  const int first_pair = __ffs(same) - 1;
+  const int rows = present && lane == first_pair ? __popc(same) : 0;
+  const int own = groups_of(rows);
+  const int row = sum_up_to(rows) - rows, groups_before = sum_up_to(own);
+  const int to = __shfl_sync(kAll, row, first_pair) + __popc(same & ((1u << lane) - 1));
+  write_groups(static_cast<int>(expert), row, rows, groups_before - own, own, groups, finished);
+  if (lane == 31) *group_count = groups_before;
+  if (lane < pairs) row_of[lane] = present ? to : -1;
+  if (present) pair_of[to] = lane;
+}
+
 // indices [pairs]; a pair whose index is not in [0, EXPERTS) gets no row. Out: pair_of [rows],
 // row_of [pairs] (-1 for a pair without a row), the groups, their number and a zero for each in
-// `finished`. The order of the rows of one expert is
-// that in which threads arrive; no result depends on it.
+// `finished`. The order of the rows of one expert is that in which threads arrive; no result depends
+// on it.
 extern "C" __global__ void __launch_bounds__(kThreads)
     experts_plan(const INDEX* __restrict__ indices, int pairs, int* __restrict__ pair_of,
                  int* __restrict__ row_of, Group* __restrict__ groups, int* __restrict__ group_count,
@@ -19,7 +60,14 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   __shared__ int warp_sums[kThreads / 32];
   const int thread = threadIdx.x;
   dependency_release();
+  if (pairs <= 32) {
+    if (thread >= 32) return;
+    dependency_wait();
+    plan_few(indices, pairs, pair_of, row_of, groups, group_count, finished);
+    return;
+  }
   if (thread < EXPERTS) counts[thread] = 0;
+  dependency_wait();
   __syncthreads();
   for (int pair = thread; pair < pairs; pair += kThreads) {
     const INDEX expert = indices[pair];
@@ -27,19 +75,12 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   }
   __syncthreads();
   const int rows = thread < EXPERTS ? counts[thread] : 0;
-  const int own = (rows + TOKENS - 1) / TOKENS;  // groups, of nearly equal size
+  const int own = groups_of(rows);
   const int row = exclusive_sum(rows, warp_sums);
   const int first = exclusive_sum(own, warp_sums);
   if (thread < EXPERTS) counts[thread] = row;  // from here on: the next free row
   if (thread == kThreads - 1) *group_count = first;
-  if (own > 0) {
-    const int share = (rows + own - 1) / own;
-    for (int i = 0; i < own; ++i) {
-      const int here = min(share, rows - i * share);
-      groups[first + i] = {thread, row + i * share, here, width_for(share)};
-      finished[first + i] = 0;
-    }
-  }
+  write_groups(thread, row, rows, first, own, groups, finished);
   __syncthreads();
   for (int pair = thread; pair < pairs; pair += kThreads) {
     const INDEX expert = indices[pair];

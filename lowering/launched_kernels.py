@@ -18,7 +18,7 @@ from dsa_compile.ir.tensor_info import TensorInfo, describe
 from dsa_compile.kernels.cuda.device import rehearse
 from dsa_compile.kernels.cuda.launch import CudaKernel
 from dsa_compile.kernels.cuda.sample_tokens import MOST_TOKENS, OPTIONS, sample_tokens
-from dsa_compile.kernels.registry import load
+from dsa_compile.kernels.registry import implementations
 from dsa_compile.lowering.binding import Binding
 from dsa_compile.ops import STREAM_OPS
 
@@ -72,8 +72,8 @@ class _Calls:
         self._calls: list[_Call] = []
         for node in region.graph.nodes:
             bound = kernels.get(str(node.target), ()) if node.target not in STREAM_OPS else ()
-            if any(record.provider == "cuda" for record in bound):
-                choices = [_choice(node, record, target) for record in bound]
+            choices = [_choice(node, record, target) for record in bound]
+            if any(function is not None for _, function in choices):
                 self._calls.append(_Call(node, choices))
 
     def rehearse(self, sizes: Mapping[str, int]) -> None:
@@ -110,9 +110,10 @@ def _choice(
     node: fx.Node, record: KernelRecord, target: str
 ) -> tuple[float, Callable[..., Any] | None]:
     limit = float("inf") if record.max_tokens is None else record.max_tokens
-    if record.provider != "cuda":
-        return limit, None
-    return limit, load(str(node.target).split(".")[1], "cuda", target)
+    for kernel in implementations(str(node.target).split(".")[1], target):
+        if kernel.provider == record.provider and kernel.launches_cuda:
+            return limit, kernel.load()
+    return limit, None
 
 
 def _info(node: fx.Node) -> TensorInfo:

@@ -27,6 +27,7 @@ class Implementation:
         conditions: what a call must satisfy.
         max_tokens: preferred for calls of up to so many tokens; None for any number.
         note: what was measured, for those who ask why it was chosen.
+        mixed: a host function of Triton's kernels that launches CUDA kernels of ours as well.
     """
 
     op: str
@@ -36,6 +37,12 @@ class Implementation:
     conditions: tuple[Condition, ...] = ()
     max_tokens: int | None = None
     note: str = ""
+    mixed: bool = False
+
+    @property
+    def launches_cuda(self) -> bool:
+        """Whether it launches CUDA kernels of ours."""
+        return self.provider == "cuda" or self.mixed
 
     def refusal(self, call: CallFacts) -> str | None:
         """Why it does not take a call, or None."""

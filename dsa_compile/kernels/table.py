@@ -26,8 +26,11 @@ _BF16 = torch.bfloat16
 _WIDEST = 32768  # a row that one program of Triton's holds
 
 
-def _triton(op: str, module: str, *conditions: Condition, note: str = "") -> Implementation:
-    return Implementation(op, "triton", f"{_TRITON}.{module}:{op}", GPUS, conditions, note=note)
+def _triton(
+    op: str, module: str, *conditions: Condition, note: str = "", mixed: bool = False
+) -> Implementation:
+    function = f"{_TRITON}.{module}:{op}"
+    return Implementation(op, "triton", function, GPUS, conditions, note=note, mixed=mixed)
 
 
 def _cuda(
@@ -241,6 +244,7 @@ KERNELS: tuple[Implementation, ...] = (
         value_multiple("topk", 4),
         value_at_most("topk", 2048),
         size_multiple("q", 2, 4),
+        mixed=True,  # top-k
     ),
     _cuda(
         "paged_index_topk_fp8",
@@ -259,6 +263,7 @@ KERNELS: tuple[Implementation, ...] = (
         value_multiple("topk", 4),
         value_at_most("topk", 2048),
         size_multiple("q", 2, 4),
+        mixed=True,  # top-k
     ),
     # attention to the latent cache
     *_attention("paged_latent_attention"),

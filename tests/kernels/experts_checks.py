@@ -242,6 +242,19 @@ def test_triton_router_takes_the_first_of_equals():
     torch.testing.assert_close(weights, torch.full_like(weights, 1 / 6))
 
 
+@pytest.mark.parametrize(("experts", "groups", "kept"), [(24, 4, 2), (12, 1, 1)])
+def test_triton_router_gives_a_token_of_nan_experts_that_there_are(experts, groups, kept):
+    x, weight = torch.randn(3, 64, device=DEVICE), torch.randn(experts, 64, device=DEVICE)
+    args = (weight, torch.zeros(experts, device=DEVICE), groups, kept, 4, True, 1.0)
+    _, want = triton_router.router(x, *args)
+    x[1] = float("nan")
+    weights, indices = triton_router.router(x, *args)
+    assert weights[1].isnan().all()
+    assert len(set(indices[1].tolist())) == 4
+    assert ((indices[1] >= 0) & (indices[1] < experts)).all()
+    assert torch.equal(indices[::2], want[::2])
+
+
 def test_triton_router_refuses_too_few_kept():
     x, weight = torch.zeros(2, 8, device=DEVICE), torch.zeros(16, 8, device=DEVICE)
     with pytest.raises(ValueError, match=r"dsa::router takes .* 1 kept, for 6"):

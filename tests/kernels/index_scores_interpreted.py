@@ -62,6 +62,20 @@ def check(name, counts, contexts, block_size, heads, dim, dtype, rows=None):
     print(name, worst)
 
 
+def spoiled(dtype):
+    """A key of NaN scores NaN, and nothing else does; a NaN behind the context is not looked at."""
+    tables, bounds, lengths, pages = batch([2], [20], 16)
+    keys = torch.randn(pages, 16, 32).to(dtype)
+    keys[tables[0, 0], 7] = float("nan")
+    keys[tables[0, 1], 5:] = float("nan")
+    q, weights = torch.randn(4, 8, 32).to(dtype), torch.randn(4, 8)
+    scores, _, _ = index_scores.paged_index_scores(
+        q, weights, keys, tables, bounds, lengths, SCALE, (0, 4)
+    )
+    for row, visible in enumerate((19, 20)):
+        assert scores[row, :visible].isnan().nonzero().flatten().tolist() == [7]
+
+
 def main():
     torch.manual_seed(0)
     round_as_hardware()
@@ -70,6 +84,8 @@ def main():
     check("ragged fp32", [3, 0, 70], [3, 9, 200], 32, 8, 32, torch.float32)
     check("ragged e4m3", [3, 1, 20], [140, 9, 20], 64, 64, 128, e4m3)
     check("some rows e4m3", [40], [170], 16, 16, 128, e4m3, rows=(7, 33))
+    spoiled(torch.bfloat16)
+    spoiled(torch.float32)
     check("no request", [], [], 16, 16, 128, e4m3)
 
 

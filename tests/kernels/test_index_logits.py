@@ -83,14 +83,20 @@ def pages(blocks: int, block_size: int) -> Pages:
 
 
 def scores(q, weights, keys, scales):
+    """Of each row for each key, and the sums of their terms' magnitudes."""
     dots = torch.einsum("thd,nd->thn", q.double(), keys.double()).relu()
-    return torch.einsum("thn,th->tn", dots, weights.double()) * scales.double()
+    weights, scales = weights.double(), scales.double()
+    return (
+        torch.einsum("thn,th->tn", dots, weights) * scales,
+        torch.einsum("thn,th->tn", dots, weights.abs()) * scales,
+    )
 
 
-def close(got, expected):
-    """The tensor cores keep fewer than fp32's bits of a sum of e4m3 products."""
+def close(got, expected, magnitude):
+    """The tensor cores keep fewer than fp32's bits of a sum of e4m3 products, whatever cancels
+    when heads are added up."""
     assert not got.isnan().any()
-    assert (got - expected).abs().max() <= 2e-3 * expected.abs().max()
+    assert ((got - expected).abs() <= 5e-4 * magnitude + 1e-6).all()
 
 
 @needs_gpu
@@ -115,7 +121,7 @@ def test_ragged_scores(rows, keys, requests, heads):
     seen = (columns >= bounds[0][:, None]) & (columns < bounds[1][:, None])
     assert out[~seen].isnan().all()
     if seen.any():
-        close(out[seen], scores(q, weights, k, k_scale)[seen])
+        close(out[seen], *(part[seen] for part in scores(q, weights, k, k_scale)))
 
 
 @needs_gpu
@@ -171,7 +177,7 @@ def test_paged_scores(rows, contexts, heads, block_size, window):
             keys, scales = held.keys[listed].flatten(0, 1), held.scales[listed].flatten()
             one = slice(row, row + 1)
             expected = scores(q[one], weights[one], keys[:seen], scales[:seen])
-            close(got[row - first, :seen], expected[0])
+            close(got[row - first, :seen], *(part[0] for part in expected))
 
 
 @pytest.mark.parametrize(
@@ -243,7 +249,9 @@ def test_selection_is_the_references_up_to_the_rounding_of_scores(
         assert torch.isin(chosen, places).all()
         one = slice(row, row + 1)
         keys, scales = held.keys.flatten(0, 1), held.scales.flatten()
-        score = scores(q[one], weights[one], keys[places], scales[places])[0]
+        score = scores(q[one], weights[one], keys[places], scales[places])[0][0]
         best = score.topk(count).values
-        mine = scores(q[one], weights[one], keys[chosen], scales[chosen])[0].sort(descending=True)
-        assert (best - mine.values).max() <= 4e-3 * score.abs().max()
+        mine = (
+            scores(q[one], weights[one], keys[chosen], scales[chosen])[0][0].sort().values.flip(0)
+        )
+        assert (best - mine).max() <= 4e-3 * score.abs().max()

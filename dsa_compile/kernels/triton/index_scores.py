@@ -89,11 +89,13 @@ def index_scores_kernel(
     )
     weight = tl.load(weights + token.to(tl.int64) * heads + head, head < heads, 0.0)
     logits = tl.dot(keys, queries, input_precision="ieee") if EXACT else tl.dot(keys, queries)
+    # a key of NaN must be chosen, for the request that it spoils to fail
+    relu = tl.maximum(logits, 0.0, propagate_nan=tl.PropagateNan.ALL)
     if FP8:
-        scores = tl.sum(tl.maximum(logits, 0.0) * weight[None, :], 1)
+        scores = tl.sum(relu * weight[None, :], 1)
         scores *= tl.load(key_scales + page * scale_stride + scale_start + offset, held, 0.0)
     else:
-        scores = tl.sum(tl.maximum(logits * scale, 0.0) * weight[None, :], 1)
+        scores = tl.sum(relu * scale * weight[None, :], 1)
     tl.store(out + row.to(tl.int64) * width + column, scores, seen)
 
 

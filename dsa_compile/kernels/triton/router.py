@@ -92,6 +92,8 @@ def router_choice_kernel(
         logits += tl.load(parts + (part * tokens + token) * experts + expert, inside, 0.0)
     scores = 1.0 / (1.0 + tl.exp(-logits))
     choice = scores + tl.load(bias + expert, inside, 0.0)
+    # a token of NaN takes the first experts: any order of NaN might name one that there is not
+    choice = tl.where(choice == choice, choice, float("inf"))
     choice = tl.where(inside, choice, float("-inf"))
 
     best = tl.max(choice, 1)

@@ -59,15 +59,16 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   __shared__ int counts[EXPERTS];
   __shared__ int warp_sums[kThreads / 32];
   const int thread = threadIdx.x;
+  if (thread < EXPERTS) counts[thread] = 0;
+  dependency_wait();
+  // Not before: the main kernel's blocks would fill what is free while others still run, two to a
+  // multiprocessor, and their first items, which are most of the bytes, would use half of the device.
   dependency_release();
   if (pairs <= 32) {
     if (thread >= 32) return;
-    dependency_wait();
     plan_few(indices, pairs, pair_of, row_of, groups, group_count, finished);
     return;
   }
-  if (thread < EXPERTS) counts[thread] = 0;
-  dependency_wait();
   __syncthreads();
   for (int pair = thread; pair < pairs; pair += kThreads) {
     const INDEX expert = indices[pair];

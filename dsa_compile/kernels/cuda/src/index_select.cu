@@ -37,9 +37,10 @@ struct Own {
     for (int block = blocks.x; block <= blocks.y; ++block) {
       const int number = Lists::number(row, block);
       const u32 count = *lists.count(number, 0, list);
+      const u32 first = (phase + block) % PHASES;  // else short lists would all be phase 0's
       const Candidate* entry =
-          lists.first(number, list / LIST_LANES, list % LIST_LANES) + phase * LIST_LANES;
-      const u32 mine = (count + PHASES - 1 - phase) / PHASES;
+          lists.first(number, list / LIST_LANES, list % LIST_LANES) + first * LIST_LANES;
+      const u32 mine = (count + PHASES - 1 - first) / PHASES;
       use(used, mine, entry, count);
       used += mine;
     }

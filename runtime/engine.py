@@ -145,6 +145,7 @@ class Engine:
             cuda_graphs=cuda_graphs,
             shipped_kernels=shipped_kernels,
             deterministic=deterministic,
+            debug_launches=debug_launches,
             progress=progress,
         )
         return cls(runner, config, load_tokenizer(Path(path)))

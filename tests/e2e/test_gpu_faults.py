@@ -11,7 +11,14 @@ import torch
 from dsa_compile.compiling import compile_model
 from dsa_compile.errors import ArtifactError, UserError
 from dsa_compile.kernels import registry
-from dsa_compile.runtime import Engine, SamplingParams, StepError, executor, loading
+from dsa_compile.runtime import (
+    Engine,
+    EngineConfig,
+    SamplingParams,
+    StepError,
+    executor,
+    loading,
+)
 from dsa_compile.runtime.cuda_graphs import GraphPlan
 from dsa_compile.runtime.loading import load_runner
 
@@ -195,7 +202,7 @@ def test_nan_in_one_row_stays_there(artifact, cuda_graphs):
     want = Engine.load(artifact, **options).generate(asked, PARAMS)
     runner = load_runner(artifact, **options)
     runner._weights[0]["embed_tokens.weight"][999] = torch.nan
-    engine = Engine(runner)
+    engine = Engine(runner, EngineConfig(max_running=8))
     spoiled = [prompt.copy() for prompt in asked]
     spoiled[1][20] = spoiled[2][150] = 999
     for _ in range(3):

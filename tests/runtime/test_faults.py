@@ -1,5 +1,6 @@
 """An op that fails is named: where it is, what made it, whether it may not be the one to blame."""
 
+import inspect
 import re
 import weakref
 
@@ -11,7 +12,7 @@ from dsa_compile.compiling import compile_model
 from dsa_compile.errors import UserError
 from dsa_compile.kernels import registry
 from dsa_compile.ops import STREAM_OPS
-from dsa_compile.runtime import DeviceLost, Engine, OutOfMemory, SamplingParams, StepError
+from dsa_compile.runtime import DeviceLost, Engine, OutOfMemory, SamplingParams, StepError, loading
 from dsa_compile.runtime import executor as executor_module
 from dsa_compile.runtime.faults import is_device_lost, is_out_of_memory, told
 from dsa_compile.runtime.loading import load_runner
@@ -173,6 +174,26 @@ def test_waiting_for_every_op_names_the_one_to_blame(artifact):
     assert message.startswith(f"{place}: {op} failed on the GPU: CUDA error: an illegal memory ")
     assert f"(node {node.name}, " in message
     assert message.endswith("; this process can use the GPU no more, start a new one")
+
+
+def test_options_of_loading_reach_the_loader(artifact, monkeypatch):
+    """Every option that an engine and a runner are both loaded with."""
+    given = {}
+
+    def spy(path, **options):
+        given.update(options)
+        raise UserError("seen enough")
+
+    monkeypatch.setattr(loading, "load_runner", spy)
+    shared = inspect.signature(load_runner).parameters.keys() & (
+        inspect.signature(Engine.load).parameters.keys()
+    )
+    with pytest.raises(UserError, match="seen enough"):
+        Engine.load(artifact, debug_launches=True, cuda_graphs=False, verify="header")
+    assert given.keys() == shared - {"path"}
+    assert given["debug_launches"] is True
+    assert given["cuda_graphs"] is False
+    assert given["verify"] == "header"
 
 
 def test_debug_launches_load_and_generate_the_same_tokens(artifact):

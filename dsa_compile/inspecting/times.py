@@ -225,12 +225,18 @@ def _label(node: Node) -> str:
 
 
 def _fitting(store: Store, case: Case) -> Graph:
-    """The graph that was timed: of the kind told, and of the variant whose calls fit best."""
+    """The graph that was timed: of the kind told, and of the variant whose calls fit best.
+
+    A short variant's calls may all be in the long one too: then the one with fewer others.
+    """
     graphs = [g for g in store.final.values() if case.kind in ("", g.kind)]
     if not graphs:
         raise UserError(f"{case.label}: times of {case.kind} layers, and {store.path} has none")
-    found = [sum(label in case.ops for label in map(_label, g.calls)) for g in graphs]
-    if not max(found):
+    found = []
+    for graph in graphs:
+        timed = [_label(node) in case.ops for node in _timed_calls(graph)]
+        found.append((sum(timed), -timed.count(False)))
+    if not max(found)[0]:
         raise UserError(f"{case.label}: no op timed is in {store.path}; was it compiled alike?")
     return graphs[found.index(max(found))]
 

@@ -37,13 +37,17 @@ def artifact(published: Path) -> Artifact:
     return Artifact.open(published)
 
 
-@pytest.fixture(scope="module")
-def labels(artifact: Artifact) -> list[str]:
-    """What ``dsa-bench step`` calls the ops of a layer."""
+def labels_of(artifact: Artifact, region: str) -> list[str]:
+    """What ``dsa-bench step`` calls the ops of a region."""
     ranges = Ranges()
     kernels = {op: (KernelRecord("reference"),) for op in artifact.manifest.kernels}
-    ranges.within({"moe.long": artifact.region("moe.long")}, kernels, "cpu")
-    return sorted(name.removeprefix("moe: ") for name in ranges.names)
+    ranges.within({region: artifact.region(region)}, kernels, "cpu")
+    return sorted(name.partition(": ")[2] for name in ranges.names)
+
+
+@pytest.fixture(scope="module")
+def labels(artifact: Artifact) -> list[str]:
+    return labels_of(artifact, "moe.long")
 
 
 def write(path: Path, ops: dict[str, float], ablation: list[Ablated], kind: str = "moe") -> Path:
@@ -79,6 +83,18 @@ def test_each_call_gets_the_time_of_its_op(
             ("next_norm", "fuse_norm_quantize_across_layers"),
         )
     }
+
+
+def test_a_step_of_short_contexts_is_of_the_short_variant(
+    published: Path, artifact: Artifact, labels: list[str], tmp_path: Path
+) -> None:
+    """Whose calls are in the long one too, but for those that make slots."""
+    short = labels_of(artifact, "moe.short")
+    common = [label for label in short if label in labels]
+    assert len(common) < len(labels)
+    for timed in (short, common):
+        (case,) = bench_cases(write(tmp_path / "bench.json", dict.fromkeys(timed, 3.0), []))
+        assert attribute_case(Store.open(published), case).regions == ("moe.short",)
 
 
 def test_calls_of_one_label_share_its_time(

@@ -39,6 +39,23 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+TRAINED = Path(__file__).parents[2] / "examples" / "tiny_v32" / "checkpoint"
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path]:
+    """``trained(target, recipe)``: an artifact of the trained model, compiled at first use."""
+    root = tmp_path_factory.mktemp("trained")
+
+    def get(target: str, recipe: str) -> Path:
+        path = root / f"{target}-{recipe}"
+        if not path.exists():
+            compile_model(TRAINED, path, target=target, recipe=recipe)
+        return path
+
+    return get
+
+
 @dataclass(frozen=True)
 class Case:
     """A reference model, its directory, and the artifact compiled from it."""

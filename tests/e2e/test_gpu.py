@@ -24,20 +24,6 @@ TRAINED = Path(__file__).parents[2] / "examples" / "tiny_v32" / "checkpoint"
 HELD_OUT = TRAINED.parent / "heldout.txt"
 
 
-@pytest.fixture(scope="module")
-def artifact(tmp_path_factory):
-    """``artifact(target, recipe)``: compiled at first use."""
-    root = tmp_path_factory.mktemp("artifacts")
-
-    def get(target, recipe):
-        path = root / f"{target}-{recipe}"
-        if not path.exists():
-            compile_model(TRAINED, path, target=target, recipe=recipe)
-        return path
-
-    return get
-
-
 def load(path, **options):
     """An engine that leaves the GPU's memory to others."""
     return Engine.load(path, num_blocks=200, **options)
@@ -47,8 +33,8 @@ def greedy(count=24, **options):
     return SamplingParams(max_tokens=count, temperature=0.0, ignore_eos=True, **options)
 
 
-def tokens(artifact, prompts, params=None, **options):
-    engine = load(artifact, max_running=32, **options)
+def tokens(path, prompts, params=None, **options):
+    engine = load(path, max_running=32, **options)
     return [output.token_ids for output in engine.generate(prompts, params or greedy())]
 
 
@@ -57,13 +43,13 @@ def prompts(lengths):
     return [torch.randint(3, 1500, (n,), generator=generator).tolist() for n in lengths]
 
 
-def test_fp32_gives_the_tokens_of_the_cpu(artifact):
+def test_fp32_gives_the_tokens_of_the_cpu(trained):
     """Around the top-k of 64, alone and together, prefill in chunks and decode."""
     asked = prompts([1, 5, 63, 64, 65, 130, 300])
-    assert tokens(artifact("sm_90a", "fp32"), asked) == tokens(artifact("cpu", "fp32"), asked)
+    assert tokens(trained("sm_90a", "fp32"), asked) == tokens(trained("cpu", "fp32"), asked)
 
 
-def test_shipped_kernels_need_no_compiler(artifact, tmp_path):
+def test_shipped_kernels_need_no_compiler(trained, tmp_path):
     """Without NVRTC, and with nothing in its cache, an artifact gives tokens."""
     program = (
         "import sys; sys.modules['cuda.bindings.nvrtc'] = None\n"
@@ -71,7 +57,7 @@ def test_shipped_kernels_need_no_compiler(artifact, tmp_path):
         "engine = Engine.load(sys.argv[1], num_blocks=200, max_running=4)\n"
         "engine.generate([[5, 6, 7]], SamplingParams(max_tokens=3))\n"
     )
-    path = artifact("sm_90a", "bf16")
+    path = trained("sm_90a", "bf16")
     subprocess.run(
         [sys.executable, "-c", program, str(path)],
         env={**os.environ, "DSA_COMPILE_CACHE": str(tmp_path)},
@@ -106,17 +92,17 @@ def forced(path, sequences, prefill):
     return torch.stack(found, dim=1)
 
 
-def test_bf16_is_as_near_to_fp32_as_on_the_cpu(artifact):
+def test_bf16_is_as_near_to_fp32_as_on_the_cpu(trained):
     """Along the same text, so that one near-tie does not decide all that follows.
 
     The yardstick is what rounding costs the reference implementation: logits may be no further from
     those of fp32, and the likeliest token may differ from that of fp32 no more often.
     """
     text = HELD_OUT.read_text(encoding="utf-8")
-    ids = load_tokenizer(artifact("cpu", "fp32")).encode(text).ids
+    ids = load_tokenizer(trained("cpu", "fp32")).encode(text).ids
     sequences = [ids[160 * n : 160 * n + 160] for n in range(8)]
     exact, rounded, found = (
-        forced(artifact(target, recipe), sequences, prefill=40)
+        forced(trained(target, recipe), sequences, prefill=40)
         for target, recipe in (("cpu", "fp32"), ("cpu", "bf16"), ("sm_90a", "bf16"))
     )
 
@@ -132,22 +118,22 @@ def test_bf16_is_as_near_to_fp32_as_on_the_cpu(artifact):
     assert agreement(found) >= agreement(rounded) - 0.01
 
 
-def test_together_as_alone(artifact):
+def test_together_as_alone(trained):
     """A request's tokens do not depend on what runs beside it."""
     asked = prompts([7, 64, 90, 200, 33, 150, 12, 75])
-    engine = load(artifact("sm_90a", "fp32"), max_running=8)
+    engine = load(trained("sm_90a", "fp32"), max_running=8)
     together = [output.token_ids for output in engine.generate(asked, greedy())]
     assert together == [engine.generate([one], greedy())[0].token_ids for one in asked]
 
 
-def test_packed_weights_arrive_while_graphs_are_captured(artifact, tmp_path):
+def test_packed_weights_arrive_while_graphs_are_captured(trained, tmp_path):
     """They are those of the checkpoint, whatever the memory held while graphs were captured."""
     path = tmp_path / "packed"
     compile_model(TRAINED, path, target="sm_90a", recipe="fp32", weights="pack")
     asked, lines = prompts([7, 64, 200]), []
     engine = load(path, max_running=32, progress=lines.append)
     found = [output.token_ids for output in engine.generate(asked, greedy())]
-    assert found == tokens(artifact("sm_90a", "fp32"), asked)
+    assert found == tokens(trained("sm_90a", "fp32"), asked)
     assert any("read meanwhile" in line for line in lines)
 
 
@@ -172,7 +158,7 @@ SAMPLED = [
 ]
 
 
-def test_overlapping_steps_give_the_tokens_of_waiting_ones(artifact):
+def test_overlapping_steps_give_the_tokens_of_waiting_ones(trained):
     """Chosen on the device and on the host; some need the host; stops are seen one step late."""
     asked = prompts([5, 65, 130, 30, 200, 77, 12, 90, 64, 40])
     stopping = [replace(params, ignore_eos=False, stop_token_ids=(10, 205)) for params in SAMPLED]
@@ -182,7 +168,7 @@ def test_overlapping_steps_give_the_tokens_of_waiting_ones(artifact):
     found = []
     for overlap in (True, False):
         engine = load(
-            artifact("sm_90a", "fp32"), max_running=10, max_batched_tokens=128, overlap=overlap
+            trained("sm_90a", "fp32"), max_running=10, max_batched_tokens=128, overlap=overlap
         )
         runs = [engine.generate(asked, params) for params in (SAMPLED, stopping, for_host)]
         found.append([[output.token_ids for output in outputs] for outputs in runs])
@@ -190,9 +176,9 @@ def test_overlapping_steps_give_the_tokens_of_waiting_ones(artifact):
 
 
 @pytest.mark.parametrize("cuda_graphs", [True, False])
-def test_steps_wait_for_nothing(artifact, cuda_graphs):
+def test_steps_wait_for_nothing(trained, cuda_graphs):
     """Scheduling, forward and sampling launches never synchronise; only tokens are waited for."""
-    engine = load(artifact("sm_90a", "bf16"), cuda_graphs=cuda_graphs, max_running=8)
+    engine = load(trained("sm_90a", "bf16"), cuda_graphs=cuda_graphs, max_running=8)
     asked = prompts([5, 65, 130, 30])
     engine.generate(asked, SAMPLED[:4])  # whatever is set up at first use
     torch.cuda.set_sync_debug_mode("error")
@@ -203,10 +189,10 @@ def test_steps_wait_for_nothing(artifact, cuda_graphs):
 
 
 @pytest.mark.parametrize("recipe", ["bf16", "fp32"])
-def test_deterministic_tokens_do_not_depend_on_the_batch(artifact, recipe):
+def test_deterministic_tokens_do_not_depend_on_the_batch(trained, recipe):
     """To the last bit of the log-probabilities, from 1 to 32 requests at once."""
     asked = prompts([1 + 4 * n for n in range(32)])
-    path = artifact("sm_90a", recipe)
+    path = trained("sm_90a", recipe)
     options = {"deterministic": True, "max_batched_tokens": 64}
     found = []
     for at_once in (1, 5, 32):

@@ -36,10 +36,8 @@ def nothing(x, size: tl.constexpr):
 
 
 @pytest.fixture(scope="module")
-def artifact(tmp_path_factory):
-    path = tmp_path_factory.mktemp("faults") / "artifact"
-    compile_model(TRAINED, path, target="sm_90a", recipe="fp32")
-    return path
+def artifact(trained):
+    return trained("sm_90a", "fp32")
 
 
 def prompts(lengths, seed=1):

@@ -1,12 +1,9 @@
 """CUDA graphs, memory and determinism of a whole model on a Hopper GPU."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 
-from dsa_compile.compiling import compile_model
 from dsa_compile.errors import UserError
 from dsa_compile.runtime import Engine, SamplingParams
 from dsa_compile.runtime.cuda_graphs import GraphPlan, padded_batch
@@ -17,16 +14,13 @@ from dsa_compile.runtime.model_runner import SHORT
 from .test_padding import step
 
 pytestmark = pytest.mark.gpu(capability=(9, 0))
-TRAINED = Path(__file__).parents[2] / "examples" / "tiny_v32" / "checkpoint"
 TOPK = 64
 BLOCKS = 256
 
 
 @pytest.fixture(scope="module", params=["fp32", "bf16"])
-def artifact(request, tmp_path_factory):
-    path = tmp_path_factory.mktemp(request.param) / "artifact"
-    compile_model(TRAINED, path, target="sm_90a", recipe=request.param)
-    return path
+def artifact(request, trained):
+    return trained("sm_90a", request.param)
 
 
 def load(artifact, **options):

@@ -13,7 +13,7 @@ _SORT_BLOCK = 1024
 _COMBINE_BLOCK = 1024
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pairs"])
 def sort_kernel(
     indices: tl.tensor,
     starts: tl.tensor,

@@ -8,7 +8,7 @@ from torch import Tensor
 from dsa_compile.ops.linear_fp8 import check_linear_fp8
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def linear_fp8_kernel(
     x: tl.tensor,
     x_scale: tl.tensor,

@@ -12,7 +12,8 @@ _BLOCK_T, _BLOCK_K = 128, 64
 _SUM_BLOCK = 64
 
 
-@triton.jit
+# Neither tokens nor how K is split make another kernel: see router.py.
+@triton.jit(do_not_specialize=["tokens"])
 def head_weights_kernel(
     x: tl.tensor,
     weight: tl.tensor,
@@ -21,14 +22,14 @@ def head_weights_kernel(
     heads: int,
     hidden: int,
     x_stride: int,
+    split: int,
     scale: float,
-    SPLIT: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_E: tl.constexpr,
     BLOCK_K: tl.constexpr,
     EXACT: tl.constexpr,
 ) -> None:
-    """``parts[s, t, h]``: the scaled product over the s-th run of ``SPLIT`` elements.
+    """``parts[s, t, h]``: the scaled product over the s-th run of ``split`` elements.
 
     A weight is the sum of three bf16 to its last bit, whose products with bf16 are exact in fp32.
     If ``EXACT``, x is fp32 and both are cut into three tf32. Sums leave the tensor cores, which do
@@ -37,13 +38,13 @@ def head_weights_kernel(
     token = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
     part = tl.program_id(1)
     head = tl.arange(0, BLOCK_E)
-    k = part * SPLIT + tl.arange(0, BLOCK_K)
+    k = part * split + tl.arange(0, BLOCK_K)
     token_in = token < tokens
     head_in = head < heads
     row = token.to(tl.int64)[:, None] * x_stride
     total = tl.zeros((BLOCK_E, BLOCK_T), tl.float32)
-    for start in range(0, SPLIT, BLOCK_K):
-        inside = start + k < tl.minimum((part + 1) * SPLIT, hidden)
+    for start in range(0, split, BLOCK_K):
+        inside = start + k < tl.minimum((part + 1) * split, hidden)
         a = tl.load(
             weight + head[:, None] * hidden + start + k[None, :],
             head_in[:, None] & inside[None, :],
@@ -65,19 +66,19 @@ def head_weights_kernel(
     tl.store(to, tl.trans(total) * scale, token_in[:, None] & head_in[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["number"])
 def sum_kernel(
     parts: tl.tensor,
     out: tl.tensor,
     count: int,
-    PARTS: tl.constexpr,
+    number: int,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """Adds up the parts; ROWS is their number rounded up to a power of two."""
+    """Adds up ``number`` parts of ``count`` values; ROWS is at least as many."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     part = tl.arange(0, ROWS)
-    inside = (part < PARTS)[:, None] & (at < count)[None, :]
+    inside = (part < number)[:, None] & (at < count)[None, :]
     total = tl.sum(tl.load(parts + part[:, None] * count + at[None, :], inside, 0.0), 0)
     tl.store(out + at, total, at < count)
 
@@ -107,8 +108,8 @@ def index_head_weights(x: Tensor, weight: Tensor, scale: float) -> Tensor:
         heads,
         hidden,
         x.stride(0),
+        split,
         scale,
-        SPLIT=split,
         BLOCK_T=_BLOCK_T,
         BLOCK_E=max(triton.next_power_of_2(heads), 16),
         BLOCK_K=_BLOCK_K,
@@ -123,8 +124,8 @@ def index_head_weights(x: Tensor, weight: Tensor, scale: float) -> Tensor:
         parts,
         out,
         out.numel(),
-        PARTS=count,
-        ROWS=triton.next_power_of_2(count),
+        count,
+        ROWS=triton.next_power_of_2(min(blocks, _FILL)),
         BLOCK=_SUM_BLOCK,
         num_warps=4,
     )

@@ -22,7 +22,7 @@ ROWS, WARPS = 16, 4
 """Keys of a program, the fewest that a product on the tensor cores takes, and its warps."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens", "cache_rows"])
 def write_index_key_kernel(
     k: tl.tensor,
     weight: tl.tensor,

@@ -21,7 +21,7 @@ ROWS = 16
 """Vectors of a program: the fewest that a product on the tensor cores takes."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def index_query_kernel(
     q: tl.tensor,
     weights: tl.tensor,

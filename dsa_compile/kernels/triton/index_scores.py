@@ -13,10 +13,11 @@ from torch import Tensor
 from dsa_compile.ops.library import bad_input
 
 _KEYS = 128
+_SCAN = 256  # requests at a time
 _SCALE_BYTES = 4
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first", "requests", "table_stride", "pages"])
 def index_scores_kernel(
     q: tl.tensor,
     weights: tl.tensor,
@@ -40,8 +41,7 @@ def index_scores_kernel(
     scale_start: int,
     width: int,
     scale: float,
-    REQUESTS: tl.constexpr,
-    CHUNKS: tl.constexpr,
+    SCAN: tl.constexpr,
     HEADS: tl.constexpr,
     DIM: tl.constexpr,
     KEYS: tl.constexpr,
@@ -52,9 +52,9 @@ def index_scores_kernel(
     row = tl.program_id(0)
     token = first + row
     # requests that end at or before this token, so the index of its own
-    ended = tl.zeros((REQUESTS,), tl.int32)
-    for chunk in tl.static_range(CHUNKS):
-        index = chunk * REQUESTS + tl.arange(0, REQUESTS)
+    ended = tl.zeros((SCAN,), tl.int32)
+    for begin in range(0, requests, SCAN):
+        index = begin + tl.arange(0, SCAN)
         bounds = tl.load(cu_seqlens + 1 + index, index < requests, 0x7FFFFFFF)
         ended += (bounds <= token).to(tl.int32)
     request = tl.sum(ended, 0)
@@ -146,7 +146,6 @@ def paged_index_scores(
     requests = block_tables.shape[0]
     if not requests or not width:
         return out, ends.zero_(), owners.zero_()
-    group = min(triton.next_power_of_2(requests), 1024)
     tables = block_tables.contiguous()
     page = block_size * cache.shape[2]
     index_scores_kernel[(stop - first, width // _KEYS)](
@@ -172,8 +171,7 @@ def paged_index_scores(
         block_size * dim // 4,
         width,
         scale,
-        REQUESTS=group,
-        CHUNKS=triton.cdiv(requests, group),
+        SCAN=_SCAN,
         HEADS=max(16, triton.next_power_of_2(heads)),
         DIM=max(32, triton.next_power_of_2(dim)),
         KEYS=_KEYS,

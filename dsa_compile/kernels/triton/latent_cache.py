@@ -16,7 +16,7 @@ PLAIN, FP8, FP8_TENSOR = (tl.constexpr(i) for i in range(3))
 """Row formats, see :mod:`dsa_compile.ops.fused_cache`."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens", "cache_rows"])
 def norm_rope_write_kernel(
     kv: tl.tensor,
     weight: tl.tensor,
@@ -97,7 +97,7 @@ def norm_rope_write_kernel(
     tl.store(rope_out + HALF, high.to(cache_rope.dtype.element_ty), kept[:, None])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["cache_rows"])
 def copy_rows_kernel(
     left: tl.tensor,
     right: tl.tensor,

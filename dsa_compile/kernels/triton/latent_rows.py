@@ -13,7 +13,7 @@ _ROWS = 8  # of a program at a time: 4.6 KB of FP8, some loads of 16 bytes a thr
 _PROGRAMS = 2112  # of a launch whose rows the device counts
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["most", "cache_rows"])
 def _blocks_kernel(
     cache: tl.tensor,
     cache_scale: tl.tensor,
@@ -57,7 +57,7 @@ def _blocks_kernel(
         start += tl.num_programs(0) * ROWS
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["most", "cache_rows"])
 def _tensor_kernel(
     cache: tl.tensor,
     scale: tl.tensor,

@@ -15,7 +15,7 @@ def deinterleave(x: tl.tensor, ROWS: tl.constexpr, HALF: tl.constexpr) -> tl.ten
     return tl.split(tl.reshape(x, (ROWS, HALF, 2)))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def rope_kernel(
     x: tl.tensor,
     cos: tl.tensor,

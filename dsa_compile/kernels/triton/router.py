@@ -12,7 +12,9 @@ _BLOCK_K = 128
 _MAX_EXPERTS = 1024
 
 
-@triton.jit
+# Numbers that differ from step to step are neither constants nor specialise a kernel: it would be
+# compiled anew for many of them, while requests wait.
+@triton.jit(do_not_specialize=["tokens"])
 def router_product_kernel(
     x: tl.tensor,
     weight: tl.tensor,
@@ -20,26 +22,26 @@ def router_product_kernel(
     tokens: int,
     experts: int,
     hidden: int,
-    SPLIT: tl.constexpr,
+    split: int,
     BLOCK_T: tl.constexpr,
     BLOCK_E: tl.constexpr,
     BLOCK_K: tl.constexpr,
     EXACT: tl.constexpr,
 ) -> None:
-    """``parts[s, t, e]``: the product over the s-th run of ``SPLIT`` elements, in fp32.
+    """``parts[s, t, e]``: the product over the s-th run of ``split`` elements, in fp32.
 
     Products of bf16 are exact in fp32. If ``EXACT``, operands are fp32, cut into three tf32 each.
     """
     token = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
     expert = tl.program_id(1) * BLOCK_E + tl.arange(0, BLOCK_E)
     part = tl.program_id(2)
-    k = part * SPLIT + tl.arange(0, BLOCK_K)
+    k = part * split + tl.arange(0, BLOCK_K)
     token_in = token < tokens
     expert_in = expert < experts
     row = token.to(tl.int64)[:, None] * hidden
     total = tl.zeros((BLOCK_E, BLOCK_T), tl.float32)
-    for start in range(0, SPLIT, BLOCK_K):
-        inside = start + k < tl.minimum((part + 1) * SPLIT, hidden)
+    for start in range(0, split, BLOCK_K):
+        inside = start + k < tl.minimum((part + 1) * split, hidden)
         a = tl.load(
             weight + expert[:, None] * hidden + start + k[None, :],
             expert_in[:, None] & inside[None, :],
@@ -56,7 +58,7 @@ def router_product_kernel(
     tl.store(to, tl.trans(total), token_in[:, None] & expert_in[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens", "count"])
 def router_choice_kernel(
     parts: tl.tensor,
     bias: tl.tensor,
@@ -64,6 +66,7 @@ def router_choice_kernel(
     indices: tl.tensor,
     slot_mapping: tl.tensor,
     tokens: int,
+    count: int,
     n_group: int,
     group_size: int,
     topk_group: int,
@@ -77,8 +80,9 @@ def router_choice_kernel(
     SIZE: tl.constexpr,
     SLOTS: tl.constexpr,
 ) -> None:
-    """The choice of one token: experts lie as ``[GROUPS, SIZE]``, both padded to powers of two.
+    """The choice of one token, from ``count`` parts, at most ``PARTS``.
 
+    Experts lie as ``[GROUPS, SIZE]``, both padded to powers of two.
     If ``SKIP``, a token whose slot is negative takes none; else ``slot_mapping`` is not read.
     """
     token = tl.program_id(0).to(tl.int64)
@@ -89,7 +93,8 @@ def router_choice_kernel(
     experts = n_group * group_size
     logits = tl.zeros((GROUPS, SIZE), tl.float32)
     for part in tl.static_range(PARTS):
-        logits += tl.load(parts + (part * tokens + token) * experts + expert, inside, 0.0)
+        here = inside & (part < count)
+        logits += tl.load(parts + (part * tokens + token) * experts + expert, here, 0.0)
     scores = 1.0 / (1.0 + tl.exp(-logits))
     choice = scores + tl.load(bias + expert, inside, 0.0)
     # a token of NaN takes the first experts: any order of NaN might name one that there is not
@@ -175,7 +180,7 @@ def router(
     block_e = 64 if experts > 32 else 32
     tiles = triton.cdiv(tokens, block_t) * triton.cdiv(experts, block_e)
     blocks = triton.cdiv(hidden, _BLOCK_K)
-    split = _BLOCK_K * triton.cdiv(blocks, max(1, min(blocks, _FILL // tiles)))
+    split = _split(blocks, tiles)
     count = triton.cdiv(hidden, split)
     parts = torch.empty(count, tokens, experts, dtype=torch.float32, device=x.device)
     router_product_kernel[(triton.cdiv(tokens, block_t), triton.cdiv(experts, block_e), count)](
@@ -185,7 +190,7 @@ def router(
         tokens,
         experts,
         hidden,
-        SPLIT=split,
+        split,
         BLOCK_T=block_t,
         BLOCK_E=block_e,
         BLOCK_K=_BLOCK_K,
@@ -200,11 +205,12 @@ def router(
         indices,
         indices if slot_mapping is None else slot_mapping,
         tokens,
+        count,
         n_group,
         size,
         topk_group,
         scale,
-        PARTS=count,
+        PARTS=triton.cdiv(hidden, _split(blocks, triton.cdiv(experts, block_e))),  # at the most
         TOP_K=top_k,
         SHARED=shared_experts,
         NORMALIZE=normalize,
@@ -215,3 +221,10 @@ def router(
         num_warps=1 if experts <= 256 else 4,
     )
     return weights, indices
+
+
+def _split(blocks: int, tiles: int) -> int:
+    """Elements of a part, where so many tiles have so many blocks of K each."""
+    parts = max(1, min(blocks, _FILL // tiles))
+    split: int = _BLOCK_K * triton.cdiv(blocks, parts)
+    return split

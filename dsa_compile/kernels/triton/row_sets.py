@@ -45,7 +45,7 @@ def _bits(word: tl.tensor) -> tl.tensor:
     return ((x * 0x01010101) >> 24).to(tl.int32)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count", "cache_rows", "step"])
 def _mark_kernel(
     slots: tl.tensor,
     words: tl.tensor,
@@ -65,7 +65,7 @@ def _mark_kernel(
     tl.atomic_or(at, bit, named & unset, sem="relaxed")
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def _number_kernel(
     words: tl.tensor,
     bases: tl.tensor,
@@ -88,7 +88,7 @@ def _number_kernel(
             base += marked.to(tl.int32)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count", "cache_rows"])
 def _place_kernel(
     slots: tl.tensor,
     words: tl.tensor,

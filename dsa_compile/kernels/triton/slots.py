@@ -5,8 +5,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+_SCAN = 256  # requests at a time
 
-@triton.jit
+
+# Numbers that differ from step to step do not specialise a kernel: it would be compiled anew for
+# the first of them that is 1, and for the first that 16 divides.
+@triton.jit(do_not_specialize=["requests", "table_stride", "table_width"])
 def dense_slots_kernel(
     block_tables: tl.tensor,
     cu_seqlens: tl.tensor,
@@ -17,16 +21,15 @@ def dense_slots_kernel(
     table_width: int,
     block_size: int,
     width: int,
-    REQUESTS: tl.constexpr,
-    CHUNKS: tl.constexpr,
+    SCAN: tl.constexpr,
     COLUMNS: tl.constexpr,
 ) -> None:
     """``COLUMNS`` columns of one token's row."""
     token = tl.program_id(0)
     # requests that end at or before this token, so the index of its own
-    ended = tl.zeros((REQUESTS,), tl.int32)
-    for chunk in tl.static_range(CHUNKS):
-        index = chunk * REQUESTS + tl.arange(0, REQUESTS)
+    ended = tl.zeros((SCAN,), tl.int32)
+    for first in range(0, requests, SCAN):
+        index = first + tl.arange(0, SCAN)
         ends = tl.load(cu_seqlens + 1 + index, index < requests, 0x7FFFFFFF)
         ended += (ends <= token).to(tl.int32)
     request = tl.sum(ended, 0)
@@ -54,7 +57,6 @@ def dense_slots(
     tokens = positions.shape[0]
     out = torch.empty((tokens, width), dtype=torch.int32, device=positions.device)
     tables = block_tables.contiguous()
-    requests = min(triton.next_power_of_2(max(tables.shape[0], 1)), 1024)
     columns = min(triton.next_power_of_2(max(width, 1)), 1024)
     dense_slots_kernel[(tokens, triton.cdiv(width, columns))](
         tables,
@@ -66,8 +68,7 @@ def dense_slots(
         tables.shape[1],
         block_size,
         width,
-        REQUESTS=requests,
-        CHUNKS=triton.cdiv(tables.shape[0], requests),
+        SCAN=_SCAN,
         COLUMNS=columns,
         num_warps=4,
     )

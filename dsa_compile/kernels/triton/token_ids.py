@@ -8,7 +8,7 @@ from torch import Tensor
 _BLOCK = 256
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count", "most"])
 def resolve_kernel(
     ids: tl.tensor,
     rows: tl.tensor,

@@ -56,7 +56,8 @@ def report(published: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     ]
     verified = VerifyReport(40, (40,), 16, passes, [error, boundless]).write(folder)
     out = folder / "report.html"
-    ops = {"experts_fp8 mlp": Share(80.0, 2.0, []), "router mlp.gate": Share(5.0, 1.0, [])}
+    us = {"experts_fp8 mlp": 80.0, "router mlp.gate": 5.0, "paged_index_topk_fp8 self_attn": 9.0}
+    ops = {label: Share(time, 1.0, []) for label, time in us.items()}
     row = Row("decode 32", step=12.0, layer=0.2, host=0.1, wall=12.5, ops=ops, kind="moe")
     without = Ablated("fuse_add_norm", {"decode 32": 0.21})
     bench = folder / "bench.json"

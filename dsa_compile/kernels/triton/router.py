@@ -93,7 +93,7 @@ def router_choice_kernel(
     experts = n_group * group_size
     logits = tl.zeros((GROUPS, SIZE), tl.float32)
     for part in tl.static_range(PARTS):
-        here = inside & (part < count)
+        here = inside & (tl.full((1, 1), part, tl.int32) < count)
         logits += tl.load(parts + (part * tokens + token) * experts + expert, here, 0.0)
     scores = 1.0 / (1.0 + tl.exp(-logits))
     choice = scores + tl.load(bias + expert, inside, 0.0)

@@ -14,17 +14,20 @@ from rich.table import Table
 from dsa_compile.bench.case import is_ours
 from dsa_compile.bench.run import Row, best_peer
 from dsa_compile.bench.timing import Ceilings
+from dsa_compile.kernels.providers import PROVIDERS
 
 
 def machine() -> dict[str, str]:
-    """The GPU and the versions that decide the figures."""
+    """The GPU and the versions that decide the figures, also of peers that may be bound."""
     found = {"gpu": torch.cuda.get_device_name(), "python": platform.python_version()}
     found |= {"torch": torch.__version__, "cuda": torch.version.cuda or "-"}
-    for package in ("triton", "cuda-bindings", "deep-gemm", "flash-mla", "flashinfer-python"):
+    peers = [p.name for p in PROVIDERS.values() if p.peer and not p.missing()]
+    for package in ("triton", "cuda-bindings", "flashinfer-python", *peers):
         try:
             found[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
-            continue
+            if package in peers:  # importable from a folder
+                found[package] = "unversioned"
     return found
 
 

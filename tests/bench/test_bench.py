@@ -1,6 +1,7 @@
 """The benchmark's harness, without a GPU: which candidates are timed and what is said of them."""
 
 import contextlib
+import importlib.util
 import sys
 
 import pytest
@@ -86,6 +87,19 @@ def test_ours_and_peers():
     assert [is_ours(name) for name in ("triton", "cuda/cluster", "gluon", "torch", "cudalike")] == [
         True, True, True, False, False,
     ]  # fmt: skip
+
+
+def test_peers_that_may_be_bound_are_told(tmp_path, monkeypatch):
+    """Also those that are no installed distribution."""
+    if importlib.util.find_spec("flash_mla"):
+        pytest.skip("flash_mla is installed")
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "GPU")
+    assert "flash_mla" not in report.machine()
+    (tmp_path / "flash_mla.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    found = report.machine()
+    assert found["flash_mla"] == "unversioned"
+    assert found["torch"] == torch.__version__
 
 
 def test_markdown_names_the_fastest(quick, monkeypatch):

@@ -1,5 +1,6 @@
 """The table of kernels: what it names exists and has the op's signature."""
 
+import importlib
 import inspect
 
 import pytest
@@ -106,3 +107,13 @@ def test_conditions(condition, refusal):
     kernel = Implementation("op", "triton", "m:f", conditions=(condition,))
     found = kernel.refusal(CALL)
     assert found is None if refusal is None else refusal in found
+
+
+def test_functions_that_launch_cuda_kernels_are_known_to():
+    """Artifacts ship the kernels of those that say so."""
+    for kernel in registry.KERNELS:
+        module = kernel.function.partition(":")[0]
+        if kernel.provider != "triton":
+            continue
+        source = inspect.getsource(importlib.import_module(module))
+        assert kernel.mixed == ("dsa_compile.kernels.cuda" in source), module

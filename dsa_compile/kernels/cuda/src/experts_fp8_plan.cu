@@ -1,8 +1,8 @@
 // Sorts the router's choice by expert and cuts every expert's rows into groups. One block.
 //
 // Built with INDEX (the type of an index), EXPERTS and TOKENS (rows of a group at most).
-#include "exclusive_sum.cuh"
 #include "experts_fp8_groups.cuh"
+#include "scans.cuh"
 
 constexpr int kThreads = 1024;
 static_assert(EXPERTS <= kThreads, "one thread scans one expert");
@@ -20,15 +20,6 @@ DEVICE void write_groups(int expert, int row, int rows, int first, int own, Grou
 
 DEVICE int groups_of(int rows) { return (rows + TOKENS - 1) / TOKENS; }  // of nearly equal size
 
-DEVICE int sum_up_to(int value) {
-#pragma unroll
-  for (int step = 1; step < 32; step *= 2) {
-    const int below = __shfl_up_sync(0xffffffffu, value, step);
-    if (static_cast<int>(lane_id()) >= step) value += below;
-  }
-  return value;
-}
-
 // The plan of at most 32 pairs, by one warp. Experts come in the order of their first pair.
 DEVICE void plan_few(const INDEX* indices, int pairs, int* pair_of, int* row_of, Group* groups,
                      int* group_count, u32* finished) {
@@ -40,7 +31,7 @@ DEVICE void plan_few(const INDEX* indices, int pairs, int* pair_of, int* row_of,
   const int first_pair = __ffs(same) - 1;
   const int rows = present && lane == first_pair ? __popc(same) : 0;
   const int own = groups_of(rows);
-  const int row = sum_up_to(rows) - rows, groups_before = sum_up_to(own);
+  const int row = inclusive_sum(rows) - rows, groups_before = inclusive_sum(own);
   const int to = __shfl_sync(kAll, row, first_pair) + __popc(same & ((1u << lane) - 1));
   write_groups(static_cast<int>(expert), row, rows, groups_before - own, own, groups, finished);
   if (lane == 31) *group_count = groups_before;

@@ -5,8 +5,8 @@
 //
 // Built with INDEX (the type of an index), EXPERTS, TOP_K, HIDDEN and TOKENS (rows of a group at
 // most).
-#include "exclusive_sum.cuh"
 #include "experts_fp8_units.cuh"
+#include "scans.cuh"
 
 constexpr int kThreads = 1024;
 constexpr int kChunk = 2 * kThreads;  // pairs of a block

@@ -1,6 +1,7 @@
 // Equal shares of a launch's tiles for the blocks of the grid.
 #pragma once
 #include "index_tasks.cuh"
+#include "scans.cuh"
 
 // A contiguous share of the launch's tiles: from tile `offset` of `item` on.
 struct Share {
@@ -12,14 +13,6 @@ DEVICE int2 equal_part(int total) {
   const int block = blockIdx.x, blocks = gridDim.x;
   const int each = total / blocks, rest = total % blocks;
   return make_int2(block * each + min(block, rest), each + (block < rest));
-}
-
-DEVICE int inclusive_sum(int value) {
-  for (int step = 1; step < 32; step *= 2) {
-    const int below = __shfl_up_sync(0xffffffffu, value, step);
-    if (lane_id() >= step) value += below;
-  }
-  return value;
 }
 
 // Divide the tiles of all items among the blocks of the grid. Called by all threads of the copying

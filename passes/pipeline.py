@@ -10,6 +10,7 @@ from dsa_compile.passes.functionalize import Functionalize
 from dsa_compile.passes.fuse_add_norm import FuseAddNorm
 from dsa_compile.passes.fuse_add_norm_across_layers import FuseAddNormAcrossLayers
 from dsa_compile.passes.fuse_add_norm_quantize import FuseAddNormQuantize
+from dsa_compile.passes.fuse_attention_expand import FuseAttentionExpand
 from dsa_compile.passes.fuse_attention_inputs import FuseAttentionInputs
 from dsa_compile.passes.fuse_expand_quantize import FuseExpandQuantize
 from dsa_compile.passes.fuse_index_weights import FuseIndexWeights
@@ -89,6 +90,7 @@ PIPELINE: tuple[Pass | Level, ...] = (
     FuseNormQuantizeAcrossLayers(),
     FuseAttentionInputs(),
     FuseExpandQuantize(),
+    FuseAttentionExpand(),
     # specialise
     SkipPadding(),
     SelectLogitRows(),

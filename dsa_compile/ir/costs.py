@@ -53,6 +53,8 @@ _CHAIN_US = {
     "paged_latent_attention": 12.0,
     "paged_latent_attention_fp8": 12.0,
     "paged_latent_attention_fp8_tensor": 12.0,
+    "paged_latent_attention_fp8_expand": 12.0,
+    "paged_latent_attention_fp8_tensor_expand": 12.0,
     "router": 2.0,
 }
 

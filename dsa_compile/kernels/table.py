@@ -3,6 +3,8 @@
 The order is what was measured (``docs/kernels.md``), not habit.
 """
 
+from collections.abc import Iterator
+
 import torch
 
 from dsa_compile.kernels.facts import (
@@ -136,6 +138,17 @@ def _attention_fp8_tensor(op: str) -> tuple[Implementation, ...]:
         _cuda(op, "mla", *_MLA, targets=(HOPPER,)),
         _triton(op, "mla_fp8", *_POWERS, size_multiple("q_latent", 2, 128)),
     )
+
+
+def _attention_expand() -> Iterator[Implementation]:
+    """As attention itself, by tokens; what follows it chooses its own kernel."""
+    expand = (size_in("w_uv", 1, 128), size_in("w_uv", 2, 512))
+    rows, peer = "paged_latent_attention_fp8_expand", (*_FLASH_MLA, size_in("cache", 1, 64))
+    yield _cuda(rows, "attention_expand", *_MLA, *expand, targets=(HOPPER,), max_tokens=66)
+    yield _peer(rows, "flash_mla", *peer, module="flash_mla_expand", max_tokens=84)
+    for op in (rows, "paged_latent_attention_fp8_tensor_expand"):
+        yield _cuda(op, "attention_expand", *_MLA, *expand, targets=(HOPPER,))
+        yield _triton(op, "mla_fp8_expand", *_POWERS, size_multiple("q_latent", 2, 128))
 
 
 _PROJECTION = (size_multiple("weight", 0, 8), size_multiple("weight", 1, 128))
@@ -272,6 +285,7 @@ KERNELS: tuple[Implementation, ...] = (
     *_attention_fp8("paged_latent_attention_fp8_lse"),
     *_attention_fp8_tensor("paged_latent_attention_fp8_tensor"),
     *_attention_fp8_tensor("paged_latent_attention_fp8_tensor_lse"),
+    *_attention_expand(),
     _triton("latent_rows_fp8", "latent_rows"),
     _triton("latent_rows_fp8_tensor", "latent_rows"),
     _torch("absorb_query", "absorb"),

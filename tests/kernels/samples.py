@@ -222,6 +222,16 @@ def _attention(make: Callable[[int, int], tuple[Tensor, ...]], many: int) -> Cal
     return samples
 
 
+def _attention_expand(make: Callable[[int, int], tuple[Tensor, ...]]) -> Callable[..., Any]:
+    """Tokens whose keys one block has, and few that several share."""
+
+    def samples() -> Iterator[Arguments]:
+        for sample in (*_attention(make, 70)(), *_attention(make, 7)()):
+            yield *sample, randn(sample[0].shape[1], 128, 512), True
+
+    return samples
+
+
 def _bf16_cache(blocks: int, block_size: int) -> tuple[Tensor, ...]:
     return (randn(blocks, block_size, 576),)
 
@@ -328,6 +338,8 @@ SAMPLES: dict[str, Callable[[], Iterator[Arguments]]] = {
     "paged_latent_attention_fp8_lse": _attention(_fp8_cache, 260),
     "paged_latent_attention_fp8_tensor": _attention(_fp8_tensor_cache, 260),
     "paged_latent_attention_fp8_tensor_lse": _attention(_fp8_tensor_cache, 260),
+    "paged_latent_attention_fp8_expand": _attention_expand(_fp8_cache),
+    "paged_latent_attention_fp8_tensor_expand": _attention_expand(_fp8_tensor_cache),
     "latent_rows_fp8": _rows_fp8,
     "latent_rows_fp8_tensor": _rows_fp8_tensor,
     "linear_fp8": _linear_fp8,

@@ -14,13 +14,19 @@ nvrtc = pytest.importorskip("cuda.bindings.nvrtc")
 pytest.importorskip("triton")
 
 from dsa_compile.kernels import absorb  # noqa: E402
-from dsa_compile.kernels.cuda import head_products, head_weights, router  # noqa: E402
+from dsa_compile.kernels.cuda import (  # noqa: E402
+    attention_expand,
+    head_products,
+    head_weights,
+    router,
+)
 from dsa_compile.kernels.cuda.compiler import build  # noqa: E402
 from dsa_compile.kernels.triton import head_weights as triton_head_weights  # noqa: E402
 
 SOURCES = {
     "absorb_rope_query.cu": {},
     "expand_output_quantize.cu": {},
+    "mla_decode_expand.cu": {"FORMAT": 0, "MOST_PARTS": attention_expand.MOST_PARTS},
     "head_weights.cu": {"CHUNKS": 7},
     "router.cu": {"CHUNKS": 7, "LANE_EXPERTS": 8},
 }
@@ -35,7 +41,8 @@ def test_compiles_without_spills(source: str, arch: str) -> None:
     if source in ("head_weights.cu", "router.cu"):
         assert "LDG.E.128" in binary.sass
         return
-    for instruction in ("UTMALDG.2D", "LDSM.16", "HMMA.16816.F32.BF16", "LDGSTS.E.BYPASS.128"):
+    tokens = "UBLKCP" if source == "mla_decode_expand.cu" else "LDGSTS.E.BYPASS.128"
+    for instruction in ("UTMALDG.2D", "LDSM.16", "HMMA.16816.F32.BF16", tokens):
         assert instruction in binary.sass, instruction
     matrix, wait, _ = binary.sass.partition("ACQBULK")
     assert wait
@@ -45,6 +52,10 @@ def test_compiles_without_spills(source: str, arch: str) -> None:
 @pytest.mark.parametrize("width", [head_products.ROWS, head_products.COLUMNS])
 def test_a_matrix_and_its_tokens_fit(width: int) -> None:
     assert head_products.shared_bytes(width) + 4096 <= 227 * 1024
+
+
+def test_a_matrix_and_all_parts_fit() -> None:
+    assert attention_expand.shared_bytes() + 4096 <= 227 * 1024
 
 
 @pytest.mark.slow

@@ -94,9 +94,14 @@ def scores(q, weights, keys, scales):
 
 
 def close(got, expected, magnitude):
-    """The tensor cores keep some 14 bits of a sum of e4m3 products, whatever cancels afterwards."""
+    """The tensor cores keep some 14 bits of a sum of e4m3 products, whatever cancels afterwards.
+
+    They cut rather than round, by up to 2^-13 of the largest product for each of 32 that are added
+    at a time. A head left out of 64 is more than a hundred times what is allowed here.
+    """
     assert not got.isnan().any()
-    assert ((got - expected).abs() <= 3e-5 * magnitude + 1e-6).all()
+    excess = ((got - expected).abs() / (magnitude + 1e-2)).max()
+    assert excess <= 1e-4, float(excess)
 
 
 @needs_gpu

@@ -38,6 +38,8 @@ paged_latent_attention_fp8_tensor(Tensor q_latent, Tensor q_pe, Tensor cache, Te
 paged_latent_attention_lse(Tensor q_latent, Tensor q_pe, Tensor cache, Tensor slots, float scale) -> (Tensor out, Tensor lse)
 paged_latent_attention_fp8_lse(Tensor q_latent, Tensor q_pe, Tensor cache, Tensor slots, float scale) -> (Tensor out, Tensor lse)
 paged_latent_attention_fp8_tensor_lse(Tensor q_latent, Tensor q_pe, Tensor cache, Tensor slots, float scale, Tensor cache_scale) -> (Tensor out, Tensor lse)
+paged_latent_attention_fp8_expand(Tensor q_latent, Tensor q_pe, Tensor cache, Tensor slots, float scale, Tensor w_uv, bool ue8m0) -> (Tensor q, Tensor out_scale)
+paged_latent_attention_fp8_tensor_expand(Tensor q_latent, Tensor q_pe, Tensor cache, Tensor slots, float scale, Tensor cache_scale, Tensor w_uv, bool ue8m0) -> (Tensor q, Tensor out_scale)
 pointwise(Tensor[] inputs, str program) -> Tensor[]
 quantize_blocks(Tensor x, bool ue8m0) -> (Tensor q, Tensor scale)
 quantize_tensor(Tensor x, Tensor scale) -> Tensor
@@ -196,6 +198,12 @@ CASES = [
            (permuted(6, 3, 5), randn(6, 3, 2), randn(4, 4, 7).to(torch.float8_e4m3fn),
             ints(16, 6, 3), 0.5, torch.tensor([0.5])))
       for lse in ("", "_lse")),
+    Case("paged_latent_attention_fp8_expand",
+         (permuted(6, 3, 128), randn(6, 3, 2), fp8_rows(16, 128, 2), ints(16, 6, 3), 0.5,
+          randn(3, 128, 128), True)),
+    Case("paged_latent_attention_fp8_tensor_expand",
+         (permuted(6, 3, 5), randn(6, 3, 2), randn(4, 4, 7).to(torch.float8_e4m3fn),
+          ints(16, 6, 3), 0.5, torch.tensor([0.5]), randn(3, 256, 5), False)),
     Case("quantize_blocks", (randn(3, 5, 256), True)),
     Case("quantize_blocks", (permuted(5, 128).bfloat16(), False)),
     Case("quantize_tensor", (permuted(3, 5, 8), torch.tensor([0.1]))),

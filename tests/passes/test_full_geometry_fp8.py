@@ -39,6 +39,7 @@ FP8_SITES = {
     "fuse_norm_quantize_across_layers": LAYERS,
     "fuse_attention_inputs": LAYERS,
     "fuse_expand_quantize": LAYERS,
+    "fuse_attention_expand": LAYERS,
 }
 
 
@@ -85,7 +86,12 @@ def test_values_are_quantised_where_they_are_made(program: Program, kind: str) -
 
 
 # Ops that are more than one kernel, by what was measured on an H200 at one token.
-LAUNCHES = {"paged_index_topk_fp8": 2, "router": 2, "experts_fp8": 3}
+LAUNCHES = {
+    "paged_index_topk_fp8": 2,
+    "paged_latent_attention_fp8_expand": 2,
+    "router": 2,
+    "experts_fp8": 3,
+}
 
 
 @pytest.mark.parametrize(("kind", "most"), [("dense", 18), ("moe", 20)])

@@ -40,7 +40,7 @@ def test_every_op_has_a_kernel(program: Program) -> None:
     """Bound by the kernel's stated conditions, whatever is installed here."""
     bindings = {b.op: b.records() for b in bind_kernels(program)}
     assert all(bindings.values())
-    for op in ("attention_inputs_fp8", "paged_latent_attention_fp8_tensor"):
+    for op in ("attention_inputs_fp8", "paged_latent_attention_fp8_tensor_expand"):
         assert {record.provider for record in bindings[f"dsa.{op}.default"]} == {"cuda"}
 
 
@@ -53,7 +53,7 @@ def test_rows_are_written_and_read_under_the_scale_given(program: Program, kind:
         readers = {node.target for node in scale.users}
         assert readers == {
             dsa.attention_inputs_fp8.default,
-            dsa.paged_latent_attention_fp8_tensor.default,
+            dsa.paged_latent_attention_fp8_tensor_expand.default,
         }
         (rows,) = (n for n in region.inputs_of(Role.CACHE) if n.meta["key"] == "latent_cache")
         assert (rows.meta["val"].shape[2], rows.meta["val"].dtype) == (576, torch.uint8)

@@ -12,13 +12,15 @@ from dsa_compile.ops.quantize import E4M3
 ROWS, COLUMNS, ROPE = 128, 512, 64
 """Of a head's matrix, and rotary values of a head."""
 _THREADS = 256
-_BOX = (128, 64)
-_TOKENS = 16  # of a tile
+BOX = (128, 64)
+"""Rows and columns of a matrix that one bulk copy brings."""
+TILE_TOKENS = 16
+"""Of one tile, the M of an mma."""
 
 
 def shared_bytes(width: int) -> int:
     """Dynamic shared memory: alignment, a matrix, two tiles of tokens ``width`` wide."""
-    return 1024 + ROWS * COLUMNS * 2 + 2 * _TOKENS * (2 * width + 16)
+    return 1024 + ROWS * COLUMNS * 2 + 2 * TILE_TOKENS * (2 * width + 16)
 
 
 _ABSORB = CudaKernel(
@@ -54,7 +56,7 @@ def absorb_rope_query(q: Tensor, w_uk: Tensor, cos: Tensor, sin: Tensor) -> tupl
         _ABSORB(
             (heads, 1, 1),
             _THREADS,
-            tensor_map(w_uk.view(-1, COLUMNS), _BOX, l2_promotion=256),
+            tensor_map(w_uk.view(-1, COLUMNS), BOX, l2_promotion=256),
             rows,
             cos,
             sin,
@@ -73,18 +75,16 @@ def expand_output_quantize(o_latent: Tensor, w_uv: Tensor, ue8m0: bool) -> tuple
     Raises:
         ValueError: operands do not fit together or are not supported.
     """
-    name = "expand_output_quantize"
-    check_expand_output_quantize(o_latent, w_uv)
-    _check_matrices(name, w_uv)
+    check_expand(o_latent, w_uv)
     tokens, heads = o_latent.shape[:2]
-    o_latent = rows_of_16_bytes(name, o_latent.contiguous())
+    o_latent = rows_of_16_bytes("expand_output_quantize", o_latent.contiguous())
     q = torch.empty(tokens, heads * ROWS, dtype=E4M3, device=w_uv.device)
     scale = torch.empty(tokens, heads, dtype=torch.float32, device=w_uv.device)
     if tokens:
         _EXPAND(
             (heads, 1, 1),
             _THREADS,
-            tensor_map(w_uv.view(-1, COLUMNS), _BOX, l2_promotion=256),
+            tensor_map(w_uv.view(-1, COLUMNS), BOX, l2_promotion=256),
             o_latent,
             q,
             scale,
@@ -92,6 +92,16 @@ def expand_output_quantize(o_latent: Tensor, w_uv: Tensor, ue8m0: bool) -> tuple
             ue8m0,
         )
     return q, scale
+
+
+def check_expand(o_latent: Tensor, w_uv: Tensor) -> None:
+    """Refuse what the kernels do not take of ``dsa::expand_output_quantize``.
+
+    Raises:
+        ValueError: operands do not fit together or are not supported.
+    """
+    check_expand_output_quantize(o_latent, w_uv)
+    _check_matrices("expand_output_quantize", w_uv)
 
 
 def _check_matrices(op: str, weight: Tensor) -> None:

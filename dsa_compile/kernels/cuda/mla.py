@@ -14,6 +14,11 @@ def _few(q_latent: Tensor, slots: Tensor, few: int) -> bool:
     return q_latent.shape[0] <= few and slots.shape[1] <= MOST_SLOTS
 
 
+def takes_few_fp8(q_latent: Tensor, slots: Tensor) -> bool:
+    """Whether attention to FP8 rows goes to the kernel that splits slots."""
+    return _few(q_latent, slots, FEW_TOKENS_FP8)
+
+
 def paged_latent_attention(
     q_latent: Tensor, q_pe: Tensor, cache: Tensor, slots: Tensor, scale: float
 ) -> Tensor:
@@ -38,7 +43,7 @@ def paged_latent_attention_fp8(
     q_latent: Tensor, q_pe: Tensor, cache: Tensor, slots: Tensor, scale: float
 ) -> Tensor:
     """``dsa::paged_latent_attention_fp8``."""
-    few = _few(q_latent, slots, FEW_TOKENS_FP8)
+    few = takes_few_fp8(q_latent, slots)
     attend = (
         mla_decode.paged_latent_attention_fp8 if few else mla_prefill_fp8.paged_latent_attention_fp8
     )
@@ -49,7 +54,7 @@ def paged_latent_attention_fp8_lse(
     q_latent: Tensor, q_pe: Tensor, cache: Tensor, slots: Tensor, scale: float
 ) -> tuple[Tensor, Tensor]:
     """``dsa::paged_latent_attention_fp8_lse``."""
-    few = _few(q_latent, slots, FEW_TOKENS_FP8)
+    few = takes_few_fp8(q_latent, slots)
     attend = (
         mla_decode.paged_latent_attention_fp8_lse
         if few
@@ -62,7 +67,7 @@ def paged_latent_attention_fp8_tensor(
     q_latent: Tensor, q_pe: Tensor, cache: Tensor, slots: Tensor, scale: float, cache_scale: Tensor
 ) -> Tensor:
     """``dsa::paged_latent_attention_fp8_tensor``."""
-    few = _few(q_latent, slots, FEW_TOKENS_FP8)
+    few = takes_few_fp8(q_latent, slots)
     attend = (
         mla_decode.paged_latent_attention_fp8_tensor
         if few
@@ -75,7 +80,7 @@ def paged_latent_attention_fp8_tensor_lse(
     q_latent: Tensor, q_pe: Tensor, cache: Tensor, slots: Tensor, scale: float, cache_scale: Tensor
 ) -> tuple[Tensor, Tensor]:
     """``dsa::paged_latent_attention_fp8_tensor_lse``."""
-    few = _few(q_latent, slots, FEW_TOKENS_FP8)
+    few = takes_few_fp8(q_latent, slots)
     attend = (
         mla_decode.paged_latent_attention_fp8_tensor_lse
         if few

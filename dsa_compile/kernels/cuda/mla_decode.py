@@ -5,6 +5,7 @@ full, and a second kernel merges the parts. See ``src/mla_decode.cuh``.
 """
 
 import functools
+from dataclasses import dataclass
 from enum import IntEnum
 
 import torch
@@ -49,6 +50,19 @@ class Format(IntEnum):
         if self is Format.BF16:
             return (torch.bfloat16,)
         return (torch.uint8, torch.float8_e4m3fn)[: 1 if self is Format.FP8 else 2]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Of attention whose keys several blocks shared; see ``src/mla_decode_part.cuh``.
+
+    Attributes:
+        values: fp32 for rows of bf16, else fp16, ``[T * groups * splits * 64, 512]``.
+        sums: fp32 ``[T * groups * splits * 64, 2]``, maximum and sum of exponentials of each.
+    """
+
+    values: Tensor
+    sums: Tensor
 
 
 def choose_splits(units: int, tiles: int, processors: int) -> int:
@@ -121,32 +135,87 @@ def attend(
     """
     _check(form, q_latent, q_pe, cache, slots)
     tokens, heads = q_latent.shape[:2]
-    keys = slots.shape[1]
-    groups = -(-heads // HEADS)
     out = torch.empty((tokens, heads, LATENT), dtype=torch.bfloat16, device=q_latent.device)
     lse = torch.empty((tokens, heads), dtype=torch.float32, device=q_latent.device)
     if tokens == 0:
         return out, lse
+    splits = splits or splits_for(form, q_latent, slots)
+    parts = empty_parts(form, q_latent, splits) if splits > 1 else None
+    _launch(form, q_latent, q_pe, cache, slots, scale, cache_scale, splits, (out, lse), parts)
+    if parts:
+        # so many threads a row that each has at most a dozen parts, which it loads at once
+        sharing = 1 if splits <= 12 else 2 if splits <= 24 or form is Format.BF16 else 4
+        row_threads = LATENT * parts.values.element_size() // 16 * sharing
+        grid = (-(-heads * row_threads // MERGE_THREADS), tokens, 1)
+        merge_kernel(form, sharing)(
+            grid, MERGE_THREADS, parts.values, parts.sums, cache_scale, out, lse, heads, splits
+        )
+    return out, lse
+
+
+def attend_parts(
+    form: Format,
+    q_latent: Tensor,
+    q_pe: Tensor,
+    cache: Tensor,
+    slots: Tensor,
+    scale: float,
+    cache_scale: Tensor | None,
+    splits: int,
+) -> Parts:
+    """As :func:`attend`, of at least one token, but what ``splits`` blocks made each, two or more.
+
+    Raises:
+        UserError: the kernel does not take such input.
+    """
+    _check(form, q_latent, q_pe, cache, slots)
+    parts = empty_parts(form, q_latent, splits)
+    _launch(form, q_latent, q_pe, cache, slots, scale, cache_scale, splits, (None, None), parts)
+    return parts
+
+
+def empty_parts(form: Format, q_latent: Tensor, splits: int) -> Parts:
+    """Room for the parts of :func:`attend`."""
+    tokens, heads = q_latent.shape[:2]
+    rows = tokens * -(-heads // HEADS) * splits * HEADS
+    kind = torch.float32 if form is Format.BF16 else torch.float16
+    return Parts(
+        torch.empty((rows, LATENT), dtype=kind, device=q_latent.device),
+        torch.empty((rows, 2), dtype=torch.float32, device=q_latent.device),
+    )
+
+
+def splits_for(form: Format, q_latent: Tensor, slots: Tensor) -> int:
+    """Blocks that share the keys of a token on the tensors' device."""
+    units = q_latent.shape[0] * -(-q_latent.shape[1] // HEADS)
+    return _splits(units, -(-slots.shape[1] // form.tile), multiprocessors(q_latent.device))
+
+
+def _launch(
+    form: Format,
+    q_latent: Tensor,
+    q_pe: Tensor,
+    cache: Tensor,
+    slots: Tensor,
+    scale: float,
+    cache_scale: Tensor | None,
+    splits: int,
+    results: tuple[Tensor | None, Tensor | None],
+    parts: Parts | None,
+) -> None:
+    """The main kernel: into ``results``, or into ``parts`` if there are several."""
+    tokens, heads = q_latent.shape[:2]
+    keys = slots.shape[1]
     tiles = -(-keys // form.tile)
-    if splits is None:
-        processors = multiprocessors(q_latent.device)
-        splits = _splits(tokens * groups, tiles, processors)
-    partial = sums = None
-    if splits > 1:
-        rows = tokens * groups * splits * HEADS
-        kind = torch.float32 if form is Format.BF16 else torch.float16
-        partial = torch.empty((rows, LATENT), dtype=kind, device=q_latent.device)
-        sums = torch.empty((rows, 2), dtype=torch.float32, device=q_latent.device)
     kernel(form)(
-        (splits, groups, tokens),
+        (splits, -(-heads // HEADS), tokens),
         THREADS,
         q_latent,
         q_pe,
         cache,
         slots,
         cache_scale,
-        out,
-        lse,
+        *results,
         heads,
         keys,
         cache.shape[0] * cache.shape[1],
@@ -158,19 +227,8 @@ def attend(
         tiles // splits,
         tiles % splits,
         float(scale),
-        partial,
-        sums,
+        *((parts.values, parts.sums) if parts else (None, None)),
     )
-    if splits > 1:
-        assert partial is not None
-        # so many threads a row that each has at most a dozen parts, which it loads at once
-        parts = 1 if splits <= 12 else 2 if splits <= 24 or form is Format.BF16 else 4
-        row_threads = LATENT * partial.element_size() // 16 * parts
-        grid = (-(-heads * row_threads // MERGE_THREADS), tokens, 1)
-        merge_kernel(form, parts)(
-            grid, MERGE_THREADS, partial, sums, cache_scale, out, lse, heads, splits
-        )
-    return out, lse
 
 
 def _check(form: Format, q_latent: Tensor, q_pe: Tensor, cache: Tensor, slots: Tensor) -> None:

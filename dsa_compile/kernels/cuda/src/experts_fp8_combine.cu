@@ -9,6 +9,7 @@ static_assert(HIDDEN % 8 == 0, "threads take eight columns");
 extern "C" __global__ void __launch_bounds__(128)
     experts_combine(const __nv_bfloat16* outputs, const float* weights,
                     const int* row_of, __nv_bfloat16* __restrict__ out) {
+  dependency_release();
   const int column = (blockIdx.y * 128 + threadIdx.x) * 8;
   if (column >= HIDDEN) return;
   const long long pair0 = static_cast<long long>(blockIdx.x) * TOP_K;

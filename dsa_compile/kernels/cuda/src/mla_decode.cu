@@ -40,7 +40,9 @@ extern "C" __global__ void __launch_bounds__(384, 1)
     fence_mbarrier_init();
     shared.query_max = 0;
   }
+#if FORMAT == BF16_ROW
   dependency_release();
+#endif
   __syncthreads();
 
   float unit = 1.0f;

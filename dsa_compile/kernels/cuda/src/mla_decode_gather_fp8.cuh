@@ -71,10 +71,17 @@ DEVICE void store_columns(Shared& shared, int stage, u32 warp, int slot, int exp
   shared.units[stage][key] = power_of_two(-exponent);
 }
 
+// What follows may start once the last rows are asked for: it streams a matrix a head on processors
+// that have no block, and rows that come in between take longer.
+DEVICE void release_after_last(const TileWalk& walk) {
+  if (!walk.more()) dependency_release();
+}
+
 DEVICE void gather(const Arguments& args, Shared& shared, TileWalk walk) {
   RawRows rows(args.cache, shared);
   rows.ask_left(walk);
   rows.ask_right(walk);
+  release_after_last(walk);
   const Converter convert(shared, rows.warp);
   for (u32 count = 0;; ++count) {
     int stage = count % kStages;
@@ -102,5 +109,6 @@ DEVICE void gather(const Arguments& args, Shared& shared, TileWalk walk) {
     fence_async_shared();
     warp_arrive(&shared.right_full[stage]);
     rows.ask_right(walk);
+    release_after_last(walk);
   }
 }

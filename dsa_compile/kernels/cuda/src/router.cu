@@ -82,6 +82,7 @@ extern "C" __global__ void __launch_bounds__(32)
 #pragma unroll
   for (int j = 0; j < LANE_EXPERTS; ++j) choice[j] = bias[lane * LANE_EXPERTS + j];
   dependency_wait();
+  const bool padding = slots != nullptr && slots[token] < 0;
 #pragma unroll
   for (int j = 0; j < LANE_EXPERTS; ++j) {
     const float logit = logits[token * kExperts + lane * LANE_EXPERTS + j];
@@ -145,7 +146,7 @@ extern "C" __global__ void __launch_bounds__(32)
   if (normalize) own_weight /= total + 1e-20f;
   own_weight *= scale;
   if (lane >= top_k) own_weight = 1.f, own_expert = kExperts + lane - top_k;
-  if (slots != nullptr && slots[token] < 0) own_expert = -1;
+  if (padding) own_expert = -1;
   if (lane < top_k + shared_experts) {
     const int to = token * (top_k + shared_experts) + lane;
     weights[to] = own_weight;

@@ -9,23 +9,33 @@ struct Row {
   const int* table;  // pages of the row's request
   u32 page_shift;
 
+  DEVICE int page_of(int column) const { return table[max(column, 0) >> page_shift]; }
+  DEVICE int row_of(int column, int page) const {
+    const int row = (page << page_shift) + (column & ((1 << page_shift) - 1));
+    return min(column, page) < 0 ? -1 : row;
+  }
+
   // PAGED: the physical row of a column's key, -1 on a missing page.
   DEVICE int report(int column) const {
 #if PAGED
-    if (column < 0) return -1;
-    const int page = table[column >> page_shift];
-    return page < 0 ? -1 : (page << page_shift) + (column & ((1 << page_shift) - 1));
+    return column < 0 ? -1 : row_of(column, page_of(column));
 #else
     return column;
 #endif
   }
 
-  // k / 4 int4 of columns, -1 for none, from shared memory.
+  // k / 4 int4 of columns, -1 for none, from shared memory. The row is not empty: its table has a
+  // first page, which is read for no column, so that all loads of a thread are under way at once.
   DEVICE void write(const u32* columns, int* out, u32 k) const {
     for (u32 i = threadIdx.x; i < k / 4; i += THREADS) {
-      const int4 four = reinterpret_cast<const int4*>(columns)[i];
-      reinterpret_cast<int4*>(out)[i] =
-          make_int4(report(four.x), report(four.y), report(four.z), report(four.w));
+      int4 four = reinterpret_cast<const int4*>(columns)[i];
+#if PAGED
+      const int4 pages = make_int4(page_of(four.x), page_of(four.y), page_of(four.z),
+                                   page_of(four.w));
+      four = make_int4(row_of(four.x, pages.x), row_of(four.y, pages.y), row_of(four.z, pages.z),
+                       row_of(four.w, pages.w));
+#endif
+      reinterpret_cast<int4*>(out)[i] = four;
     }
   }
 

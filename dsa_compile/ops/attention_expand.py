@@ -1,0 +1,120 @@
+"""Latent attention to FP8 rows together with what follows it: back to heads, and quantised.
+
+The two are one op because few tokens are attended to by several blocks each: what puts their parts
+together can go on with the product, and the result in the latent space is never in memory.
+"""
+
+import torch
+from torch import Tensor
+
+from dsa_compile.ops.attention_fp8 import (
+    paged_latent_attention_fp8,
+    paged_latent_attention_fp8_tensor,
+)
+from dsa_compile.ops.head_products import expand_output_quantize
+from dsa_compile.ops.library import define
+from dsa_compile.ops.quantize import BLOCK, E4M3
+
+
+def paged_latent_attention_fp8_expand(
+    q_latent: Tensor,
+    q_pe: Tensor,
+    cache: Tensor,
+    slots: Tensor,
+    scale: float,
+    w_uv: Tensor,
+    ue8m0: bool,
+) -> tuple[Tensor, Tensor]:
+    """``paged_latent_attention_fp8``, then ``expand_output_quantize`` of its result.
+
+    Args:
+        q_latent: ``[T, H, R]``.
+        q_pe: ``[T, H, dr]``.
+        cache: uint8 ``[num_blocks, block_size, fp8_row_bytes(R, dr)]``.
+        slots: int32 ``[T, K]``, physical rows; -1 names none.
+        scale: on the dot products.
+        w_uv: ``[H, dv, R]`` in the queries' dtype, dv a multiple of 128.
+        ue8m0: round the result's scales up to powers of two.
+
+    Returns:
+        e4m3 ``[T, H dv]`` and scale fp32 ``[T, H dv / 128]``.
+    """
+    out = paged_latent_attention_fp8(q_latent, q_pe, cache, slots, scale)
+    return expand_output_quantize(out, w_uv, ue8m0)
+
+
+def paged_latent_attention_fp8_tensor_expand(
+    q_latent: Tensor,
+    q_pe: Tensor,
+    cache: Tensor,
+    slots: Tensor,
+    scale: float,
+    cache_scale: Tensor,
+    w_uv: Tensor,
+    ue8m0: bool,
+) -> tuple[Tensor, Tensor]:
+    """``paged_latent_attention_fp8_tensor``, then ``expand_output_quantize`` of its result.
+
+    Args:
+        q_latent: ``[T, H, R]``.
+        q_pe: ``[T, H, dr]``.
+        cache: e4m3, or the same bytes as uint8, ``[num_blocks, block_size, R + dr]``.
+        slots: int32 ``[T, K]``, physical rows; -1 names none.
+        scale: on the dot products.
+        cache_scale: fp32 ``[1]``; a value is ``q * cache_scale``.
+        w_uv: ``[H, dv, R]`` in the queries' dtype, dv a multiple of 128.
+        ue8m0: round the result's scales up to powers of two.
+
+    Returns:
+        e4m3 ``[T, H dv]`` and scale fp32 ``[T, H dv / 128]``.
+    """
+    out = paged_latent_attention_fp8_tensor(q_latent, q_pe, cache, slots, scale, cache_scale)
+    return expand_output_quantize(out, w_uv, ue8m0)
+
+
+def _fake(q_latent: Tensor, w_uv: Tensor) -> tuple[Tensor, Tensor]:
+    tokens, width = q_latent.shape[0], w_uv.shape[0] * w_uv.shape[1]
+    return (
+        q_latent.new_empty((tokens, width), dtype=E4M3),
+        q_latent.new_empty((tokens, width // BLOCK), dtype=torch.float32),
+    )
+
+
+def _fp8_fake(
+    q_latent: Tensor,
+    q_pe: Tensor,
+    cache: Tensor,
+    slots: Tensor,
+    scale: float,
+    w_uv: Tensor,
+    ue8m0: bool,
+) -> tuple[Tensor, Tensor]:
+    return _fake(q_latent, w_uv)
+
+
+def _fp8_tensor_fake(
+    q_latent: Tensor,
+    q_pe: Tensor,
+    cache: Tensor,
+    slots: Tensor,
+    scale: float,
+    cache_scale: Tensor,
+    w_uv: Tensor,
+    ue8m0: bool,
+) -> tuple[Tensor, Tensor]:
+    return _fake(q_latent, w_uv)
+
+
+_ARGUMENTS = "Tensor q_latent, Tensor q_pe, Tensor cache, Tensor slots, float scale"
+_EXPAND = "Tensor w_uv, bool ue8m0) -> (Tensor q, Tensor out_scale)"
+
+PAGED_LATENT_ATTENTION_FP8_EXPAND = define(
+    f"paged_latent_attention_fp8_expand({_ARGUMENTS}, {_EXPAND}",
+    paged_latent_attention_fp8_expand,
+    _fp8_fake,
+)
+PAGED_LATENT_ATTENTION_FP8_TENSOR_EXPAND = define(
+    f"paged_latent_attention_fp8_tensor_expand({_ARGUMENTS}, Tensor cache_scale, {_EXPAND}",
+    paged_latent_attention_fp8_tensor_expand,
+    _fp8_tensor_fake,
+)

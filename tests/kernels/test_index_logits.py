@@ -13,6 +13,7 @@ from dsa_compile.kernels.cuda.compiler import build
 from dsa_compile.kernels.cuda.index_logits import (
     FEW,
     paged_index_logits,
+    paged_kernel,
     ragged_index_logits,
     scoring_kernel,
     warpgroups_for,
@@ -47,7 +48,7 @@ def sass_and_usage(cubin: bytes, path: Path) -> tuple[str, dict[str, int]]:
 @pytest.mark.parametrize("kernel", KERNELS, ids=str)
 def test_compiles_to_what_it_relies_on(kernel, tmp_path):
     _, heads, queries = kernel[:3]
-    compiled = scoring_kernel(*kernel)
+    compiled = paged_kernel(*kernel[1:]) if kernel[0] == "paged" else scoring_kernel(*kernel)
     cubin = build(compiled.source, arch="sm_90a", defines=compiled.defines)
     sass, usage = sass_and_usage(cubin, tmp_path / "kernel.cubin")
     groups = warpgroups_for(heads, queries)
@@ -56,6 +57,9 @@ def test_compiles_to_what_it_relies_on(kernel, tmp_path):
     assert set(products) == {str(columns)}
     assert "UTMALDG" in sass
     assert "UBLKCP" in sass
+    ahead, wait, _ = sass.partition("ACQBULK")
+    assert wait
+    assert ("UBLKPF" in ahead) == (kernel[3:] == (FEW,)), "keys are asked for ahead of the wait"
     assert usage["LOCAL"] == usage["STACK"] == 0
     assert usage["REG"] * groups.threads * groups.blocks <= 65536
     assert (compiled.shared + 1024) * groups.blocks <= 228 * 1024

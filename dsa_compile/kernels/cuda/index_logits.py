@@ -135,6 +135,15 @@ def scoring_kernel(
     )
 
 
+def paged_kernel(heads: int, queries: int, ring: Ring = MANY) -> CudaKernel:
+    """The kernel that writes the scores of paged keys.
+
+    With the ring for few keys, it asks for them before the kernels in front of it have ended.
+    """
+    defines = (("PREFETCH", int(ring == FEW)),)
+    return scoring_kernel("paged", heads, queries, ring, defines=defines)
+
+
 def ragged_index_logits(
     q: Tensor,
     weights: Tensor,
@@ -246,7 +255,7 @@ def paged_index_logits(
     queries = queries_per_block(count, requests)
     groups = warpgroups_for(heads, queries)
     ring = ring_for(requests, columns) if groups.blocks > 1 else MANY
-    kernel = scoring_kernel("paged", heads, queries, ring)
+    kernel = paged_kernel(heads, queries, ring)
     kernel(
         (min(groups.blocks, ring.blocks) * multiprocessors(q.device), 1, 1),
         groups.threads,

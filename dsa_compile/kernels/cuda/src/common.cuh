@@ -98,6 +98,11 @@ DEVICE void bulk_load(u32 to, const void* from, u32 bytes, u32 barrier) {
       : "memory");
 }
 
+// Contiguous bytes (a multiple of 16) global -> L2; nothing tells when they are there.
+DEVICE void bulk_prefetch(const void* from, u32 bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+}
+
 DEVICE void prefetch_tensor_map(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }

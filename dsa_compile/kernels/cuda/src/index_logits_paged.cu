@@ -1,5 +1,5 @@
 // Scores of each request's last rows against its paged keys; none if `wanted` is there and zero.
-// Macros: see index_tasks.cuh.
+// Macros: see index_tasks.cuh; PREFETCH for fewer requests than a block has warps.
 #include "index_copy.cuh"
 #include "index_paged.cuh"
 #include "index_rows.cuh"
@@ -18,6 +18,9 @@ index_logits_paged(const __grid_constant__ CUtensorMap query_map,
     prefetch_tensor_map(&key_map);
     stages.initialise();
   }
+  const PagedWork work{tables, row_starts, contexts,  requests, table_width,
+                       blocks, page_shift, row_begin, row_end};
+  if (PREFETCH) prefetch_pages(work, cache, page_stride);
   __syncthreads();
   dependency_wait();
   dependency_release();
@@ -26,8 +29,6 @@ index_logits_paged(const __grid_constant__ CUtensorMap query_map,
   const int warpgroup = warp_id() / 4;
   if (warpgroup == WARPGROUPS) {
     register_dealloc<COPY_REGISTERS>();
-    const PagedWork work{tables, row_starts, contexts,  requests, table_width,
-                         blocks, page_shift, row_begin, row_end};
     const Share share = divide(work, reinterpret_cast<int*>(memory + SCRATCH_AT));
     PagedLoader loader{work, &key_map, cache, page_stride};
     copy(stages, tasks, PagedCursor(work, share), &query_map, weights, rows, loader);

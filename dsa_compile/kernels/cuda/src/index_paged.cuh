@@ -68,6 +68,24 @@ DEVICE void describe_rows(const PagedWork& work, int* ends, int* owners) {
   }
 }
 
+// Asks L2 for the pages of few requests, a warp of every block each, before the kernels in front have
+// ended: all but the newest keys are of earlier steps, and on another stream projections may soon
+// take all of the memory's bandwidth. Lengths and tables are read for no more than that. Were they
+// still being written, the wrong pages would be asked for; so they must not stay in L1.
+DEVICE void prefetch_pages(const PagedWork& work, const u8* cache, long long page_stride) {
+  const int request = warp_id(), size = 1 << work.page_shift;
+  if (request >= work.requests) return;
+  const int pages = min((__ldcg(work.contexts + request) + size - 1) >> work.page_shift,
+                        work.table_width);
+  const int* table = work.tables + request * work.table_width;
+  const int step = 32 * gridDim.x;
+  for (int page = blockIdx.x + gridDim.x * lane_id(); page < pages; page += step) {
+    const int block = __ldcg(table + page);
+    if (static_cast<u32>(block) < static_cast<u32>(work.blocks))
+      bulk_prefetch(cache + block * page_stride, (DIM + 4) * size);
+  }
+}
+
 // A block of QUERIES rows of a request.
 class PagedBlock {
  public:

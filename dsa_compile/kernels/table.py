@@ -113,7 +113,7 @@ def _attention_fp8(op: str) -> tuple[Implementation, ...]:
             *_MLA,
             targets=(HOPPER,),
             max_tokens=66,
-            note="H200, 128 heads: 1 token 12.0 µs, 64 tokens 96.5 (flash_mla 18.9, 106.2)",
+            note="H200, 128 heads: 1 token 11.5 µs, 64 tokens 96.8 (flash_mla 18.9, 106.0)",
         ),
         _peer(
             op,
@@ -248,7 +248,7 @@ KERNELS: tuple[Implementation, ...] = (
         size_multiple("x", 1, 1024),
         size_at_most("x", 1, 8192),
         max_tokens=32,
-        note="H200, 1 token: 3.3 µs (triton 7.1; conversion, cuBLAS and scale apart 8.6)",
+        note="H200, 1 token: 4.1 µs (triton 7.3; conversion, cuBLAS and scale apart 8.6)",
     ),
     _triton("index_head_weights", "head_weights"),
     _triton(
@@ -268,7 +268,7 @@ KERNELS: tuple[Implementation, ...] = (
         value_multiple("topk", 4),
         value_at_most("topk", 2048),
         targets=(HOPPER,),
-        note="H200, 2,048 × 65,536, scores and top-k: 1,831 µs (deep_gemm + vllm 2,239)",
+        note="H200, 2,048 × 65,536, scores and top-k: 1,812 µs (deep_gemm + vllm 2,479)",
     ),
     _triton(
         "paged_index_topk_fp8",
@@ -297,8 +297,8 @@ KERNELS: tuple[Implementation, ...] = (
         size_in("q", 2, 192),
         size_in("w_uk", 1, 128),
         size_in("w_uk", 2, 512),
-        max_tokens=16,
-        note="H200, 1 token: 6.5 µs (product and rotation apart 9.2); 32 tokens: 10.6 (10.1)",
+        max_tokens=32,
+        note="H200, 1 token: 5.2 µs (product and rotation apart 8.2); 32 tokens: 9.5 (10.1)",
     ),
     _torch("absorb_rope_query", "absorb"),
     _cuda(
@@ -308,7 +308,7 @@ KERNELS: tuple[Implementation, ...] = (
         size_in("w_uv", 1, 128),
         size_in("w_uv", 2, 512),
         max_tokens=32,
-        note="H200, 1 token: 6.8 µs (product and quantisation apart 9.3); 64 tokens: 14.0 (10.2)",
+        note="H200, 1 token: 5.7 µs (product and quantisation apart 8.2); 64 tokens: 13.0 (9.1)",
     ),
     _torch("expand_output_quantize", "absorb"),
     # projections
@@ -318,13 +318,13 @@ KERNELS: tuple[Implementation, ...] = (
         *_PROJECTION,
         targets=(HOPPER,),
         max_tokens=64,
-        note="H200, a layer's six at 1 token: 67 µs (deep_gemm 90)",
+        note="H200, a layer's six at 1 token: 61 µs (deep_gemm 93)",
     ),
     _peer(
         "linear_fp8",
         "deep_gemm",
         *_PROJECTION,
-        note="H200, a layer's six at 4,096 tokens: 1,433 µs (cuda 1,561)",
+        note="H200, a layer's six at 4,096 tokens: 1,331 µs (cuda 1,448)",
     ),
     _cuda("linear_fp8", "gemm_fp8", *_PROJECTION, targets=(HOPPER,)),
     _triton("linear_fp8", "gemm_fp8", size_multiple("weight", 1, 128)),

@@ -44,7 +44,7 @@ def questions(published: Path, bench: Path) -> list[list[str]]:
         [],
         ["diff", "token_major"],
         ["diff", "recognize_rms_norm", "--layer", "37", "--site", "6"],
-        ["why", "paged_latent_attention_fp8"],
+        ["why", "paged_latent_attention_fp8_expand"],
         ["why", "linear", "--kind", "moe", "--after", "merge_projections"],
         ["near-miss", "fuse_add_norm"],
         ["graph", "--layer", "37", "--variant", "long", "--inputs"],

@@ -23,10 +23,11 @@ def traced(store: Store, name: str, region: str = "moe.long") -> Ancestor:
 
 
 def test_a_chain_of_passes_down_to_lines(store: Store) -> None:
-    found = traced(store, "paged_latent_attention_fp8")
+    found = traced(store, "paged_latent_attention_fp8_expand")
     assert [step.name for step in found.steps] == [
-        "quantize_latent_cache", "insert_paged_caches", "absorb_mla", "token_major",
-        "recognize_sparse_attention", "recognize_rope_interleaved",
+        "fuse_attention_expand", "fuse_expand_quantize", "quantize_latent_cache",
+        "quantize_projections", "insert_paged_caches", "absorb_mla", "token_major", "token_major",
+        "recognize_sparse_attention", "recognize_rope_interleaved", "recognize_rope_interleaved",
     ]  # fmt: skip
     producer = store.manifest.producer
     sources = Sources({"transformers": producer.transformers})
@@ -88,14 +89,19 @@ def test_names_taken_again_are_other_nodes(store: Store) -> None:
 
 
 def test_later_passes_that_gave_other_inputs(store: Store) -> None:
-    last = store.stages[-1].number
     history = History(store)
-    for region, names in (
-        ("moe.long", ["quantize_indexer"]),
-        ("moe.short", ["quantize_indexer", "split_short_long"]),
+    for after, region, name, names in (
+        ("quantize_indexer", "moe", "paged_latent_attention_fp8", ["quantize_indexer"]),
+        (
+            "overlap_streams",
+            "moe.short",
+            "paged_latent_attention_fp8_expand",
+            ["split_short_long"],
+        ),
     ):
-        found = history.of(last, region, "paged_latent_attention_fp8")
-        touched = history.touched(found, last, region, "paged_latent_attention_fp8")
+        stage = store.stage(after).number
+        found = history.of(stage, region, name)
+        touched = history.touched(found, stage, region, name)
         assert [step.name for step in touched] == names
 
 

@@ -9,6 +9,7 @@ SUITES = (
     "topk",
     "index_logits",
     "mla_decode",
+    "attention_expand",
     "mla_prefill",
     "gemm_fp8",
     "experts",

@@ -43,7 +43,7 @@ def _case(form: Format, tokens: int, heads: int) -> Case:
     cache, cache_scale = _cache(form)
     q_latent = torch.randn(tokens, heads, 512, device="cuda", dtype=torch.bfloat16)
     q_pe = torch.randn(tokens, heads, 64, device="cuda", dtype=torch.bfloat16)
-    slots = [_slots(tokens) for _ in range(COPIES)]
+    slots = [random_slots(tokens) for _ in range(COPIES)]
 
     def ours(chosen: Tensor) -> Call:
         return lambda: attend(form, q_latent, q_pe, cache, chosen, SCALE, cache_scale)
@@ -80,13 +80,21 @@ def _cache(form: Format) -> tuple[Tensor, Tensor | None]:
     if form is Format.FP8_TENSOR:
         scale = torch.tensor([0.02], device="cuda")
         return quantize_tensor(values, scale).view(BLOCKS, BLOCK_SIZE, -1), scale
+    return fp8_cache(values), None
+
+
+def fp8_cache(values: Tensor | None = None) -> Tensor:
+    """656-byte rows ``[BLOCKS, BLOCK_SIZE, 656]`` of bf16 ones, random if not given."""
+    if values is None:
+        values = torch.randn(BLOCKS * BLOCK_SIZE, 576, device="cuda", dtype=torch.bfloat16)
     latent, scales = quantize_blocks(values[:, :512], False)
     parts = (latent, scales, values[:, 512:])
     rows = torch.cat([part.contiguous().view(torch.uint8) for part in parts], 1)
-    return rows.view(BLOCKS, BLOCK_SIZE, -1), None
+    return rows.view(BLOCKS, BLOCK_SIZE, -1)
 
 
-def _slots(tokens: int) -> Tensor:
+def random_slots(tokens: int) -> Tensor:
+    """int32 ``[tokens, KEYS]``, distinct rows of a cache for each token."""
     rows = BLOCKS * BLOCK_SIZE
     return torch.stack([torch.randperm(rows, device="cuda")[:KEYS] for _ in range(tokens)]).int()
 

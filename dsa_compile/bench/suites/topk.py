@@ -76,9 +76,10 @@ def _case(rows: int, width: int) -> Case:
     if importlib.util.find_spec("flashinfer") is None:
         unavailable["flashinfer"] = "flashinfer is not installed"
     else:
-        candidates["flashinfer"] = calls(
-            lambda scores: flashinfer.topk(scores, ends, K, offsets=zeros)
-        )
+        candidates["flashinfer"] = [  # it takes contiguous scores only
+            partial(flashinfer.topk, scores.contiguous(), ends, K, offsets=zeros)
+            for scores in copies
+        ]
     try:
         vllm_topk.load()
     except ModuleNotFoundError as error:

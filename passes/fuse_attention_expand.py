@@ -10,7 +10,8 @@ Before::                                            After::
 Of few tokens several blocks attend to each; the kernel that puts their parts together has a head's
 values at hand, and its matrix can be on the way before they are. Rows under one scale likewise.
 
-Declines: a result that something else reads as well.
+Declines: a result that something else reads as well. Left alone where no kernel does both, on
+Blackwell: there each op keeps the kernel that is best for it.
 """
 
 import torch
@@ -27,6 +28,7 @@ from dsa_compile.passes.shared import each_layer
 
 dsa = torch.ops.dsa
 
+_APART = ("sm_100a",)
 _FUSED = {
     dsa.paged_latent_attention_fp8.default: dsa.paged_latent_attention_fp8_expand.default,
     dsa.paged_latent_attention_fp8_tensor.default: (
@@ -53,10 +55,13 @@ class FuseAttentionExpand(RegionPass):
 
     def expects(self, program: Program, region: Region) -> int | None:
         """Attention in every layer, if its heads are whole blocks."""
-        return each_layer(region, 0 if program.spec.v_head_dim % BLOCK else 1)
+        left = program.config.target in _APART or program.spec.v_head_dim % BLOCK
+        return each_layer(region, 0 if left else 1)
 
     def rewrite(self, edit: Editor, program: Program) -> None:
         """Replace every match."""
+        if program.config.target in _APART:
+            return
         for attention, fused in _FUSED.items():
             found = find(edit.graph, _pattern(attention))
             edit.note(found.misses)

@@ -1,5 +1,7 @@
 """Attention that goes on to its heads: which kernels take it, and results on a GPU."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -20,10 +22,9 @@ needs_hopper = pytest.mark.gpu(capability=(9, 0))
 OPS = ("paged_latent_attention_fp8_expand", "paged_latent_attention_fp8_tensor_expand")
 
 
-@pytest.mark.parametrize("tokens", [1, 2, 7, 16, 24, 32])
-@pytest.mark.parametrize("heads", [16, 128])
-def test_the_last_kernel_follows_the_parts(tokens: int, heads: int) -> None:
-    args = (
+def operands(tokens: int, heads: int) -> tuple[Any, ...]:
+    """Of the op for 656-byte rows, without values."""
+    return (
         torch.empty(tokens, heads, 512, dtype=torch.bfloat16, device="meta"),
         torch.empty(tokens, heads, 64, dtype=torch.bfloat16, device="meta"),
         torch.empty(64, 64, 656, dtype=torch.uint8, device="meta"),
@@ -32,6 +33,12 @@ def test_the_last_kernel_follows_the_parts(tokens: int, heads: int) -> None:
         torch.empty(heads, 128, 512, dtype=torch.bfloat16, device="meta"),
         True,
     )
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 7, 16, 24, 32])
+@pytest.mark.parametrize("heads", [16, 128])
+def test_the_last_kernel_follows_the_parts(tokens: int, heads: int) -> None:
+    args = operands(tokens, heads)
     with rehearse("sm_90a") as rehearsal:
         splits = mla_decode.splits_for(Format.FP8, args[0], args[3])
         attention_expand.paged_latent_attention_fp8_expand(*args)

@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from dsa_compile.config import CompileConfig
 from dsa_compile.ops.fused_cache import fp8_row_bytes
 from dsa_compile.ops.quantize import E4M3
 from dsa_compile.passes.fuse_attention_expand import FuseAttentionExpand
@@ -76,6 +77,18 @@ def test_heads_that_are_not_whole_blocks_are_not_expected() -> None:
         return dsa.paged_latent_attention_fp8.default(q_latent, q_pe, latent, slots, SCALE)
 
     record = FuseAttentionExpand()(fragment(before, v_head_dim=64))
+    assert (record.rewrites, record.expected) == (0, 0)
+
+
+def test_is_left_alone_where_no_kernel_does_both() -> None:
+    @region("dense", *INPUTS, FP8, outputs=OUTPUTS)
+    def before(q_latent, q_pe, slots, w_uv, latent):
+        o = dsa.paged_latent_attention_fp8.default(q_latent, q_pe, latent, slots, SCALE)
+        pair = dsa.expand_output_quantize.default(o, w_uv, True)
+        return pair[0], pair[1]
+
+    program = fragment(before, config=CompileConfig(target="sm_100a"), v_head_dim=128)
+    record = FuseAttentionExpand()(program)
     assert (record.rewrites, record.expected) == (0, 0)
 
 

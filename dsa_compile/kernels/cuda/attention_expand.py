@@ -82,8 +82,11 @@ def paged_latent_attention_fp8_tensor_expand(
 
 
 def expand_output_quantize(o_latent: Tensor, w_uv: Tensor, ue8m0: bool) -> tuple[Tensor, Tensor]:
-    """``dsa::expand_output_quantize`` by whichever is the faster for so many tokens."""
-    if o_latent.shape[0] <= EXPAND_TOKENS:
+    """``dsa::expand_output_quantize`` by whichever is the faster for so many tokens.
+
+    Our own product takes matrices 128 x 512 in bf16; of others any number of tokens go to cuBLAS.
+    """
+    if o_latent.shape[0] <= EXPAND_TOKENS and head_products.takes(w_uv):
         return head_products.expand_output_quantize(o_latent, w_uv, ue8m0)
     return absorb.expand_output_quantize(o_latent, w_uv, ue8m0)
 

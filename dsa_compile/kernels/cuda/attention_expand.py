@@ -1,6 +1,8 @@
 """Latent attention and its way back to heads, quantised: few tokens by one launch less."""
 
 import functools
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -49,12 +51,8 @@ def paged_latent_attention_fp8_expand(
         ValueError: operands do not fit together or are not supported.
         UserError: likewise, of attention.
     """
-    splits = _few_parts(Format.FP8, q_latent, slots)
-    if splits:
-        args = (q_latent, q_pe, cache, slots, scale, None)
-        return _expand_parts(Format.FP8, args, splits, w_uv, ue8m0)
-    out = mla.paged_latent_attention_fp8(q_latent, q_pe, cache, slots, scale)
-    return expand_output_quantize(out, w_uv, ue8m0)
+    args = (q_latent, q_pe, cache, slots, scale)
+    return _attend(Format.FP8, mla.paged_latent_attention_fp8, args, w_uv, ue8m0)
 
 
 def paged_latent_attention_fp8_tensor_expand(
@@ -73,20 +71,13 @@ def paged_latent_attention_fp8_tensor_expand(
         ValueError: operands do not fit together or are not supported.
         UserError: likewise, of attention.
     """
-    splits = _few_parts(Format.FP8_TENSOR, q_latent, slots)
-    if splits:
-        args = (q_latent, q_pe, cache, slots, scale, cache_scale)
-        return _expand_parts(Format.FP8_TENSOR, args, splits, w_uv, ue8m0)
-    out = mla.paged_latent_attention_fp8_tensor(q_latent, q_pe, cache, slots, scale, cache_scale)
-    return expand_output_quantize(out, w_uv, ue8m0)
+    args = (q_latent, q_pe, cache, slots, scale, cache_scale)
+    return _attend(Format.FP8_TENSOR, mla.paged_latent_attention_fp8_tensor, args, w_uv, ue8m0)
 
 
 def expand_output_quantize(o_latent: Tensor, w_uv: Tensor, ue8m0: bool) -> tuple[Tensor, Tensor]:
-    """``dsa::expand_output_quantize`` by whichever is the faster for so many tokens.
-
-    Our own product takes matrices 128 x 512 in bf16; of others any number of tokens go to cuBLAS.
-    """
-    if o_latent.shape[0] <= EXPAND_TOKENS and head_products.takes(w_uv):
+    """``dsa::expand_output_quantize`` by whichever is the faster for so many tokens."""
+    if o_latent.shape[0] <= EXPAND_TOKENS:
         return head_products.expand_output_quantize(o_latent, w_uv, ue8m0)
     return absorb.expand_output_quantize(o_latent, w_uv, ue8m0)
 
@@ -100,17 +91,20 @@ def _few_parts(form: Format, q_latent: Tensor, slots: Tensor) -> int:
     return splits if splits > 1 and tokens * splits <= MOST_PARTS else 0
 
 
-def _expand_parts(
+def _attend(
     form: Format,
-    args: tuple[Tensor, Tensor, Tensor, Tensor, float, Tensor | None],
-    splits: int,
+    attention: Callable[..., Tensor],
+    args: tuple[Any, ...],
     w_uv: Tensor,
     ue8m0: bool,
 ) -> tuple[Tensor, Tensor]:
-    q_latent, cache_scale = args[0], args[5]
+    q_latent, _, _, slots, _, *scales = args
+    splits = _few_parts(form, q_latent, slots)
+    if not splits:
+        return expand_output_quantize(attention(*args), w_uv, ue8m0)
     tokens, heads = q_latent.shape[:2]
     head_products.check_expand(q_latent, w_uv)
-    parts = mla_decode.attend_parts(form, *args, splits)
+    parts = mla_decode.attend_parts(form, *args, splits=splits)
     q = torch.empty(tokens, heads * head_products.ROWS, dtype=E4M3, device=w_uv.device)
     scale = torch.empty(tokens, heads, dtype=torch.float32, device=w_uv.device)
     kernel(form)(
@@ -119,7 +113,7 @@ def _expand_parts(
         tensor_map(w_uv.view(-1, head_products.COLUMNS), head_products.BOX, l2_promotion=256),
         parts.values,
         parts.sums,
-        cache_scale,
+        scales[0] if scales else None,
         q,
         scale,
         tokens,

@@ -104,14 +104,9 @@ def check_expand(o_latent: Tensor, w_uv: Tensor) -> None:
     _check_matrices("expand_output_quantize", w_uv)
 
 
-def takes(weight: Tensor) -> bool:
-    """Whether the kernels take a matrix a head."""
-    fits = weight.dtype is torch.bfloat16 and weight.shape[1:] == (ROWS, COLUMNS)
-    return fits and weight.is_contiguous()
-
-
 def _check_matrices(op: str, weight: Tensor) -> None:
-    if not takes(weight):
+    fits = weight.dtype is torch.bfloat16 and weight.shape[1:] == (ROWS, COLUMNS)
+    if not fits or not weight.is_contiguous():
         raise bad_input(
             op,
             f"contiguous bfloat16 matrices [H, {ROWS}, {COLUMNS}] on CUDA, not {weight.dtype} "

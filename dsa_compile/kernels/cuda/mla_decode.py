@@ -160,7 +160,8 @@ def attend_parts(
     cache: Tensor,
     slots: Tensor,
     scale: float,
-    cache_scale: Tensor | None,
+    cache_scale: Tensor | None = None,
+    *,
     splits: int,
 ) -> Parts:
     """As :func:`attend`, of at least one token, but what ``splits`` blocks made each, two or more.

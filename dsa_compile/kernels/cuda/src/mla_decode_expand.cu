@@ -4,23 +4,11 @@
 //
 // Macros: FORMAT of the cache's rows, one of FP8; MOST_PARTS of all tokens.
 #include "head_expand.cuh"
-#include "mla_decode_part.cuh"
+#include "mla_decode_weights.cuh"
 
 constexpr int kHeads = 64;  // of a block that made a part
 constexpr int kPartBytes = kPartChunks * 16;
 static_assert(kPartBytes == kThreads * 4, "a thread has two columns");
-
-DEVICE float warp_max(float x) {
-#pragma unroll
-  for (int i = 16; i > 0; i /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, i));
-  return x;
-}
-
-DEVICE float warp_sum(float x) {
-#pragma unroll
-  for (int i = 16; i > 0; i /= 2) x += __shfl_xor_sync(0xffffffffu, x, i);
-  return x;
-}
 
 DEVICE u32 load_shared(u32 from) {
   u32 value;
@@ -65,27 +53,14 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     }
   }
   for (int token = warp; token < tokens; token += kWarps) {
-    float2 mine[2];
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int part = lane + 32 * i;
-      mine[i] = part < parts ? __ldcg(partial_sum + row_of(token, part))
-                             : make_float2(-kInfinity, 0.f);
-    }
-    const float maximum = warp_max(fmaxf(mine[0].x, mine[1].x));
-    float weight[2], total = 0;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      weight[i] = mine[i].y == 0.f ? 0.f : exp2_approx(mine[i].x - maximum);
-      total = fmaf(weight[i], mine[i].y, total);
-    }
-    total = warp_sum(total);
-    float unit = total == 0.f ? 0.f : kPartUnit / total;
+    const PartSums sums(parts, [&](int part) { return __ldcg(partial_sum + row_of(token, part)); });
+    const PartWeights weight(sums);
+    float unit = weight.total == 0.f ? 0.f : kPartUnit / weight.total;
     if (FORMAT == FP8_TENSOR) unit *= __ldg(cache_scale);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int part = lane + 32 * i;
-      if (part < parts) weights[token * parts + part] = weight[i] * unit;
+      if (part < parts) weights[token * parts + part] = weight.of[i] * unit;
     }
   }
   __syncthreads();

@@ -3,23 +3,11 @@
 // PARTS-th part.
 //
 // Macros: FORMAT of the cache's rows, PARTS.
-#include "mla_decode_part.cuh"
+#include "mla_decode_weights.cuh"
 
 constexpr int kThreads = 256, kHeads = 64, kAhead = 12;
 constexpr int kRowThreads = kPartChunks * PARTS;
 constexpr int kRows = kThreads / kRowThreads;
-
-DEVICE float warp_max(float x) {
-#pragma unroll
-  for (int i = 16; i > 0; i /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, i));
-  return x;
-}
-
-DEVICE float warp_sum(float x) {
-#pragma unroll
-  for (int i = 16; i > 0; i /= 2) x += __shfl_xor_sync(0xffffffffu, x, i);
-  return x;
-}
 
 DEVICE void add_chunk(float (&sum)[kPartValues], uint4 chunk, float weight) {
 #if FORMAT == BF16_ROW
@@ -46,7 +34,6 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   dependency_wait();
   const int head = blockIdx.x * kRows + threadIdx.x / kRowThreads;
   const int chunk = threadIdx.x % kPartChunks, first = threadIdx.x % kRowThreads / kPartChunks;
-  const int lane = lane_id();
   const bool is_head = head < heads;
   const long long block =
       (static_cast<long long>(blockIdx.y) * ((heads + kHeads - 1) / kHeads) + head / kHeads) *
@@ -54,35 +41,23 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   const uint4* from = partial + (block * kHeads + head % kHeads) * kPartChunks + chunk;
   constexpr int kStep = kHeads * kPartChunks;
 
-  // of parts `lane` and `lane + 32`
-  const float2 nothing = make_float2(-kInfinity, 0.0f);
-  float2 lane_parts[2] = {nothing, nothing};
-#pragma unroll
-  for (int i = 0; i < 2; ++i)
-    if (is_head && lane + 32 * i < parts)
-      lane_parts[i] = __ldcg(partial_sum + (block + lane + 32 * i) * kHeads + head % kHeads);
-  float sum[kPartValues] = {}, total = 0.0f, weights[2] = {}, maximum = 0.0f;
+  const PartSums sums(is_head ? parts : 0, [&](int part) {
+    return __ldcg(partial_sum + (block + part) * kHeads + head % kHeads);
+  });
+  PartWeights weights;
+  float sum[kPartValues] = {};
   for (int begin = first; begin < parts; begin += kAhead * PARTS) {
     uint4 chunks[kAhead] = {};
 #pragma unroll
     for (int i = 0; i < kAhead; ++i)
       if (is_head && begin + i * PARTS < parts)
         chunks[i] = __ldcg(from + (begin + i * PARTS) * kStep);
-    if (begin == first) {
-      maximum = warp_max(fmaxf(lane_parts[0].x, lane_parts[1].x));
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const float2 part = lane_parts[i];
-        weights[i] = part.y == 0.0f ? 0.0f : exp2_approx(part.x - maximum);
-        total = fmaf(weights[i], part.y, total);
-      }
-      total = warp_sum(total);
-    }
+    if (begin == first) weights = PartWeights(sums);
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
       const int index = begin + i * PARTS;
-      float first_weight = __shfl_sync(0xffffffffu, weights[0], index);
-      float second_weight = __shfl_sync(0xffffffffu, weights[1], index);
+      float first_weight = __shfl_sync(0xffffffffu, weights.of[0], index);
+      float second_weight = __shfl_sync(0xffffffffu, weights.of[1], index);
       add_chunk(sum, chunks[i], index < 32 ? first_weight : index < parts ? second_weight : 0.0f);
     }
   }
@@ -103,11 +78,11 @@ extern "C" __global__ void __launch_bounds__(kThreads)
 #endif
   if (!is_head) return;
   const long long at = static_cast<long long>(blockIdx.y) * heads + head;
-  float scale = total == 0.0f ? 0.0f : kPartUnit / total;
+  float scale = weights.total == 0.0f ? 0.0f : kPartUnit / weights.total;
   if (FORMAT == FP8_TENSOR) scale *= __ldg(cache_scale);
 #pragma unroll
   for (int i = 0; i < kPartValues; i += 2)
     *reinterpret_cast<__nv_bfloat162*>(out + at * 512 + part_column(chunk, i)) =
         __floats2bfloat162_rn(sum[i] * scale, sum[i + 1] * scale);
-  if (lse && chunk == 0) lse[at] = log_sum(make_float2(maximum, total));
+  if (lse && chunk == 0) lse[at] = log_sum(make_float2(weights.maximum, weights.total));
 }

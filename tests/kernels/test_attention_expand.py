@@ -17,6 +17,7 @@ from dsa_compile.kernels.cuda import attention_expand, mla_decode
 from dsa_compile.kernels.cuda.device import rehearse
 from dsa_compile.kernels.cuda.head_products import expand_output_quantize
 from dsa_compile.kernels.cuda.mla_decode import Format
+from dsa_compile.kernels.registry import implementations
 
 needs_hopper = pytest.mark.gpu(capability=(9, 0))
 OPS = ("paged_latent_attention_fp8_expand", "paged_latent_attention_fp8_tensor_expand")
@@ -47,6 +48,11 @@ def test_the_last_kernel_follows_the_parts(tokens: int, heads: int) -> None:
         assert names == ["mla_decode", "mla_decode_expand"]
     else:
         assert names[-1] == "expand_output_quantize"
+
+
+def test_the_product_is_chosen_as_where_it_stands_alone() -> None:
+    first = implementations("expand_output_quantize", "sm_90a")[0]
+    assert (first.provider, first.max_tokens) == ("cuda", attention_expand.EXPAND_TOKENS)
 
 
 def error(got: Tensor, want: Tensor) -> float:

@@ -1,168 +1,184 @@
-"""From prompts to tokens: requests in, steps, outputs."""
+"""``Engine``: a compiled model, from prompts and conversations to outputs."""
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import TracebackType
 from typing import Any
+from weakref import WeakValueDictionary
 
-from dsa_compile.errors import RequestError, UserError
-from dsa_compile.kernels.late_kernels import late_kernels
-from dsa_compile.runtime.engine_config import DETERMINISTIC_ROWS, EngineConfig
-from dsa_compile.runtime.execution.runner import Runner
+from dsa_compile.errors import RequestError
+from dsa_compile.keyword_names import suggests_names
+from dsa_compile.runtime.engine_options import OTHER_NAMES, EngineOptions
 from dsa_compile.runtime.failures.interrupts import Uninterrupted
-from dsa_compile.runtime.generation import Generation
-from dsa_compile.runtime.requests.logprobs import TokenLogprobs
-from dsa_compile.runtime.requests.outputs import Completion, RequestOutput, Transcript
-from dsa_compile.runtime.requests.prompts import Prompt, load_tokenizer, token_ids_of
+from dsa_compile.runtime.output_stream import OutputStream
+from dsa_compile.runtime.requests.chat_prompt import ChatOutput, ChatPrompt, encode_chat
+from dsa_compile.runtime.requests.outputs import RequestOutput
+from dsa_compile.runtime.requests.prompts import Prompt
 from dsa_compile.runtime.requests.sampling_params import SamplingParams
-from dsa_compile.runtime.sampling.sampler import SamplingState
-from dsa_compile.runtime.scheduling.limits import SchedulerConfig
 from dsa_compile.runtime.scheduling.request import Request, Status
-from dsa_compile.runtime.scheduling.scheduler import Scheduler
-from dsa_compile.runtime.scheduling.stats import SchedulerStats
-from dsa_compile.runtime.step_pipeline import StepPipeline
+from dsa_compile.runtime.step_engine import StepEngine
+
+Options = EngineOptions  # short, for the defaults below
+Messages = Sequence[Mapping[str, Any]]
 
 
-class Engine:
+class Engine(StepEngine):
     """Generates tokens for many requests at once; not thread-safe.
 
-    Use :meth:`generate`, or :meth:`add_request` and :meth:`step` until :meth:`has_unfinished` is
-    false.
-
-    Args:
-        runner: the model and its caches.
-        config: how to batch.
-        tokenizer: encodes text prompts and decodes outputs (``encode(text).ids``,
-            ``decode(ids, skip_special_tokens=...)``, as ``tokenizers.Tokenizer``); None works in
-            token ids alone.
-
-    ``scheduler`` is open for those who move cache pages: a lost page is reported to it, after
-    :meth:`drain`.
-
-    Raises:
-        UserError: a limit below 1, ``max_model_len`` above the model's, ``overlap`` of a model that
-            cannot, or a deterministic engine that computes less than a block of a prompt at once.
+    Use :meth:`generate`, :meth:`stream` or :meth:`chat`; a server calls :meth:`add_request`, and
+    :meth:`step` until :meth:`has_unfinished` is false. As a context manager it closes itself. See
+    :class:`StepEngine` for the arguments.
     """
 
-    def __init__(
-        self, runner: Runner, config: EngineConfig | None = None, tokenizer: Any = None
-    ) -> None:
-        config = config or EngineConfig()
-        max_model_len = config.max_model_len
-        if max_model_len is None:
-            max_model_len = runner.max_model_len
-        elif max_model_len > runner.max_model_len:
-            raise UserError(
-                f"max_model_len={max_model_len} exceeds the model's limit of "
-                f"{runner.max_model_len} tokens"
-            )
-        self._runner = runner
-        self._tokenizer = tokenizer
-        self.scheduler = Scheduler(
-            SchedulerConfig(
-                num_blocks=runner.num_blocks,
-                block_size=runner.block_size,
-                max_batched_tokens=config.max_batched_tokens,
-                max_running=config.rows,
-                max_model_len=max_model_len,
-                enable_prefix_cache=config.enable_prefix_cache,
-                deterministic=config.deterministic,
-                num_drafts=runner.num_drafts,
-            )
-        )
-        self._live: dict[Request, Generation] = {}
-        self._pipeline = StepPipeline(self.scheduler, runner, self._live, _overlaps(runner, config))
-        self._generate_calls = 0
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._calls = 0  # of generate() and stream()
         self._generating: list[str] = []  # requests of the call of generate()
-        self._late_kernels_before = late_kernels()
+        # Dropping a stream ends it, so it is not kept alive here.
+        self._streams: WeakValueDictionary[str, OutputStream] = WeakValueDictionary()
 
     @classmethod
+    @suggests_names(OTHER_NAMES)
     def load(
         cls,
         path: str | Path,
         *,
-        num_blocks: int | None = None,
-        max_batched_tokens: int = EngineConfig.max_batched_tokens,
-        max_running: int = EngineConfig.max_running,
-        max_model_len: int | None = None,
-        enable_prefix_cache: bool = True,
-        overlap: bool | None = None,
-        deterministic: bool = False,
-        gpu_memory_utilization: float = 0.9,
-        cuda_graphs: bool = True,
-        shipped_kernels: bool | None = None,
-        load_format: str = "auto",
-        verify: str = "full",
-        digest: str | None = None,
-        model_dir: str | Path | None = None,
-        debug_launches: bool = False,
+        max_batched_tokens: int = Options.max_batched_tokens,
+        max_running: int = Options.max_running,
+        max_model_len: int | None = Options.max_model_len,
+        enable_prefix_cache: bool = Options.enable_prefix_cache,
+        overlap: bool | None = Options.overlap,
+        deterministic: bool = Options.deterministic,
+        num_blocks: int | None = Options.num_blocks,
+        gpu_memory_utilization: float = Options.gpu_memory_utilization,
+        cuda_graphs: bool = Options.cuda_graphs,
+        mixed_graph_tokens: tuple[int, ...] = Options.mixed_graph_tokens,
+        shipped_kernels: bool | None = Options.shipped_kernels,
+        load_format: str = Options.load_format,
+        verify: str = Options.verify,
+        digest: str | None = Options.digest,
+        model_dir: str | Path | None = Options.model_dir,
+        debug_launches: bool = Options.debug_launches,
+        generation_config: str = Options.generation_config,
+        skip_tokenizer: bool = Options.skip_tokenizer,
+        draft: str | None = Options.draft,
+        num_speculative_tokens: int | None = Options.num_speculative_tokens,
+        draft_max_rows: int | None = Options.draft_max_rows,
+        force_accept: float | None = Options.force_accept,
+        count_experts: bool = Options.count_experts,
+        rank_timeout: float = Options.rank_timeout,
+        collectives: str = Options.collectives,
+        rank: int | None = Options.rank,
+        ranks: int | None = Options.ranks,
+        latencies: str | Path | None = Options.latencies,
     ) -> "Engine":
         """Load an artifact; log each phase of it to ``dsa_compile.runtime``, at level INFO.
 
         Args:
-            path: the artifact's directory.
-            num_blocks: blocks of each cache; None lets the loader choose, on a GPU by its memory.
-            max_batched_tokens: see :class:`EngineConfig`; the other limits too.
-            max_running: see :class:`EngineConfig`.
-            max_model_len: see :class:`EngineConfig`.
-            enable_prefix_cache: see :class:`EngineConfig`.
-            overlap: see :class:`EngineConfig`.
-            deterministic: see :class:`EngineConfig`.
-            gpu_memory_utilization: share of the GPU's memory to use where ``num_blocks`` is None.
-            cuda_graphs: on a GPU, run decode steps as CUDA graphs, captured here.
-            shipped_kernels: run the machine code of CUDA kernels that the artifact holds. It can do
-                whatever this process may do on the GPU. If not, kernels come from this user's cache
-                (:func:`~dsa_compile.kernels.cuda.compiler.cache_dir`), where ``dsa-compile`` puts
-                them too, or are compiled here. None: only if ``digest`` is given.
-            load_format: ``auto`` for the model's weights, ``dummy`` for random ones.
-            verify: check the weight files' contents ("full") or their headers ("header").
-            digest: load this artifact and no other: the ``digest`` in its ``manifest.json``, which
-                covers all of its files, and the weights as far as ``verify`` compares them. None
-                loads any.
-            model_dir: where the referenced weights are now, if not where they were compiled from.
-            debug_launches: on a GPU, launch every op by itself and wait for it, so that an op that
-                fails on the GPU is named; slow. No CUDA graphs, no overlap, one stream.
+            path: the artifact's directory. :class:`EngineOptions` describes the other arguments,
+                and :meth:`from_artifact` takes them as one object.
+            max_batched_tokens: most tokens of a step.
+            max_running: most requests of a step.
+            max_model_len: most tokens of a request.
+            enable_prefix_cache: reuse the cache rows of equal prefixes.
+            overlap: launch the next step while one runs.
+            deterministic: tokens that do not depend on what runs beside them.
+            num_blocks: blocks of each cache.
+            gpu_memory_utilization: share of the GPU's memory to use.
+            cuda_graphs: run decode steps as CUDA graphs.
+            mixed_graph_tokens: of the steps with prompts to run as CUDA graphs.
+            shipped_kernels: run the machine code in the artifact.
+            load_format: ``auto``, or ``dummy`` for random weights.
+            verify: check weight files ``full`` or their ``header`` alone.
+            digest: of the one artifact to take.
+            model_dir: where the model's weights are now.
+            debug_launches: wait for every op, to have a failing one named.
+            generation_config: ``auto``, or ``none`` to leave out the model's sampling parameters.
+            skip_tokenizer: work in token ids alone.
+            draft: ``mtp``, ``ngram`` or ``none``; None: as the artifact can.
+            num_speculative_tokens: most tokens drafted for a request in a step, 0 to 4.
+            draft_max_rows: most requests running for any to get drafts.
+            force_accept: tokens that a step keeps, right or wrong, to time random weights.
+            count_experts: count the tokens of routed experts.
+            rank_timeout: seconds that ranks wait for each other.
+            collectives: ``nccl`` or ``symmetric``: how ranks on GPUs sum; ``replay``: one rank
+                without the others, to project times.
+            rank: the rank to load so.
+            ranks: how many there must be.
+            latencies: the file of times to replay.
 
         Raises:
             ArtifactError: the artifact or its weights are absent, edited or of another version, or
                 its digest is another.
-            UserError: as the constructor, or the caches do not fit into memory.
+            UserError: an option is not what it may be, or the caches do not fit into memory.
         """
-        if debug_launches and overlap:
-            raise UserError("debug_launches=True waits for every op; leave out overlap=True")
-        # Here, so that an engine over another runner loads nothing of the artifact's reader.
-        from dsa_compile.artifact.reader import Artifact
-        from dsa_compile.runtime.loading.load_runner import load_runner
-
-        # Before the weights: those of a large model take minutes.
-        artifact = Artifact.open(path, "header", digest=digest)
-        tokenizer = load_tokenizer(artifact)
-        config = EngineConfig(
-            max_batched_tokens,
-            max_running,
-            max_model_len,
-            enable_prefix_cache,
-            False if debug_launches else overlap,
-            deterministic,
-        )
-        runner = load_runner(
-            path,
-            num_blocks=num_blocks,
-            verify=verify,
-            digest=artifact.manifest.digest,  # the one that the tokenizer is of
-            model_dir=None if model_dir is None else Path(model_dir),
-            load_format=load_format,
-            # Steps are padded to what the runner is made for: the same however many may run.
-            max_running=DETERMINISTIC_ROWS if deterministic else max_running,
+        options = EngineOptions(
             max_batched_tokens=max_batched_tokens,
+            max_running=max_running,
             max_model_len=max_model_len,
+            enable_prefix_cache=enable_prefix_cache,
+            overlap=overlap,
+            deterministic=deterministic,
+            num_blocks=num_blocks,
             gpu_memory_utilization=gpu_memory_utilization,
             cuda_graphs=cuda_graphs,
-            shipped_kernels=digest is not None if shipped_kernels is None else shipped_kernels,
-            deterministic=deterministic,
+            mixed_graph_tokens=mixed_graph_tokens,
+            shipped_kernels=shipped_kernels,
+            load_format=load_format,
+            verify=verify,
+            digest=digest,
+            model_dir=model_dir,
             debug_launches=debug_launches,
+            generation_config=generation_config,
+            skip_tokenizer=skip_tokenizer,
+            draft=draft,
+            num_speculative_tokens=num_speculative_tokens,
+            draft_max_rows=draft_max_rows,
+            force_accept=force_accept,
+            count_experts=count_experts,
+            rank_timeout=rank_timeout,
+            collectives=collectives,
+            rank=rank,
+            ranks=ranks,
+            latencies=latencies,
         )
-        return cls(runner, config, tokenizer)
+        return cls.from_artifact(path, options)
+
+    @classmethod
+    def from_artifact(cls, path: str | Path, options: EngineOptions | None = None) -> "Engine":
+        """Load an artifact as :meth:`load` does, with the options in one object.
+
+        Raises:
+            ArtifactError: as :meth:`load`.
+            UserError: likewise.
+        """
+        # Here, so that an engine over another runner loads nothing of the artifact's reader.
+        from dsa_compile.runtime.loading.load_parts import load_parts
+
+        options = options or EngineOptions()
+        parts = load_parts(Path(path), options)
+        return cls(
+            parts.runner,
+            options,
+            parts.tokenizer,
+            generation_config=parts.generation_config,
+            chat_format=parts.chat_format,
+            vocabulary=parts.vocabulary,
+            acceptance=parts.acceptance,
+            expert_counts=parts.runner.expert_counts,
+            name=parts.name,
+        )
+
+    def __enter__(self) -> "Engine":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
 
     def generate(
         self,
@@ -172,24 +188,27 @@ class Engine:
         """Generate for every prompt and return the finished outputs in the prompts' order.
 
         Args:
-            prompts: token ids, or texts if the engine has a tokenizer.
-            params: one for all, or one a prompt.
+            prompts: each a text, token ids or a conversation, see :data:`Prompt`.
+            params: one for all, or one a prompt; None for :attr:`default_params`.
 
         Raises:
             RequestError: a prompt or its parameters cannot be served (nothing is run), or requests
                 added with :meth:`add_request` are unfinished.
         """
         if isinstance(prompts, str) or not isinstance(prompts, Sequence):
-            raise RequestError("prompts must be a list of prompts, each a text or a list of ids")
+            raise RequestError(
+                "prompts must be a list of prompts, each a text or a list of ids; "
+                "put a single prompt into a list"
+            )
         if params is None or isinstance(params, SamplingParams):
-            params = [params or SamplingParams()] * len(prompts)
+            params = [params or self.default_params] * len(prompts)
         if len(params) != len(prompts):
             raise RequestError(f"{len(prompts)} prompts but {len(params)} sampling parameters")
         self._end_generating()  # an interrupt may have kept the last call from it
         if self.scheduler.has_unfinished():
             raise RequestError("generate() needs an idle engine; finish or abort its requests")
-        self._generate_calls += 1
-        ids = [f"generate-{self._generate_calls}-{index}" for index in range(len(prompts))]
+        self._calls += 1
+        ids = [f"generate-{self._calls}-{index}" for index in range(len(prompts))]
         outputs: dict[str, RequestOutput] = {}
         self._generating = ids
         try:
@@ -215,99 +234,106 @@ class Engine:
                 del self._live[request]  # an interrupt has kept it from being reported
             self._generating = []
 
-    def add_request(
-        self, request_id: str, prompt: Prompt, params: SamplingParams, priority: int = 0
-    ) -> None:
-        """Queue a request; lower ``priority`` runs first, equal ones in order of arrival.
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> OutputStream:
+        """Generate for one prompt and yield an output a step: ``new_text`` and ``new_token_ids``
+        are what the step added; the last has a ``finish_reason``.
+
+        Several streams may be open at once and share steps; each runs them as it needs them.
+        Closing a stream, or dropping it, aborts its request.
+
+        Args:
+            prompt: as for :meth:`add_request`.
+            params: None for :attr:`default_params`.
 
         Raises:
-            RequestError: the id is taken or not a string; the prompt is empty, holds an id outside
-                the vocabulary, or is text without a tokenizer; the request can never fit.
+            RequestError: the prompt or its parameters cannot be served, or requests added with
+                :meth:`add_request` are unfinished.
         """
-        if not isinstance(request_id, str):
-            raise RequestError(f"request id {request_id!r} must be a string")
-        if not isinstance(params, SamplingParams):
-            raise RequestError(f"request {request_id!r}: params must be SamplingParams")
-        if type(priority) is not int:
-            raise RequestError(f"request {request_id!r}: priority {priority!r} must be an integer")
-        prompt_ids = token_ids_of(request_id, prompt, self._runner.vocab_size, self._tokenizer)
-        # Before anything is sized by max_tokens, which may be huge.
-        self.scheduler.check_admissible(request_id, len(prompt_ids), params.max_tokens)
-        eos_ids = self._runner.eos_token_ids
-        sampling = SamplingState(params, prompt_ids, eos_ids, self._runner.vocab_size)
-        completion = Completion(params, eos_ids, self._tokenizer)
-        logprobs: list[TokenLogprobs] | None = None if params.logprobs is None else []
-        transcript = Transcript(prompt_ids, completion.pieces, logprobs)
-        request = Request(request_id, prompt_ids, params.max_tokens, completion, priority)
-        with Uninterrupted():
-            self.scheduler.add(request)
-            self._live[request] = Generation(sampling, completion, transcript)
-
-    def step(self) -> list[RequestOutput]:
-        """Finish one step; the requests that got a token or ended with it.
-
-        A step that fails is run in parts, and a request that fails even alone ends with
-        ``finish_reason="error"``. If the GPU fails, or the model raises what is no
-        :class:`StepError`, the step and those launched after it are undone and the exception passes
-        on: their requests are still there, to be tried again or aborted. So they are after an
-        interrupt, but what the step would have returned is lost.
-
-        Raises:
-            DeviceLost: the GPU failed.
-        """
-        return [self._output(request) for request in self._pipeline.advance()]
-
-    def drain(self) -> list[RequestOutput]:
-        """Finish the steps in flight and launch no other: no page is in use afterwards."""
-        changed = dict.fromkeys(self._pipeline.drain())
-        return [self._output(request) for request in changed]
-
-    def abort(self, request_id: str) -> RequestOutput | None:
-        """End a request now and return what it has, or None if it is unknown or finished."""
-        with Uninterrupted():
-            request = self.scheduler.abort(request_id)
-            return None if request is None else self._output(request)
-
-    def has_unfinished(self) -> bool:
-        """Whether :meth:`step` has anything to do: a request waits or runs, or a step is in flight.
-
-        The last step may hold nothing but requests that have ended meanwhile.
-        """
-        return self.scheduler.has_unfinished() or self._pipeline.busy
-
-    def stats(self) -> SchedulerStats:
-        """Requests, blocks, preemptions, prefix hits, steps that failed and late kernels."""
-        return replace(
-            self.scheduler.stats(),
-            memory_failures=self._pipeline.memory_failures,
-            op_failures=self._pipeline.op_failures,
-            late_kernels=late_kernels() - self._late_kernels_before,
-        )
+        self._end_generating()
+        if not self._streams and self.scheduler.has_unfinished():
+            raise RequestError("stream() needs an idle engine; finish or abort its requests")
+        self._calls += 1
+        request_id = f"stream-{self._calls}"
+        self.add_request(request_id, prompt, params)
+        stream = OutputStream(self, request_id)
+        self._streams[request_id] = stream
+        return stream
 
     def _output(self, request: Request) -> RequestOutput:
-        """What ``request`` has so far; forgets it if it is finished."""
-        output = self._live[request].output(request)
-        if request.finish_reason is not None:
-            del self._live[request]
+        output = super()._output(request)
+        stream = self._streams.get(request.request_id)
+        if stream is not None:
+            stream.push(output)
         return output
 
+    def chat_prompt(
+        self,
+        messages: Messages,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        thinking: bool | None = None,
+        drop_thinking: bool | None = None,
+        response_format: Mapping[str, Any] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> ChatPrompt:
+        """Encode a conversation in the model's chat format, for any method that takes a prompt.
 
-def _overlaps(runner: Runner, config: EngineConfig) -> bool:
-    """Whether steps are launched ahead.
+        Args:
+            messages: in the form of OpenAI's API.
+            tools: that the model may call.
+            thinking: whether the answer begins with reasoning; None is the model's default.
+            drop_thinking: leave out the reasoning of earlier turns; None is the model's default.
+            response_format: OpenAI's.
+            template_kwargs: further options, by the names that the model's template gives them.
 
-    Raises:
-        UserError: ``overlap=True`` for a runner that cannot, or the runner keeps tokens of fewer
-            requests.
-    """
-    if runner.rows_ahead == 0:
-        if config.overlap:
-            raise UserError("overlap=True: this runner keeps no tokens on its device; leave it out")
-        return False
-    if config.overlap is False or (config.overlap is None and not runner.overlaps):
-        return False
-    if runner.rows_ahead < config.rows:
-        raise UserError(
-            f"max_running={config.rows}: the runner keeps tokens of {runner.rows_ahead} requests; "
-            "load it with as many"
+        Raises:
+            ChatError: the conversation cannot be encoded.
+            RequestError: the model has no chat format or no tokenizer.
+        """
+        return encode_chat(
+            self._get_chat_format(),
+            self._tokenizer,
+            messages,
+            tools=tools,
+            thinking=thinking,
+            drop_thinking=drop_thinking,
+            response_format=response_format,
+            template_kwargs=template_kwargs,
         )
-    return True
+
+    def chat(
+        self,
+        messages: Messages,
+        params: SamplingParams | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        thinking: bool | None = None,
+        drop_thinking: bool | None = None,
+        response_format: Mapping[str, Any] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> ChatOutput:
+        """Answer one conversation: reasoning, content and tool calls.
+
+        Args:
+            messages: as for :meth:`chat_prompt`; the others too.
+            params: None for :attr:`default_params`.
+            tools: see :meth:`chat_prompt`.
+            thinking: see :meth:`chat_prompt`.
+            drop_thinking: see :meth:`chat_prompt`.
+            response_format: see :meth:`chat_prompt`; the answer is not forced to follow it.
+            template_kwargs: see :meth:`chat_prompt`.
+
+        Raises:
+            ChatError: as :meth:`chat_prompt`.
+            RequestError: as :meth:`generate`.
+        """
+        prompt = self.chat_prompt(
+            messages,
+            tools=tools,
+            thinking=thinking,
+            drop_thinking=drop_thinking,
+            response_format=response_format,
+            template_kwargs=template_kwargs,
+        )
+        (output,) = self.generate([prompt], params)
+        return ChatOutput(prompt.parse(output.text or ""), output)

@@ -31,11 +31,16 @@ class Generation:
         if logprobs and self.transcript.logprobs is not None:
             self.transcript.logprobs += logprobs
 
+    def keep_prompt(self, logprobs: Sequence[TokenLogprobs]) -> None:
+        """Note log-probabilities of the next tokens of the prompt."""
+        assert self.transcript.prompt_logprobs is not None
+        self.transcript.prompt_logprobs += logprobs
+
     def output(self, request: Request) -> RequestOutput:
         """What ``request`` has so far."""
         reason = request.finish_reason
         if reason is not None and self.completion.finish_reason is None:
             self.completion.finish(reason)  # not ended by its tokens
         return self.transcript.output(
-            request.request_id, reason, request.error, request.cached_tokens
+            request.request_id, reason, request.error, request.cached_tokens, request.scheduled_at
         )

@@ -4,6 +4,9 @@ With a runner that keeps tokens for the next step, step n+1 is scheduled, laid o
 before the tokens of step n are known to the host, so a device never waits for it. That a request
 ended with step n is then known one step late, and what step n+1 computed for it is dropped.
 
+Only a grammar must know the token before to choose the next: the tokens of a step with such a
+request are chosen when the step before was committed, while the model computes this one.
+
 A step that the runner cannot launch ahead waits for the steps before it and is waited for.
 
 A step that fails is undone and run in parts (:mod:`dsa_compile.runtime.scheduling.smaller_steps`)
@@ -11,11 +14,14 @@ until the request that fails even alone has failed; the others go on. Only a los
 is no error of a step, is the caller's.
 """
 
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
-from dsa_compile.runtime.execution.batch import build_batch
+from dsa_compile.runtime.acceptance_watch import AcceptanceWatch
+from dsa_compile.runtime.execution.batch import build_batch, next_ids
+from dsa_compile.runtime.execution.prompt_rows import PromptRows, prompt_rows
 from dsa_compile.runtime.execution.runner import LaunchedTokens, Runner, StepInputs
 from dsa_compile.runtime.failures.interrupts import Uninterrupted
 from dsa_compile.runtime.failures.step_errors import (
@@ -26,12 +32,15 @@ from dsa_compile.runtime.failures.step_errors import (
     shortage,
 )
 from dsa_compile.runtime.generation import Generation
+from dsa_compile.runtime.requests.draft_counts import DraftCounts
+from dsa_compile.runtime.requests.logprobs import TokenLogprobs
+from dsa_compile.runtime.scheduling.lanes import AnyScheduler
 from dsa_compile.runtime.scheduling.request import Request
-from dsa_compile.runtime.scheduling.scheduler import Scheduler
 from dsa_compile.runtime.scheduling.smaller_steps import SmallerSteps
 from dsa_compile.runtime.scheduling.step import Failure, ScheduledStep
 
-# One on the device, one behind it. More would only be told later that a request ended.
+# One on the device, one behind it. More would only be told later that a request ended, and the
+# tokens of a step may be chosen only when all before it are known.
 _DEPTH = 2
 
 T = TypeVar("T")
@@ -61,23 +70,31 @@ class StepPipeline:
         runner: the model.
         live: what is kept of each unfinished request; a finished one may be missing.
         overlap: launch the next step while one runs, where the runner can.
+        watch: is given the drafts that steps checked; None for none.
+
+    Attributes:
+        drafts: those that steps checked so far.
     """
 
     def __init__(
         self,
-        scheduler: Scheduler,
+        scheduler: AnyScheduler,
         runner: Runner,
         live: Mapping[Request, Generation],
         overlap: bool,
+        watch: AcceptanceWatch | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._runner = runner
         self._live = live
         self._overlap = overlap
         self._smaller = SmallerSteps(scheduler)
+        self.drafts = DraftCounts()
+        self._watch = watch
         self._in_flight: deque[_InFlight] = deque()
         self._failed: list[Request] = []  # in the call that is running
         self._error: Exception | None = None
+        self._wait_seconds = 0.0
         self._interrupted = False  # so that no step is launched ahead before all tokens are known
 
     @property
@@ -95,6 +112,11 @@ class StepPipeline:
         """Steps in which an op failed so far and which were run in parts."""
         return self._smaller.op_failures
 
+    @property
+    def wait_seconds(self) -> float:
+        """Seconds that the host waited for the tokens of steps so far."""
+        return self._wait_seconds
+
     def advance(self) -> list[Request]:
         """Launch what there is room for, and finish one step.
 
@@ -108,6 +130,7 @@ class StepPipeline:
             DeviceLost: the GPU failed.
         """
         self._resume()
+        self._sample_oldest()
         while self._has_room():
             planned = self._plan()
             if planned is None:
@@ -128,7 +151,8 @@ class StepPipeline:
         self._resume()
         changed: list[Request] = []
         while self._in_flight:
-            changed += self._collect()
+            self._sample_oldest()
+            changed += self._failed or self._collect()
         return changed
 
     def _resume(self) -> None:
@@ -163,7 +187,8 @@ class StepPipeline:
         max_new = [entry.max_new for entry in step.entries if entry.max_new]
         requests = [entry.request for entry in step.entries if entry.max_new]
         states = [self._live[request].sampling for request in requests]
-        ahead = self._overlap and self._runner.samples_ahead(states)
+        prompt = prompt_rows(step, self._live)
+        ahead = prompt is None and self._overlap and self._runner.samples_ahead(states)
         if self._in_flight and not ahead:
             # Its tokens are chosen from all tokens so far: first those of the steps in flight.
             self._undo_unlaunched()
@@ -173,27 +198,55 @@ class StepPipeline:
             for request, most in zip(requests, max_new, strict=True)
         ]
         rows = [request.row for request in requests]
-        inputs = StepInputs(build_batch(step), rows, states, counts, max_new, ahead)
+        behind = next_ids(step) if self._runner.num_drafts else ()
+        batch = build_batch(step)
+        inputs = StepInputs(batch, rows, states, counts, max_new, ahead, behind, prompt)
         return _Planned(step, requests, inputs)
+
+    def _sample_oldest(self) -> None:
+        """Have the tokens of the oldest step chosen, if they waited for those before them."""
+        if self._in_flight:
+            steps = [flying.step for flying in self._in_flight]
+            self._attempt("tokens were chosen", steps, self._in_flight[0].tokens.sample)
 
     def _collect(self) -> list[Request]:
         """Wait for the oldest step in flight, if there is one; the requests it changed."""
         if not self._in_flight:
             return []
-        step, requests, _, launched = self._in_flight[0]
+        step, requests, inputs, launched = self._in_flight[0]
         steps = [flying.step for flying in self._in_flight]
+        began = time.perf_counter()
         tokens = self._attempt("the tokens of a step were waited for", steps, launched.wait)
+        self._wait_seconds += time.perf_counter() - began
         if tokens is None:
             return self._failed
         with Uninterrupted():
             self._in_flight.popleft()
             changed = self._scheduler.commit(step, tokens.results)
+            for request, result, most in zip(requests, tokens.results, inputs.max_new, strict=True):
+                if most > 1 and not isinstance(result, Failure):
+                    self.drafts.add(most - 1, len(result) - 1)
+                    if (generation := self._live.get(request)) is not None:
+                        generation.transcript.drafts.add(most - 1, len(result) - 1)
+                        if self._watch is not None:
+                            sampled = generation.sampling.params.temperature > 0
+                            self._watch.add(sampled, most - 1, len(result) - 1)
             logprobs = map(tokens.logprobs.get, range(len(requests)))
             for request, result, entries in zip(requests, tokens.results, logprobs, strict=True):
                 generation = self._live.get(request)
                 if generation is not None and not isinstance(result, Failure):
                     generation.keep(request, result, entries or ())
+            if inputs.prompt is not None:
+                self._keep_prompt(inputs.prompt, tokens.prompt_logprobs)
         return changed
+
+    def _keep_prompt(self, prompt: PromptRows, entries: Sequence[TokenLogprobs]) -> None:
+        assert len(entries) == len(prompt.rows), "the runner scored other prompt tokens"
+        done = 0
+        for request, count in prompt.scored:
+            if (generation := self._live.get(request)) is not None:
+                generation.keep_prompt(entries[done : done + count])
+            done += count
 
     def _attempt(
         self, doing: str, steps: Sequence[ScheduledStep], call: Callable[..., T], *args: StepInputs

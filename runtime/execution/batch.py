@@ -109,6 +109,11 @@ def build_batch(step: ScheduledStep) -> Batch:
     )
 
 
+def next_ids(step: ScheduledStep) -> list[int]:
+    """For each request of a step, the token behind those that it computes; -1 if it is unknown."""
+    return [entry.request.token_ids.item(entry.start + entry.num_tokens) for entry in step.entries]
+
+
 def _last(ends: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
     """The last ``counts[i]`` numbers below each of ``ends``, int64 [sum of counts]."""
     yielding = counts > 0

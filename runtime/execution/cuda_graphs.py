@@ -7,7 +7,8 @@ writes no cache row (slot -1), and its block table names no page (-1), so whatev
 finite and nobody reads it.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -17,120 +18,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dsa_compile.ir.plan import LONG, MODEL, SHORT
-from dsa_compile.runtime.engine_config import DETERMINISTIC_ROWS
+from dsa_compile.ir.plan import LONG
 from dsa_compile.runtime.execution.batch import Batch
+from dsa_compile.runtime.execution.graph_plan import GraphKey, GraphPlan
 from dsa_compile.runtime.execution.pinned_staging import Layout, StagingRing
 from dsa_compile.runtime.failures.step_errors import while_doing
-
-# Rows of decode steps. In recipes whose experts cannot skip a padded row it costs what its experts
-# weigh, so small steps have more sizes.
-ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-# Tokens of context below the longest. Kernels choose how to work by the width of the block table,
-# to little effect (docs/performance.md); a narrow one spares the host most of what it writes.
-CONTEXTS = (16_384,)
+from dsa_compile.runtime.scheduling.stats import StepKind
 
 Step = Callable[[dict[str, Tensor], str], Tensor]
 """Runs the regions of a variant on a step's tensors; returns the logits."""
 
-
-@dataclass(frozen=True)
-class GraphKey:
-    """What a graph is captured for.
-
-    Attributes:
-        variant: of the regions, ``long`` or ``short``.
-        rows: decoding requests.
-        columns: width of the block table.
-        tokens_each: tokens of each request.
-        plan: of the artifact, the calls that are captured.
-    """
-
-    variant: str
-    rows: int
-    columns: int
-    tokens_each: int = 1
-    plan: str = MODEL
-
-
-@dataclass(frozen=True)
-class GraphPlan:
-    """Which graphs there are.
-
-    Args:
-        rows: ascending.
-        columns: widths of the block table by variant, each ascending; of ``long`` at least one.
-    """
-
-    rows: tuple[int, ...]
-    columns: Mapping[str, tuple[int, ...]]
-
-    @classmethod
-    def of(
-        cls,
-        *,
-        max_running: int,
-        max_model_len: int,
-        block_size: int,
-        topk: int | None,
-        deterministic: bool = False,
-    ) -> "GraphPlan":
-        """The graphs for an engine's limits.
-
-        Args:
-            max_running: most rows of a step.
-            max_model_len: longest context.
-            block_size: rows of a cache page.
-            topk: longest context of a short step, or None if there are no short regions.
-            deterministic: a row's results must not depend on the others: no graph has less than
-                :data:`~dsa_compile.runtime.engine_config.DETERMINISTIC_ROWS` rows; all are long.
-        """
-        rows = {size for size in ROWS if size < max_running} | {max_running}
-        contexts = [size for size in CONTEXTS if size < max_model_len] + [max_model_len]
-        if deterministic:
-            rows = {size for size in rows if size > DETERMINISTIC_ROWS} | {DETERMINISTIC_ROWS}
-            contexts, topk = contexts[-1:], None
-        columns = {LONG: tuple(-(-size // block_size) for size in contexts)}
-        if topk is not None:
-            columns[SHORT] = (-(-min(topk, max_model_len) // block_size),)
-        return cls(tuple(sorted(rows)), columns)
-
-    def graphs(self) -> Iterator[GraphKey]:
-        """All graphs, the ones that need the most memory first."""
-        for rows in reversed(self.rows):
-            for variant, widths in self.columns.items():
-                for columns in reversed(widths):
-                    yield GraphKey(variant, rows, columns)
-
-    def describe(self, block_size: int) -> str:
-        """One line for those who start a server."""
-        contexts = []
-        for variant, widths in reversed(tuple(self.columns.items())):
-            sizes = ", ".join(f"{columns * block_size:,}" for columns in widths)
-            contexts.append(f"{variant} {sizes}")
-        return (
-            f"{len(list(self.graphs()))} CUDA graphs: rows {', '.join(map(str, self.rows))}; "
-            f"contexts {'; '.join(contexts)}"
-        )
-
-    def choose(self, batch: Batch, variant: str) -> GraphKey | None:
-        """The graph for a step, or None if it must run without one.
-
-        Args:
-            batch: the step.
-            variant: that takes its contexts; the long graphs take those of any.
-        """
-        if batch.tokens_each != 1:
-            return None
-        rows = next((size for size in self.rows if size >= batch.num_requests), None)
-        if rows is None:
-            return None
-        width = batch.block_tables.shape[1]
-        for name in dict.fromkeys((variant, LONG)):
-            for columns in self.columns.get(name, ()):
-                if columns >= width:
-                    return GraphKey(name, rows, columns)
-        return None
+CapturedParts = tuple[Step, Callable[[Tensor, Tensor, Tensor], Tensor], Tensor, int, StagingRing]
+"""The arguments of :class:`DecodeGraphs` behind its plan."""
 
 
 def decode_layout(key: GraphKey) -> Layout:
@@ -200,6 +99,31 @@ def padded_batch(batch: Batch, rows: int, columns: int) -> Batch:
     )
 
 
+def captured_graph(
+    run: Callable[[], object], pool: Any, stream: torch.cuda.Stream
+) -> torch.cuda.CUDAGraph:
+    """Capture what a call launches, after it ran once.
+
+    Args:
+        run: neither synchronises nor reads device memory on the host.
+        pool: memory that graphs share.
+        stream: the current one.
+    """
+    graph = torch.cuda.CUDAGraph()
+    stream.synchronize()
+    # other threads go on copying weights
+    graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+    try:
+        run()
+    except BaseException:
+        # Broken off between two streams it cannot end without an error, which would hide this.
+        with suppress(RuntimeError):
+            graph.capture_end()
+        raise
+    graph.capture_end()
+    return graph
+
+
 @dataclass
 class _Captured:
     layout: Layout
@@ -240,6 +164,7 @@ class DecodeGraphs:
         self._starts = torch.arange(most + 1, dtype=torch.int32, device=device)
         self._every_row = torch.arange(most, dtype=torch.int64, device=device)
         self._captured: dict[GraphKey, _Captured] = {}
+        self.replays: Counter[StepKind] = Counter()
         self._pool = torch.cuda.graph_pool_handle()
 
     def capture(self, keys: Sequence[GraphKey] | None = None) -> None:
@@ -268,19 +193,7 @@ class DecodeGraphs:
     ) -> torch.cuda.CUDAGraph:
         self._upload(layout, None)
         self._run(key, layout)
-        graph = torch.cuda.CUDAGraph()
-        stream.synchronize()
-        # other threads go on copying weights
-        graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-        try:
-            self._run(key, layout)
-        except BaseException:
-            # Broken off between two streams it cannot end without an error, which would hide this.
-            with suppress(RuntimeError):
-                graph.capture_end()
-            raise
-        graph.capture_end()
-        return graph
+        return captured_graph(lambda: self._run(key, layout), self._pool, stream)
 
     def forward(self, batch: Batch, variant: str) -> Tensor | None:
         """Launch a step; fp32 ``[R, V]`` logits, or None if there is no graph for it.
@@ -289,10 +202,11 @@ class DecodeGraphs:
         """
         key = self.plan.choose(batch, variant)
         captured = None if key is None else self._captured.get(key)
-        if captured is None:
+        if key is None or captured is None:
             return None
         self._upload(captured.layout, batch)
         captured.graph.replay()
+        self.replays[StepKind(str(key.rows), key.variant)] += 1
         return self._logits[: batch.num_requests]
 
     def _upload(self, layout: Layout, batch: Batch | None) -> None:

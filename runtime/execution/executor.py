@@ -43,6 +43,7 @@ def bind(
     target: str,
     streams: SideStreams | None = None,
     wait: Callable[[], None] | None = None,
+    watching: Callable[[fx.Node, Callable[..., Any]], Callable[..., Any]] | None = None,
 ) -> Function:
     """Compile a region.
 
@@ -54,6 +55,7 @@ def bind(
             share them. None for some of its own.
         wait: called after every op, to wait until it has run: then there is one stream, and what
             an op does wrong is raised before the next. None to wait for nothing.
+        watching: makes the function of a node from the one that it has; None to leave it.
 
     Returns:
         A function of the region's inputs, in their order, that returns its outputs.
@@ -68,6 +70,8 @@ def bind(
         if node.target in STREAM_OPS:
             return None if switch is None else switch.function(node.target)
         function = implementation(node.target, kernels, target)
+        if watching is not None:
+            function = watching(node, function)
         return function if wait is None else _waiting(function, wait)
 
     forward = compile_region(region, function_of)

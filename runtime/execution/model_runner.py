@@ -1,7 +1,9 @@
 """Run an artifact's graphs over paged caches."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,30 +14,31 @@ from torch import Tensor
 
 from dsa_compile.artifact.manifest import Manifest
 from dsa_compile.ir.execution import BoundCall, run_calls
-from dsa_compile.ir.plan import LONG, MODEL, SHORT, Call, Plan
-from dsa_compile.ir.region import Region, Role
+from dsa_compile.ir.plan import LONG, MODEL, SHORT, Plan
+from dsa_compile.ir.region import Region
 from dsa_compile.kernels.cuda.shipped import NO_KERNELS, ShippedKernels
-from dsa_compile.runtime.engine_config import DETERMINISTIC_ROWS
 from dsa_compile.runtime.execution.batch import Batch
+from dsa_compile.runtime.execution.bound_calls import bound_calls
 from dsa_compile.runtime.execution.caches import Caches, make_caches
-from dsa_compile.runtime.execution.cuda_graphs import (
-    DecodeGraphs,
-    GraphKey,
-    GraphPlan,
-    padded_batch,
-)
+from dsa_compile.runtime.execution.cuda_graphs import CapturedParts, DecodeGraphs
 from dsa_compile.runtime.execution.devices import device_of
-from dsa_compile.runtime.execution.executor import bind
-from dsa_compile.runtime.execution.pinned_staging import Layout, StagingRing
+from dsa_compile.runtime.execution.expert_counts import counts_of
+from dsa_compile.runtime.execution.graph_plan import GraphKey, GraphPlan
+from dsa_compile.runtime.execution.mixed_graphs import MixedGraphs, MixedKey, MixedPlan
+from dsa_compile.runtime.execution.pinned_staging import StagingRing
+from dsa_compile.runtime.execution.prompt_rows import PromptRows
 from dsa_compile.runtime.execution.runner import LaunchedTokens, StepInputs
-from dsa_compile.runtime.execution.streams import SideStreams
 from dsa_compile.runtime.execution.token_ids import resolve_token_ids
-from dsa_compile.runtime.failures.blame import blamed
+from dsa_compile.runtime.execution.token_parts import PartShape, run_in_parts
+from dsa_compile.runtime.requests.logprobs import TokenLogprobs
 from dsa_compile.runtime.sampling.device_sampler import DeviceSampler
-from dsa_compile.runtime.sampling.host_sampler import HostSampler
+from dsa_compile.runtime.sampling.host_sampler import HostSampler, KnownTokens
+from dsa_compile.runtime.sampling.logprobs import token_logprobs
 from dsa_compile.runtime.sampling.sampler import SamplingState
+from dsa_compile.runtime.scheduling.stats import EAGER, StepKind
 
 LOGITS = "logits"
+_SCORED_ROWS = 64  # of a prompt at once: 33 MB of fp32 logits of the released vocabulary
 
 
 class ModelRunner:
@@ -55,24 +58,25 @@ class ModelRunner:
         num_blocks: blocks of each cache.
         max_running: rows of ``token_buffer``.
         deterministic: a decoding request's results must not depend on the others in its step: all
-            decode steps of up to :data:`~dsa_compile.runtime.engine_config.DETERMINISTIC_ROWS` rows
-            run padded to that many, on the long graphs.
+            decode steps run on the long graphs, in parts of the one form that
+            :class:`~dsa_compile.runtime.execution.token_parts.PartShape` has for its device.
         caches: as :func:`make_caches` gives them, to use instead of own ones.
         debug_launches: wait for every op, so that one that fails on the GPU is named. Nothing is
             captured then, and everything runs on one stream.
         shipped_kernels: where the CUDA kernels of its steps come from, of those that are there.
+        count_experts: count the tokens that every routed expert gets.
 
     Attributes:
         token_buffer: int64 ``[max_running]`` on the device, the last sampled token of each row of
             the scheduler. A batch's token of -1 is taken from there.
+        expert_counts: of routed experts' tokens; None where nothing is counted.
         shipped_kernels: as given.
+        planned_bytes: of the GPU that loading planned to take; None where it planned nothing.
 
     Raises:
         ArtifactError: this machine is not the target.
         UserError: the caches do not fit into memory.
     """
-
-    num_drafts = 0
 
     def __init__(
         self,
@@ -85,6 +89,7 @@ class ModelRunner:
         caches: Caches | None = None,
         debug_launches: bool = False,
         shipped_kernels: ShippedKernels = NO_KERNELS,
+        count_experts: bool = False,
     ) -> None:
         spec = manifest.model.spec
         self.device = device_of(manifest.target)
@@ -95,6 +100,7 @@ class ModelRunner:
         self.max_running = max_running
         self.eos_token_ids = spec.eos_token_ids
         self.shipped_kernels = shipped_kernels
+        self.planned_bytes: int | None = None
         self._topk = spec.index_topk
         self._deterministic = deterministic
         self._manifest = manifest
@@ -106,6 +112,7 @@ class ModelRunner:
         self._wait: Callable[[], None] | None = None
         if debug_launches and self.device.type == "cuda":
             self._wait = partial(torch.cuda.synchronize, self.device)
+        self.expert_counts = counts_of(manifest, regions, self.device) if count_experts else None
         self._regions, self._plan = regions, manifest.plans[MODEL]
         self._calls = self._bound(self._regions, self._plan)
         self.token_buffer = torch.zeros(max_running, dtype=torch.int64, device=self.device)
@@ -113,37 +120,12 @@ class ModelRunner:
         self._host_sampler = HostSampler(self.vocab_size)
         self._ring = StagingRing() if self.device.type == "cuda" else None
         self._graphs: DecodeGraphs | None = None
+        self._mixed_graphs: MixedGraphs | None = None
+        self._eager_steps: Counter[StepKind] = Counter()
 
     def _bound(self, regions: Mapping[str, Region], plan: Plan) -> dict[str, list[BoundCall]]:
-        """The calls of a plan, for each variant."""
-        manifest = self._manifest
-        streams = SideStreams()
-        functions = {
-            name: bind(region, manifest.kernels, manifest.target, streams, self._wait)
-            for name, region in regions.items()
-        }
-
-        def bound(call: Call, variant: str) -> BoundCall:
-            name = f"{call.kind}.{variant}"
-            name = name if name in regions else call.kind
-            caches = {} if call.caches is None else self.caches.get(call.caches, {})
-            return BoundCall(
-                regions[name],
-                functions[name],
-                {Role.WEIGHT: self._weights[call.name], Role.CACHE: caches},
-                partial(
-                    blamed,
-                    function=functions[name],
-                    region=regions[name],
-                    place="" if call.layer is None else f"layer {call.layer}",
-                    waited=self._wait is not None,
-                ),
-            )
-
-        return {
-            variant: [bound(call, variant) for call in plan.calls]
-            for variant in manifest.variants or (LONG,)
-        }
+        given = (self._weights, self.caches, self._wait, self.expert_counts)
+        return bound_calls(self._manifest, regions, plan, *given)
 
     def variation(
         self, *, plan: Plan | None = None, regions: Mapping[str, Region] | None = None
@@ -155,11 +137,16 @@ class ModelRunner:
             regions: run these instead of the artifact's; they take the same inputs.
         """
         other = copy(self)
-        other._graphs = None
+        other._graphs = other._mixed_graphs = None
         other._regions = regions or self._regions
         other._plan = plan or self._plan
         other._calls = other._bound(other._regions, other._plan)
         return other
+
+    @property
+    def short_context(self) -> int | None:
+        """The longest context of a step on the short graphs; None if there are none."""
+        return self._topk if SHORT in self._calls else None
 
     @property
     def variants(self) -> tuple[str, ...]:
@@ -174,14 +161,43 @@ class ModelRunner:
             plan: the graphs that there may be.
             keys: those to capture now, the largest first; None for all.
         """
-        assert self._ring is not None, "CUDA graphs need a GPU"
-        assert self._wait is None, "a captured step cannot be waited for op by op"
         if self._graphs is None or self._graphs.plan != plan:
-            self._graphs = DecodeGraphs(
-                plan, self._step, resolve_token_ids, self.token_buffer, self.vocab_size, self._ring
-            )
+            self._graphs = DecodeGraphs(plan, *self._captured_parts())
         with self.shipped_kernels.in_use():
             self._graphs.capture(keys)
+
+    def drop_graphs(self) -> None:
+        """Give captured steps up; they run without graphs."""
+        self._graphs = None
+        self._mixed_graphs = None
+
+    @torch.inference_mode()
+    def capture_mixed(self, plan: MixedPlan, keys: Sequence[MixedKey] | None = None) -> None:
+        """As :meth:`capture`, for steps with prompt tokens."""
+        self._mixed_graphs = MixedGraphs(plan, *self._captured_parts())
+        with self.shipped_kernels.in_use():
+            self._mixed_graphs.capture(keys)
+
+    def _captured_parts(self) -> CapturedParts:
+        assert self._ring is not None, "CUDA graphs need a GPU"
+        assert self._wait is None, "a captured step cannot be waited for op by op"
+        return self._step, resolve_token_ids, self.token_buffer, self.vocab_size, self._ring
+
+    @property
+    def step_counts(self) -> Mapping[StepKind, int]:
+        """Steps so far by how they ran."""
+        graphs = (self._graphs, self._mixed_graphs)
+        return sum((g.replays for g in graphs if g is not None), self._eager_steps)
+
+    @property
+    def num_drafts(self) -> int:
+        """None."""
+        return 0
+
+    @property
+    def num_lanes(self) -> int:
+        """One."""
+        return 1
 
     @property
     def rows_ahead(self) -> int:
@@ -205,7 +221,54 @@ class ModelRunner:
         """
         if inputs.ahead:
             return self._sampler.launch(self.forward(inputs.batch), inputs)
+        if inputs.prompt is not None:
+            logits, entries = self.score_prompt(inputs.batch, inputs.prompt)
+            tokens = self._host_sampler.launch(logits, inputs).wait()
+            return KnownTokens(replace(tokens, prompt_logprobs=entries))
         return self._host_sampler.launch(self.execute(inputs.batch), inputs)
+
+    @torch.inference_mode()
+    def score_prompt(self, batch: Batch, prompt: PromptRows) -> tuple[Tensor, list[TokenLogprobs]]:
+        """Run one step and wait for it.
+
+        Returns:
+            fp32 logits ``[N, V]`` on the CPU, and the log-probabilities of prompt tokens, an entry
+            a row of ``prompt``.
+        """
+        variant = self.variant_of(batch)
+        calls = self._calls[variant]
+        self._eager_steps[StepKind(EAGER, variant)] += 1
+        with self.shipped_kernels.in_use():
+            tensors = self._to_device(batch)
+            wanted = tensors["logit_rows"]
+            run_calls(calls[: len(self._plan.writing)], tensors)
+            entries = self._score(tensors, batch, prompt)
+            logits = torch.empty((0, self.vocab_size))
+            if len(batch.logit_rows):
+                logits = self._head(tensors, batch, wanted).cpu()
+        return logits, entries
+
+    def _score(
+        self, tensors: dict[str, Tensor], batch: Batch, prompt: PromptRows
+    ) -> list[TokenLogprobs]:
+        """Log-probabilities of prompt tokens, an entry a row; ``tensors`` are of a step up to its
+        last cache. The head runs on no more rows at once than decode steps have, which is what
+        memory was planned for."""
+        entries: list[TokenLogprobs] = []
+        most = min(self.max_running, _SCORED_ROWS)
+        for start in range(0, len(prompt.rows), most):
+            part = slice(start, start + most)
+            arrays = {"rows": prompt.rows[part], "targets": prompt.targets[part]}
+            sent = self._upload(arrays)
+            logits = self._head(tensors, batch, sent["rows"])
+            entries += token_logprobs(logits, sent["targets"], prompt.alternatives[part])
+        return entries
+
+    def _head(self, tensors: dict[str, Tensor], batch: Batch, rows: Tensor) -> Tensor:
+        """fp32 logits of some rows of a step."""
+        tensors["logit_rows"] = rows
+        run_calls(self._calls[self.variant_of(batch)][len(self._plan.writing) :], tensors)
+        return tensors[LOGITS].float()
 
     def execute(self, batch: Batch) -> torch.Tensor:
         """Run one step and wait for it; fp32 logits ``[N, V]`` on the CPU."""
@@ -225,15 +288,15 @@ class ModelRunner:
 
     def _forward(self, batch: Batch) -> torch.Tensor:
         variant = self.variant_of(batch)
-        if self._graphs is not None:
-            logits = self._graphs.forward(batch, variant)
-            if logits is not None:
-                return self._sampled(batch, logits)
-        if self._is_alike(batch) and batch.num_requests < DETERMINISTIC_ROWS:
-            columns = -(-self.max_model_len // self.block_size)
-            padded = padded_batch(batch, DETERMINISTIC_ROWS, columns)
-            return self._sampled(batch, self._step(self._to_device(padded), variant))
+        graphs, mixed = self._graphs, self._mixed_graphs
+        if graphs and (logits := graphs.forward(batch, variant)) is not None:
+            return self._sampled(batch, logits)
+        if mixed and (logits := mixed.forward(batch, variant)) is not None:
+            return logits
+        self._eager_steps[StepKind(EAGER, variant)] += 1
         tensors = self._to_device(batch)
+        if self._is_alike(batch):
+            return self._sampled(batch, self._run_alike(tensors, [LOGITS])[LOGITS])
         if len(batch.logit_rows):
             return self._step(tensors, variant)
         run_calls(self._calls[variant][: len(self._plan.writing)], tensors)
@@ -245,12 +308,20 @@ class ModelRunner:
         return SHORT if short and batch.is_short(self._topk) else LONG
 
     def _is_alike(self, batch: Batch) -> bool:
-        """Whether the step has to take the kernels of every other decode step."""
-        return self._deterministic and batch.tokens_each == 1
+        """Whether the step has to take the kernels of every other step of a token a request.
+
+        The last token of a prompt counts too: with drafts it runs as a decoding request does.
+        """
+        return self._deterministic and batch.num_tokens == batch.num_requests
 
     def _step(self, tensors: dict[str, Tensor], variant: str) -> Tensor:
         run_calls(self._calls[variant], tensors)
         return tensors[LOGITS]
+
+    def _run_alike(self, values: Mapping[str, Tensor], keys: Sequence[str]) -> dict[str, Tensor]:
+        """Results of a step of a token a request, run in the form that all such steps have."""
+        shape = PartShape.on(self.device, -(-self.max_model_len // self.block_size))
+        return run_in_parts(partial(self._step, variant=LONG), values, keys, shape)
 
     def _sampled(self, batch: Batch, logits: Tensor) -> Tensor:
         """Select the logits that are wanted from those of every row of a decode step."""
@@ -263,7 +334,9 @@ class ModelRunner:
         arrays = batch.arrays()
         unknown = batch.num_tokens > 0 and int(batch.input_ids.min()) < 0
         if unknown:
-            arrays["token_rows"] = np.repeat(batch.request_rows, np.diff(batch.cu_seqlens))
+            rows = np.repeat(batch.request_rows, np.diff(batch.cu_seqlens))
+            padding = (0, batch.num_tokens - len(rows))  # tokens of nobody
+            arrays["token_rows"] = np.pad(rows, padding, constant_values=-1)
         tensors = self._upload(arrays)
         if unknown:
             tensors["input_ids"] = resolve_token_ids(
@@ -276,10 +349,4 @@ class ModelRunner:
     def _upload(self, arrays: Mapping[str, NDArray[Any]]) -> dict[str, Tensor]:
         if self._ring is None:
             return {name: torch.from_numpy(array) for name, array in arrays.items()}
-        layout = Layout.of(arrays)
-        host = self._ring.take(layout.nbytes)
-        for name, view in layout.in_numpy(host).items():
-            view[...] = arrays[name]
-        buffer = torch.empty(layout.nbytes, dtype=torch.uint8, device=self.device)
-        self._ring.send(buffer)
-        return layout.in_torch(buffer)
+        return self._ring.upload(arrays, self.device)

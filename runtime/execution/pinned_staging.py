@@ -4,8 +4,9 @@ The copy is asynchronous, so the pinned memory must stay as it is until it is do
 buffers, each guarded by an event, lets the host fill the next while earlier ones are in flight.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,8 +30,7 @@ class Place:
 
     def in_numpy(self, buffer: NDArray[np.uint8]) -> NDArray[Any]:
         """The array's view of a packed buffer on the host."""
-        part = buffer[self.start : self.start + self.nbytes]
-        return part.view(self.dtype).reshape(self.shape)
+        return np.ndarray(self.shape, self.dtype, buffer, self.start)
 
     def in_torch(self, buffer: Tensor) -> Tensor:
         """The array's view of a packed buffer."""
@@ -70,8 +70,8 @@ class Layout:
 
 
 class _Slot:
-    def __init__(self) -> None:
-        self.pinned = torch.empty(0, dtype=torch.uint8)
+    def __init__(self, nbytes: int) -> None:
+        self.pinned = torch.empty(nbytes, dtype=torch.uint8, pin_memory=nbytes > 0)
         self.host: NDArray[np.uint8] = self.pinned.numpy()
         self.copied: torch.cuda.Event | None = None
 
@@ -81,10 +81,11 @@ class StagingRing:
 
     Args:
         depth: buffers, and so copies that may be in flight before the host waits.
+        nbytes: of each at first; one that is too small is made again, which takes the host a while.
     """
 
-    def __init__(self, depth: int = 4) -> None:
-        self._slots = [_Slot() for _ in range(depth)]
+    def __init__(self, depth: int = 4, nbytes: int = 0) -> None:
+        self._slots = [_Slot(nbytes) for _ in range(depth)]
         self._next = 0
 
     def take(self, nbytes: int) -> NDArray[np.uint8]:
@@ -109,3 +110,30 @@ class StagingRing:
         if slot.copied is None:
             slot.copied = torch.cuda.Event()
         slot.copied.record()
+
+    def upload(self, arrays: Mapping[str, NDArray[Any]], device: torch.device) -> dict[str, Tensor]:
+        """Copies of some arrays on the GPU, made by the current stream; the host does not wait."""
+        layout = Layout.of(arrays)
+        host = self.take(layout.nbytes)
+        for name, view in layout.in_numpy(host).items():
+            view[...] = arrays[name]
+        buffer = torch.empty(layout.nbytes, dtype=torch.uint8, device=device)
+        self.send(buffer)
+        return layout.in_torch(buffer)
+
+
+Upload = Callable[[Mapping[str, NDArray[Any]]], dict[str, Tensor]]
+"""Brings arrays to a device; neither side waits."""
+
+
+def uploads_to(device: torch.device, depth: int, nbytes: int) -> Upload:
+    """What brings arrays to a device.
+
+    Args:
+        device: to a GPU they go through a :class:`StagingRing`; on the CPU nothing is copied.
+        depth: copies that may be in flight before the host waits.
+        nbytes: of an ordinary one.
+    """
+    if device.type == "cuda":
+        return partial(StagingRing(depth, nbytes).upload, device=device)
+    return lambda arrays: {name: torch.from_numpy(a).to(device) for name, a in arrays.items()}

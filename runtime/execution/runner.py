@@ -5,8 +5,10 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from dsa_compile.runtime.execution.batch import Batch
+from dsa_compile.runtime.execution.prompt_rows import PromptRows
 from dsa_compile.runtime.requests.logprobs import TokenLogprobs
 from dsa_compile.runtime.sampling.sampler import SamplingState
+from dsa_compile.runtime.scheduling.stats import StepKind
 from dsa_compile.runtime.scheduling.step import Failure
 
 
@@ -24,8 +26,11 @@ class StepInputs:
         counts: tokens it has generated before this step. As positions, counts are too high by what
             the steps in flight do not yield.
         max_new: the most tokens it may yield, >= 1.
+        next_ids: for each of the batch's R requests, the token behind its last one here, or -1
+            where none is known; empty for runners that draft nothing.
         ahead: whether the next step may be launched before these tokens are known. The runner
             keeps them by row, and an input id of -1 stands for them.
+        prompt: prompt tokens whose logits are wanted, too; never of a step launched ahead.
     """
 
     batch: Batch
@@ -34,6 +39,8 @@ class StepInputs:
     counts: Sequence[int]
     max_new: Sequence[int]
     ahead: bool
+    next_ids: Sequence[int] = ()
+    prompt: PromptRows | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,14 +51,27 @@ class StepTokens:
         results: for each request that yields, in the order of :class:`StepInputs`, 1 to ``max_new``
             tokens, or why there are none.
         logprobs: by place in ``results``, an entry a token, of requests that ask for them.
+        prompt_logprobs: one entry a row of ``StepInputs.prompt``.
     """
 
     results: Sequence[Sequence[int] | Failure]
     logprobs: Mapping[int, Sequence[TokenLogprobs]] = field(default_factory=dict)
+    prompt_logprobs: Sequence[TokenLogprobs] = ()
 
 
 class LaunchedTokens(Protocol):
     """The tokens of a step that may still run."""
+
+    def sample(self) -> None:
+        """Launch the choice of the tokens, if the launch of the step left it out; else nothing.
+
+        A grammar must know all tokens of its request first. To be called when the steps before
+        this one were committed and before the next is launched; does not wait for the step.
+
+        Raises:
+            StepError: it could not be launched; nothing of the step counts.
+        """
+        ...
 
     def wait(self) -> StepTokens:
         """Wait for the step and return its tokens; the same ones if it is called again.
@@ -101,13 +121,25 @@ class Runner(Protocol):
         ...
 
     @property
+    def num_lanes(self) -> int:
+        """Groups of requests with caches of their own, ``num_blocks`` each. With several, batches
+        hold the requests of the first lane first, and lane n has the rows of the scheduler from n
+        times ``max_running`` on."""
+        ...
+
+    @property
     def rows_ahead(self) -> int:
-        """The requests whose tokens it can keep for a step launched ahead; 0 if it cannot."""
+        """Requests of a lane whose tokens it can keep for a step launched ahead; 0 if it cannot."""
         ...
 
     @property
     def overlaps(self) -> bool:
         """Whether steps are launched ahead unless the engine's configuration says otherwise."""
+        ...
+
+    @property
+    def step_counts(self) -> Mapping[StepKind, int]:
+        """Steps launched so far by how they ran."""
         ...
 
     def samples_ahead(self, states: Sequence[SamplingState]) -> bool:
@@ -120,7 +152,8 @@ class Runner(Protocol):
     def launch(self, inputs: StepInputs) -> LaunchedTokens:
         """Launch a step behind those before it.
 
-        A runner on a device does not wait for it if ``inputs.ahead``.
+        A runner on a device does not wait for it if ``inputs.ahead``. It may leave the choice of
+        tokens to :meth:`LaunchedTokens.sample` where that depends on tokens of the step in flight.
 
         Raises:
             StepError: an op of the step failed; nothing of it counts, and it may be launched again.

@@ -52,6 +52,10 @@ class DeviceLost(StepError):  # noqa: N818
     """The GPU reported an error after which this process cannot use it."""
 
 
+class RankLost(DeviceLost):
+    """A rank of several failed, ended or hung; its group of ranks is over."""
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether memory is what was missing."""
     if isinstance(error, OutOfMemory | torch.OutOfMemoryError | MemoryError):

@@ -18,6 +18,7 @@ from dsa_compile.kernels.late_kernels import watch_triton
 from dsa_compile.kernels.triton_launch import TritonLaunch
 from dsa_compile.launches.rehearsed_steps import BoundGraphs, rehearse_steps
 from dsa_compile.launches.step_sizes import StepLimits, step_sizes
+from dsa_compile.runtime.sampling.rehearsed_options import launch_option_kernels
 
 # Inductor makes a kernel for any number of tokens but one, and one for that. The first number it
 # sees sets how wide the kernel is; different sizes have different values, or it would take them
@@ -72,7 +73,7 @@ def prepare_kernels(manifest: Manifest, regions: Iterable[Region], limits: StepL
         step_sizes(limits, manifest.block_size),
         _launches_ours,
         multiprocessors(),
-        also=(_resolve_token_ids,),
+        also=(_resolve_token_ids, lambda: launch_option_kernels(vocab)),
     )
     compiled = _load_cuda(tuple(rehearsal.kernels))
     _compile_triton(tuple(rehearsal.triton.values()))

@@ -2,74 +2,54 @@
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 import torch
 
+from dsa_compile.artifact.interface import read_regions
 from dsa_compile.artifact.reader import Artifact
 from dsa_compile.errors import ArtifactError, UserError
-from dsa_compile.ir.plan import SHORT, weight_owners
+from dsa_compile.ir.plan import SHORT
 from dsa_compile.kernels.cuda.shipped import NO_KERNELS, ShippedKernels
 from dsa_compile.kernels.late_kernels import kernels_expected
 from dsa_compile.launches.step_sizes import StepLimits
-from dsa_compile.runtime.engine_config import DETERMINISTIC_ROWS
+from dsa_compile.runtime.engine_options import DETERMINISTIC_ROWS, EngineOptions
 from dsa_compile.runtime.execution.caches import GIB
-from dsa_compile.runtime.execution.cuda_graphs import GraphPlan
 from dsa_compile.runtime.execution.devices import device_of
+from dsa_compile.runtime.execution.drafting_runner import DraftingRunner
 from dsa_compile.runtime.execution.executor import require_kernels
+from dsa_compile.runtime.execution.graph_plan import GraphPlan
+from dsa_compile.runtime.execution.mixed_graphs import MixedPlan
 from dsa_compile.runtime.execution.model_runner import ModelRunner
 from dsa_compile.runtime.failures.step_errors import is_out_of_memory, shortage
+from dsa_compile.runtime.loading.drafts import drafts_of
 from dsa_compile.runtime.loading.kernel_preparation import prepare_kernels
 from dsa_compile.runtime.loading.memory_plan import StepSizes, measure_memory
+from dsa_compile.runtime.loading.peers import Alone, Peers
 from dsa_compile.runtime.loading.weight_loading import WeightLoad
 from dsa_compile.weights.plan import WeightPlan
+from dsa_compile.weights.sharing import homes_of, weight_homes
 
 # Caches for this many tokens, or for the model's longest sequence if that is shorter, by default.
 DEFAULT_CACHE_TOKENS = 65_536
-LOAD_FORMATS = ("auto", "dummy")
 _LOG = logging.getLogger(__name__)
 _MOST_ROWS = 2**31 - 1  # the graphs number cache rows in int32
 
 
 def load_runner(
-    path: Path | str,
-    *,
-    num_blocks: int | None = None,
-    verify: str = "full",
-    digest: str | None = None,
-    model_dir: Path | None = None,
-    load_format: str = "auto",
-    max_running: int = 256,
-    max_batched_tokens: int = 2048,
-    max_model_len: int | None = None,
-    gpu_memory_utilization: float = 0.9,
-    cuda_graphs: bool = True,
-    shipped_kernels: bool = False,
-    deterministic: bool = False,
-    debug_launches: bool = False,
+    path: Path | str, options: EngineOptions | None = None, peers: Peers | None = None
 ) -> ModelRunner:
     """Open an artifact, load its weights and make caches; on a GPU, make the kernels of all steps
     ready and capture decode steps. Each phase is logged when it is done, at level INFO.
 
     Args:
         path: the artifact.
-        num_blocks: blocks of each cache; None for what the GPU's memory holds, and on the CPU for
-            :data:`DEFAULT_CACHE_TOKENS`.
-        verify: how thoroughly weight files are checked, ``full`` or ``header``.
-        digest: take the artifact of this digest and no other; None for any.
-        model_dir: where the model is now, for an artifact that refers to it and was moved.
-        load_format: ``auto`` loads the model's weights, ``dummy`` makes random ones and reads none.
-        max_running: most requests of a step.
-        max_batched_tokens: most tokens of a step.
-        max_model_len: longest context; None for the model's own.
-        gpu_memory_utilization: share of the GPU's memory to use where ``num_blocks`` is None.
-        cuda_graphs: on a GPU, run decode steps as CUDA graphs.
-        shipped_kernels: run the machine code of CUDA kernels that the artifact holds. If not, they
-            are compiled here, or come from this user's cache.
-        deterministic: a decoding request's results must not depend on the others in its step.
-        debug_launches: on a GPU, wait for every op, so that one that fails is named; no graphs.
+        options: how; those of prompts and of batching are not used.
+        peers: the ranks that load the artifact together, each its part of the weights; None for one
+            rank. Collectives must reach them (:func:`~dsa_compile.ops.collectives.communicating`).
 
     Raises:
         ArtifactError: not a sound artifact or not the one of ``digest``, compiled for inspection
@@ -80,18 +60,24 @@ def load_runner(
             caches or graphs do not fit into memory.
         StepError: an op failed when the first steps were run.
     """
-    if load_format not in LOAD_FORMATS:
-        raise UserError(f"load_format={load_format!r}: choose one of {', '.join(LOAD_FORMATS)}")
+    options, peers = options or EngineOptions(), peers or Alone()
+    model_dir = None if options.model_dir is None else Path(options.model_dir)
+    rows, num_blocks = options.padded_rows, options.num_blocks
     clock = _Clock()
     with ExitStack() as opened:
         opened.enter_context(kernels_expected())
-        artifact = opened.enter_context(_opened(path, verify, digest))
+        artifact = opened.enter_context(_opened(path, options.verify, options.digest))
         manifest = artifact.manifest
-        require_runnable(artifact, load_format)
-        if not 0.0 < gpu_memory_utilization <= 1.0:
-            raise UserError(f"gpu_memory_utilization={gpu_memory_utilization} must be in (0, 1]")
+        require_runnable(artifact, options.load_format)
         most = _MOST_ROWS // manifest.block_size
-        if num_blocks is not None and not 1 <= num_blocks <= most:
+        drafts = drafts_of(artifact.path, manifest, options)
+        if drafts.count and options.mixed_graph_tokens:
+            raise UserError(
+                f"mixed_graph_tokens={options.mixed_graph_tokens!r}: steps are not captured with "
+                "prompts while tokens are drafted; leave it out, or load with draft='none' "
+                "(--draft none)"
+            )
+        if num_blocks is not None and num_blocks > most:
             raise UserError(f"num_blocks={num_blocks} must be from 1 to {most}")
         if model_dir is not None and manifest.weights.mode == "pack":
             raise UserError(
@@ -99,58 +85,97 @@ def load_runner(
                 "leave out --model-dir"
             )
         device = device_of(manifest.target)
-        regions = {record.name: artifact.region(record.name) for record in manifest.regions}
+        regions = read_regions(artifact, rehearse=device.type == "cuda")
         # Before the weights: those of a large model take minutes.
         require_kernels(regions.values(), manifest.kernels, manifest.target)
-        shipped = _shipped_kernels(artifact) if shipped_kernels else NO_KERNELS
+        shipped = _shipped_kernels(artifact) if options.runs_shipped_kernels else NO_KERNELS
         clock.done(
             f"artifact opened: variants {', '.join(manifest.variants) or 'one'}"
             + _about_kernels(artifact, shipped)
         )
-        load = opened.enter_context(_loading(artifact, model_dir, load_format))
+        load = opened.enter_context(_loading(artifact, model_dir, options.load_format, peers.rank))
         if not load.later:
             clock.done(f"weights: {load.nbytes / GIB:.2f} GiB")
         spec = manifest.model.spec
-        context = min(max_model_len or spec.max_position_embeddings, spec.max_position_embeddings)
+        longest = spec.max_position_embeddings
+        context = min(options.max_model_len or longest, longest)
         if device.type == "cuda":
-            # A deterministic decode step is padded to so many rows.
-            rows = max(max_running, DETERMINISTIC_ROWS)
-            limits = StepLimits(context, max_batched_tokens, rows)
+            # A deterministic decode step is padded to so many rows; drafts are rows of their own.
+            most_rows = max(rows * (1 + drafts.count), DETERMINISTIC_ROWS)
+            limits = StepLimits(context, options.max_batched_tokens, most_rows)
             with shipped.in_use():
                 prepared = prepare_kernels(manifest, regions.values(), limits)
             clock.done(prepared.describe())
         plan = None
-        if cuda_graphs and device.type == "cuda" and not debug_launches:
+        captured = options.cuda_graphs and not options.debug_launches
+        captured = captured and (drafts.planned or not drafts.count)
+        if captured and device.type == "cuda":
             plan = GraphPlan.of(
-                max_running=max_running,
+                max_running=rows,
                 max_model_len=context,
                 block_size=manifest.block_size,
                 topk=spec.index_topk if SHORT in manifest.variants else None,
-                deterministic=deterministic,
+                deterministic=options.deterministic,
+                num_drafts=drafts.count,
+                draft_max_rows=options.draft_max_rows,
             )
+        mixed = None
+        if plan is not None and options.mixed_graph_tokens:
+            mixed = MixedPlan.of(
+                [min(size, options.max_batched_tokens) for size in options.mixed_graph_tokens],
+                max_running=rows,
+                max_model_len=context,
+                block_size=manifest.block_size,
+                topk=spec.index_topk if SHORT in manifest.variants else None,
+            )
+        planned_bytes = None
         if num_blocks is None:
-            tokens = min(DEFAULT_CACHE_TOKENS, spec.max_position_embeddings)
+            tokens = min(DEFAULT_CACHE_TOKENS, longest)
             num_blocks = -(-tokens // manifest.block_size)
             if device.type == "cuda":
-                sizes = StepSizes(max_batched_tokens, max_running, context)
+                sizes = StepSizes(options.max_batched_tokens, rows, context, 1 + drafts.count)
+                share = options.gpu_memory_utilization
+                peers.least("weights", 0)  # steps of all ranks run together
                 memory = measure_memory(
-                    manifest, regions, load.weights, sizes, plan, gpu_memory_utilization, shipped
+                    manifest, regions, load.weights, sizes, plan, share, shipped, mixed
                 )
                 num_blocks = min(memory.num_blocks, most)
+                planned_bytes = memory.planned
                 clock.done(memory.describe(manifest.block_size))
-        runner = ModelRunner(
+        num_blocks = peers.least("blocks", num_blocks)
+        made: Callable[..., ModelRunner] = ModelRunner
+        if drafts.count:
+            plans = manifest.plans if drafts.planned else None
+            forced = options.force_accept
+            made = partial(
+                DraftingRunner, num_drafts=drafts.count, plans=plans, force_accept=forced
+            )
+            if forced is not None:
+                _LOG.warning(
+                    "acceptance forced: a step keeps %g tokens on average, right or wrong; what is "
+                    "generated is not the model's",
+                    forced,
+                )
+        runner = made(
             manifest,
             regions,
             load.weights,
             num_blocks,
-            max_running,
-            deterministic,
-            debug_launches=debug_launches,
+            rows,
+            options.deterministic,
+            debug_launches=options.debug_launches,
             shipped_kernels=shipped,
+            count_experts=options.count_experts,
         )
+        runner.planned_bytes = planned_bytes
         if plan is not None:
-            _capture(runner, plan, max_running)
+            _capture(runner, plan, rows)
             clock.done(plan.describe(manifest.block_size))
+        if mixed is not None:
+            _capture(runner, mixed, rows)
+            clock.done(mixed.describe(manifest.block_size))
+        if runner.expert_counts is not None:
+            runner.expert_counts.reset()
         if load.later:
             load.finish()
             clock.done(f"weights: {load.nbytes / GIB:.2f} GiB, read meanwhile")
@@ -170,10 +195,12 @@ def _opened(path: Path | str, verify: str, digest: str | None) -> Iterator[Artif
 
 
 @contextmanager
-def _loading(artifact: Artifact, model_dir: Path | None, load_format: str) -> Iterator[WeightLoad]:
+def _loading(
+    artifact: Artifact, model_dir: Path | None, load_format: str, rank: int
+) -> Iterator[WeightLoad]:
     """Weights, which may be read while steps are measured and graphs captured."""
     try:
-        load = WeightLoad(artifact, model_dir, load_format)
+        load = WeightLoad(artifact, model_dir, load_format, rank)
     except Exception as error:
         if not is_out_of_memory(error):
             raise
@@ -207,17 +234,21 @@ def _kernel_files(artifact: Artifact) -> list[str]:
     return [file.path for file in artifact.manifest.files if file.path.startswith("kernels/")]
 
 
-def _capture(runner: ModelRunner, plan: GraphPlan, max_running: int) -> None:
+def _capture(runner: ModelRunner, plan: GraphPlan | MixedPlan, max_running: int) -> None:
+    what = "steps with prompts" if isinstance(plan, MixedPlan) else "decode steps"
     try:
-        runner.capture(plan)
+        if isinstance(plan, MixedPlan):
+            runner.capture_mixed(plan)
+        else:
+            runner.capture(plan)
     except Exception as error:
         if not is_out_of_memory(error):
             raise
         raise UserError(
-            f"GPU memory: no room to capture decode steps of up to {max_running} requests beside "
-            f"num_blocks={runner.num_blocks}: {shortage(error)}; lower max_running, num_blocks or "
-            "gpu_memory_utilization, or load without CUDA graphs (cuda_graphs=False, "
-            "--no-cuda-graphs)"
+            f"GPU memory: no room to capture {what} of up to {max_running} requests beside "
+            f"num_blocks={runner.num_blocks}: {shortage(error)}; "
+            "lower max_running, num_blocks or gpu_memory_utilization, or load without CUDA graphs "
+            "(cuda_graphs=False, --no-cuda-graphs)"
         ) from None
 
 
@@ -225,9 +256,11 @@ def _no_memory_for_weights(artifact: Artifact, device: torch.device) -> str:
     plan = artifact.manifest.weights.plan
     assert plan is not None, "see require_runnable"
     entries = WeightPlan.from_json(artifact.read_json(plan))
-    owners = weight_owners(artifact.manifest.calls)
+    homes = weight_homes(artifact.manifest.calls, entries)
     needed = sum(
-        entries.nbytes(c.kind) for c in artifact.manifest.calls if owners[c.name] == c.name
+        entries.entries(call.kind)[key].nbytes
+        for call in artifact.manifest.calls
+        for key in homes_of(homes, call.name)
     )
     ways = "compile fewer --layers or a recipe with smaller weights"
     if device.type == "cpu":

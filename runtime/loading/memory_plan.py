@@ -17,10 +17,12 @@ from dsa_compile.ir.region import Region
 from dsa_compile.kernels.cuda.shipped import NO_KERNELS, ShippedKernels
 from dsa_compile.runtime.execution.batch import Batch
 from dsa_compile.runtime.execution.caches import GIB, make_caches, page_bytes
-from dsa_compile.runtime.execution.cuda_graphs import GraphPlan
 from dsa_compile.runtime.execution.devices import device_of
+from dsa_compile.runtime.execution.graph_plan import GraphPlan
+from dsa_compile.runtime.execution.mixed_graphs import MixedPlan
 from dsa_compile.runtime.execution.model_runner import ModelRunner
 from dsa_compile.runtime.failures.step_errors import is_out_of_memory, shortage
+from dsa_compile.runtime.sampling.option_rows import OptionRows
 
 # What the driver keeps for an instantiated graph, and what the allocator loses to fragments.
 _GRAPH_BYTES = 16 << 20
@@ -34,9 +36,9 @@ class MemoryPlan:
     Attributes:
         total: of the device.
         usable: what may be taken of it.
-        resident: taken already: weights, the CUDA context, other processes.
+        resident: weights, the CUDA context, other processes, what sampling keeps.
         step: temporaries of the largest step outside of graphs.
-        graphs: of captured decode steps.
+        graphs: of captured steps.
         page: one block in every layer's caches.
         num_blocks: what the rest holds.
         most_blocks: more than so many could not be used; ``num_blocks`` is at most this.
@@ -50,6 +52,11 @@ class MemoryPlan:
     page: int
     num_blocks: int
     most_blocks: int
+
+    @property
+    def planned(self) -> int:
+        """All that is expected to be taken, at the worst."""
+        return self.resident + self.step + self.graphs + self.num_blocks * self.page
 
     def describe(self, block_size: int) -> str:
         """One line for those who start a server."""
@@ -103,16 +110,16 @@ def plan_memory(
     return plan
 
 
-def graph_bytes(count: int, rows: int, vocab_size: int, decode_peak: int) -> int:
-    """What captured decode steps take.
+def graph_bytes(count: int, rows: int, vocab_size: int, peak: int) -> int:
+    """What captured steps of one kind take.
 
     Args:
         count: graphs.
         rows: of the largest.
         vocab_size: width of the fp32 logits they share.
-        decode_peak: temporaries of the largest; the graphs share one pool.
+        peak: temporaries of the largest; the graphs share one pool.
     """
-    return count * _GRAPH_BYTES + rows * vocab_size * 4 + decode_peak if count else 0
+    return count * _GRAPH_BYTES + rows * vocab_size * 4 + peak if count else 0
 
 
 @dataclass(frozen=True)
@@ -123,11 +130,18 @@ class StepSizes:
         tokens: of a step.
         rows: requests of a step.
         context: tokens of the longest request.
+        each: tokens of a decoding request, drafts included.
     """
 
     tokens: int
     rows: int
     context: int
+    each: int = 1
+
+    @property
+    def decoded(self) -> int:
+        """Tokens of the largest decode step, each with logits."""
+        return self.rows * self.each
 
 
 def measure_memory(
@@ -138,6 +152,7 @@ def measure_memory(
     graphs: GraphPlan | None,
     utilization: float,
     shipped_kernels: ShippedKernels = NO_KERNELS,
+    mixed: MixedPlan | None = None,
 ) -> MemoryPlan:
     """Run the largest steps over caches that all layers share, and plan for what they took.
 
@@ -152,6 +167,7 @@ def measure_memory(
         graphs: to be captured later, or None.
         utilization: share of the memory to use.
         shipped_kernels: what CUDA kernels are loaded from.
+        mixed: graphs of steps with prompts, or None.
 
     Raises:
         UserError: the longest request would not fit, or a step does not.
@@ -175,12 +191,15 @@ def measure_memory(
             f"{total / GIB:.1f} GiB): {shortage(error)}; lower max_batched_tokens, max_running or "
             "max_model_len"
         ) from None
-    count = 0 if graphs is None else len(list(graphs.graphs()))
+    count, with_prompts = (
+        0 if plan is None else len(list(plan.graphs())) for plan in (graphs, mixed)
+    )
     return plan_memory(
         total=total,
-        resident=total - free,
+        resident=total - free + OptionRows.nbytes(sizes.rows, spec.vocab_size),
         step=max(step, decode),
-        graphs=graph_bytes(count, sizes.rows, spec.vocab_size, decode),
+        graphs=graph_bytes(count, sizes.decoded, spec.vocab_size, decode)
+        + graph_bytes(with_prompts, sizes.rows, spec.vocab_size, step),
         page=page_bytes(manifest),
         utilization=utilization,
         needed_blocks=needed,
@@ -203,12 +222,12 @@ def _measure_steps(
         regions,
         weights,
         num_blocks,
-        sizes.rows,
+        sizes.decoded,
         caches=caches,
         shipped_kernels=shipped_kernels,
     )
     prefill = largest_prefill(sizes.tokens, sizes.context, num_blocks, runner.block_size)
-    decode = largest_decode(sizes.rows, sizes.context, num_blocks, runner.block_size)
+    decode = largest_decode(sizes.decoded, sizes.context, num_blocks, runner.block_size)
     return (
         peak_bytes(lambda: runner.forward(prefill)),
         peak_bytes(lambda: runner.forward(decode)),

@@ -1,17 +1,20 @@
 """Outputs of a request, and the check for its end."""
 
+import json
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
 
 from dsa_compile.errors import RequestError
 from dsa_compile.runtime.requests.detokenizer import Detokenizer, Tokenizer
+from dsa_compile.runtime.requests.draft_counts import DraftCounts
 from dsa_compile.runtime.requests.logprobs import TokenLogprobs
 from dsa_compile.runtime.requests.sampling_params import SamplingParams
 from dsa_compile.runtime.requests.stop import StopStrings
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 _Extent = tuple[int, int]  # tokens, and pieces of text
+_SHOWN_IDS, _SHOWN_TEXT = 8, 60  # by repr()
 
 
 @dataclass(slots=True, eq=False)
@@ -23,12 +26,17 @@ class Transcript:
         pieces: of the decoded text, or None without a tokenizer.
         logprobs: one entry a generated token, or None if ``SamplingParams.logprobs`` is None.
         token_ids: every token generated.
+        prompt_logprobs: one entry a prompt token but the first, as far as they are computed, or
+            None if ``SamplingParams.prompt_logprobs`` is None.
+        drafts: those that steps checked for it.
     """
 
     prompt_token_ids: list[int]
     pieces: list[str] | None = None
     logprobs: list[TokenLogprobs] | None = None
     token_ids: list[int] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    drafts: DraftCounts = field(default_factory=DraftCounts)
     _reported: _Extent = (0, 0)
 
     def output(
@@ -37,16 +45,24 @@ class Transcript:
         finish_reason: FinishReason | None = None,
         error: str | None = None,
         cached_tokens: int = 0,
+        scheduled_at: float | None = None,
     ) -> "RequestOutput":
         """What there is now; new in it is what the output before did not have."""
         before = self._reported
         self._reported = (len(self.token_ids), 0 if self.pieces is None else len(self.pieces))
         return RequestOutput(
-            request_id, finish_reason, error, cached_tokens, self, before, self._reported
+            request_id,
+            finish_reason,
+            error,
+            cached_tokens,
+            self,
+            before,
+            self._reported,
+            scheduled_at,
         )
 
 
-@dataclass(slots=True, eq=False)  # freezing would triple the cost of making one
+@dataclass(slots=True, eq=False, repr=False)  # freezing would triple the cost of making one
 class RequestOutput:
     """One request's result so far.
 
@@ -60,6 +76,8 @@ class RequestOutput:
             "error", or None while the request runs.
         error: what went wrong when ``finish_reason`` is "error".
         cached_tokens: prompt tokens whose cache rows were reused rather than computed.
+        scheduled_at: when the request first got cache blocks, seconds of ``time.perf_counter``;
+            None before.
     """
 
     request_id: str
@@ -69,6 +87,7 @@ class RequestOutput:
     _transcript: Transcript
     _before: _Extent
     _now: _Extent
+    scheduled_at: float | None = None
 
     @property
     def prompt_token_ids(self) -> list[int]:
@@ -89,6 +108,16 @@ class RequestOutput:
     def num_tokens(self) -> int:
         """How many tokens were generated."""
         return self._now[0]
+
+    @property
+    def drafted(self) -> tuple[int, ...]:
+        """Drafts that steps checked for the request so far, by depth; empty without drafts."""
+        return tuple(self._transcript.drafts.drafted)
+
+    @property
+    def accepted(self) -> tuple[int, ...]:
+        """How many of :attr:`drafted` were right."""
+        return tuple(self._transcript.drafts.accepted)
 
     @property
     def text(self) -> str | None:
@@ -112,9 +141,58 @@ class RequestOutput:
         return None if logprobs is None else logprobs[: self._now[0]]
 
     @property
+    def new_logprobs(self) -> list[TokenLogprobs]:
+        """The entries that the output before this one did not have; none without log-probs."""
+        return (self._transcript.logprobs or [])[self._before[0] : self._now[0]]
+
+    @property
+    def prompt_logprobs(self) -> list[TokenLogprobs] | None:
+        """One entry a prompt token but the first, which nothing comes before; None if
+        ``SamplingParams.prompt_logprobs`` is None."""
+        return self._transcript.prompt_logprobs
+
+    @property
+    def new_prompt_logprobs(self) -> list[TokenLogprobs]:
+        """The same of the output with the first token; none later, or where there are none."""
+        return [] if self._before[0] else self.prompt_logprobs or []
+
+    @property
     def finished(self) -> bool:
         """Whether the request will get no more tokens."""
         return self.finish_reason is not None
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it as plain data, which ``json`` takes; for one request rather than each step."""
+        described: dict[str, Any] = {
+            "request_id": self.request_id,
+            "prompt_token_ids": list(self.prompt_token_ids),
+            "token_ids": self.token_ids,
+            "text": self.text,
+            "finish_reason": self.finish_reason,
+            "error": self.error,
+            "cached_tokens": self.cached_tokens,
+            "logprobs": None if self.logprobs is None else [asdict(e) for e in self.logprobs],
+        }
+        if self.prompt_logprobs is not None:
+            described["prompt_logprobs"] = [asdict(entry) for entry in self.prompt_logprobs]
+        return described
+
+    def to_json(self) -> str:
+        """:meth:`to_dict` as one line of JSON."""
+        return json.dumps(self.to_dict(), ensure_ascii=False)
+
+    def __repr__(self) -> str:
+        """Id, the beginning of text and tokens, and how it ended."""
+        ids = ", ".join(map(str, self._transcript.token_ids[: min(self.num_tokens, _SHOWN_IDS)]))
+        more = f", … {self.num_tokens} in all" if self.num_tokens > _SHOWN_IDS else ""
+        parts = [repr(self.request_id)]
+        if self.text is not None:
+            cut = len(self.text) > _SHOWN_TEXT
+            parts.append(f"text={self.text[:_SHOWN_TEXT]!r}{'…' if cut else ''}")
+        parts += [f"token_ids=[{ids}{more}]", f"finish_reason={self.finish_reason!r}"]
+        if self.error is not None:
+            parts.append(f"error={self.error!r}")
+        return f"RequestOutput({', '.join(parts)})"
 
 
 class Completion:
@@ -147,7 +225,9 @@ class Completion:
         self._params = params
         self._end_ids = params.end_ids(eos_ids)
         self._count = 0
-        self._detokenizer = None if tokenizer is None else Detokenizer(tokenizer)
+        self._detokenizer = (
+            None if tokenizer is None else Detokenizer(tokenizer, params.skip_special_tokens)
+        )
         self._stops = StopStrings(params.stop_strings, params.include_stop_str_in_output)
         self._pieces: list[str] = []
 

@@ -1,16 +1,40 @@
 """Prompts as callers give them, checked and turned into token ids."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 
 from dsa_compile.errors import ArtifactError, RequestError
+from dsa_compile.runtime.requests.chat_prompt import ChatPrompt
 
-if TYPE_CHECKING:  # an engine over another runner loads nothing of the artifact's reader
-    from dsa_compile.artifact.reader import Artifact
 
-Prompt = str | Sequence[int]
+class TokenArray(Protocol):
+    """An array or a tensor of token ids."""
+
+    def tolist(self) -> Any:
+        """Its elements."""
+        ...
+
+
+Prompt = str | Sequence[int] | ChatPrompt | Mapping[str, Any] | TokenArray
+"""A text; token ids as a list, an array or a tensor, of one dimension or of one row; a conversation
+of :meth:`Engine.chat_prompt`; or what a tokenizer of ``transformers`` returns for one text or
+conversation: a mapping whose ``input_ids`` are token ids."""
+
+
+class TokenizerFiles(Protocol):
+    """The part of an artifact that holds its tokenizer; ``Artifact`` has it."""
+
+    @property
+    def path(self) -> Path:
+        """The artifact's directory."""
+        ...
+
+    def tokenizer_bytes(self, name: str) -> bytes | None:
+        """A file of the tokenizer, checked; None if there is none of that name."""
+        ...
 
 
 def token_ids_of(request_id: str, prompt: Prompt, vocab_size: int, tokenizer: Any) -> list[int]:
@@ -18,7 +42,7 @@ def token_ids_of(request_id: str, prompt: Prompt, vocab_size: int, tokenizer: An
 
     Args:
         request_id: named in errors.
-        prompt: a text or a sequence of integers.
+        prompt: see :data:`Prompt`.
         vocab_size: of the model.
         tokenizer: has ``encode(text).ids``; None if texts cannot be taken.
 
@@ -39,13 +63,14 @@ def token_ids_of(request_id: str, prompt: Prompt, vocab_size: int, tokenizer: An
                 f"request {request_id!r}: the tokenizer cannot encode the text ({_reason(error)})"
             ) from None
     try:
-        ids = np.asarray(prompt)
-    except (TypeError, ValueError):  # ragged
+        given = _ids_in(prompt)
+        ids = np.asarray(given)
+    except (TypeError, ValueError, RuntimeError):  # ragged, or a tensor that numpy cannot take
         ids = np.asarray(None)
     if ids.shape == (0,):
         raise RequestError(f"request {request_id!r}: the prompt is empty; give at least one token")
-    if ids.ndim == 1 and ids.dtype.kind in "Of" and all(type(i) is int for i in prompt):
-        ids = np.array(prompt, object)  # beyond 64 bits, where numpy has no integers
+    if ids.ndim == 1 and ids.dtype.kind in "Of" and all(type(i) is int for i in given):
+        ids = np.array(given, object)  # beyond 64 bits, where numpy has no integers
     elif ids.ndim != 1 or ids.dtype.kind not in "iu":
         raise RequestError(
             f"request {request_id!r}: a prompt is a text or a list of integer token ids"
@@ -60,11 +85,25 @@ def token_ids_of(request_id: str, prompt: Prompt, vocab_size: int, tokenizer: An
     return token_ids
 
 
-def load_tokenizer(artifact: "Artifact") -> Any:
+def _ids_in(prompt: Any) -> Any:
+    """The token ids inside what holds them; the row, if that is a batch of one."""
+    if isinstance(prompt, ChatPrompt):
+        return prompt.token_ids
+    if isinstance(prompt, list | tuple):
+        return prompt
+    if isinstance(prompt, Mapping) and "input_ids" in prompt:
+        prompt = prompt["input_ids"]
+    if hasattr(prompt, "detach"):  # a tensor, on whatever device
+        prompt = prompt.detach().cpu()
+    return prompt[0] if np.ndim(prompt) == 2 and len(prompt) == 1 else prompt
+
+
+def load_tokenizer(artifact: TokenizerFiles) -> Any:
     """The artifact's tokenizer, or None if it has none or ``tokenizers`` is not installed.
 
     Truncation and padding saved with it are left out: they are settings of whoever trained it, and
-    would cut prompts or fill them up.
+    would cut prompts or fill them up. Its special tokens are added, see
+    :mod:`~dsa_compile.runtime.requests.special_tokens`.
 
     Raises:
         ArtifactError: its file is not the one compiled, or not one that ``tokenizers`` reads and

@@ -5,17 +5,38 @@ pass its fields straight through.
 """
 
 import math
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from dsa_compile.errors import RequestError
+from dsa_compile.errors import ParameterError, shown
+from dsa_compile.keyword_names import changed_fields, suggests_names
+from dsa_compile.runtime.requests.grammar import Grammar
 
 # Below this a softmax is one-hot to fp32 accuracy for any logits a model makes: take the argmax.
 GREEDY_TEMPERATURE = 1e-5
 MAX_LOGIT_BIAS = 100.0
 MAX_OUTPUT_PENALTY = 2.0
+# Names of the same options in other libraries.
+OTHER_NAMES = {
+    "max_new_tokens": "max_tokens",
+    "max_completion_tokens": "max_tokens",
+    "max_length": "max_tokens",
+    "min_new_tokens": "min_tokens",
+    "stop_strings": "stop",
+    "stop_sequences": "stop",
+    "eos_token_id": "stop_token_ids",
+    "do_sample": "temperature",
+    "top_logprobs": "logprobs",
+    "random_seed": "seed",
+}
+# Every generated character is compared with every stop string, between the steps of all requests.
+MAX_STOP_STRINGS = 64
+MAX_STOP_LENGTH = 1024
+MAX_LISTED_TOKENS = 2**20  # more than any vocabulary
 
 
+@suggests_names(OTHER_NAMES)
 @dataclass(frozen=True)
 class SamplingParams:
     """Sampling and stopping options of one request.
@@ -43,14 +64,20 @@ class SamplingParams:
         logprobs: how many alternatives to report with each token (0: the chosen token alone; more
             than the vocabulary is cut to it). They are of the model's own distribution: before
             bias, penalties, temperature and filters. None reports nothing.
-        stop: a string or strings that end the text; cut from it unless
-            ``include_stop_str_in_output``.
+        prompt_logprobs: likewise for each token of the prompt but the first, given those before it.
+            Its whole prompt is computed then, and nothing of it reused. None reports nothing.
+        stop: a string or strings that end the text, up to 64 of up to 1,024 characters; cut from it
+            unless ``include_stop_str_in_output``.
         stop_token_ids: tokens that end the request, beside the model's own end tokens.
         ignore_eos: treat the model's end tokens as ordinary ones.
         include_stop_str_in_output: keep the stop string (or the stop token's text) in the text.
+        skip_special_tokens: leave special tokens out of the text; stop strings do not see them
+            then. A conversation's text always has them, for its parser.
+        grammar: what the text must look like, up to an end token; needs xgrammar.
 
     Raises:
-        RequestError: a value has the wrong type or is outside its range; names the field.
+        OptionError: a name is none of these; suggests one that is.
+        ParameterError: a value has the wrong type or is outside its range; names the field.
     """
 
     max_tokens: int = 16
@@ -65,10 +92,13 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     logit_bias: Mapping[int, float] | None = field(default=None, hash=False)
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     stop: str | Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
         _set(self, "stop", (self.stop,) if isinstance(self.stop, str) else _tuple(self, "stop"))
@@ -79,6 +109,10 @@ class SamplingParams:
             # A copy: the caller's dict may change while the request runs.
             _set(self, "logit_bias", dict(self.logit_bias))
         self.validate()
+
+    def __repr__(self) -> str:
+        """The options that differ from their defaults."""
+        return f"SamplingParams({', '.join(f'{n}={v!r}' for n, v in changed_fields(self))})"
 
     @property
     def greedy(self) -> bool:
@@ -102,8 +136,9 @@ class SamplingParams:
         if self.min_tokens > self.max_tokens:
             raise _error("min_tokens", self.min_tokens, f"at most max_tokens ({self.max_tokens})")
         self._integer("top_k", -1)
-        if self.logprobs is not None:
-            self._integer("logprobs", 0)
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                self._integer(name, 0)
         if self.seed is not None:
             self._integer("seed", -(2**63), 2**63 - 1)
         self._number("temperature", 0.0, math.inf)
@@ -112,12 +147,24 @@ class SamplingParams:
         self._number("repetition_penalty", 0.0, math.inf, open_low=True)
         self._number("presence_penalty", -MAX_OUTPUT_PENALTY, MAX_OUTPUT_PENALTY)
         self._number("frequency_penalty", -MAX_OUTPUT_PENALTY, MAX_OUTPUT_PENALTY)
-        for name in ("ignore_eos", "include_stop_str_in_output"):
+        for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
             if not isinstance(getattr(self, name), bool):
                 raise _error(name, getattr(self, name), "True or False")
+        if len(self.stop_strings) > MAX_STOP_STRINGS:
+            raise _error("stop", len(self.stop_strings), f"at most {MAX_STOP_STRINGS} strings")
         for text in self.stop_strings:
-            if not isinstance(text, str) or not text:
-                raise _error("stop", self.stop, "a non-empty string or strings")
+            if not isinstance(text, str) or not 0 < len(text) <= MAX_STOP_LENGTH:
+                want = f"a non-empty string or strings of up to {MAX_STOP_LENGTH} characters"
+                raise _error("stop", self.stop, want)
+        for name in ("stop_token_ids", "logit_bias"):
+            if len(getattr(self, name) or ()) > MAX_LISTED_TOKENS:
+                raise _error(name, len(getattr(self, name)), f"at most {MAX_LISTED_TOKENS} tokens")
+        if self.grammar is not None:
+            if not isinstance(self.grammar, Grammar):
+                raise _error("grammar", self.grammar, "a Grammar")
+            if self.ignore_eos or self.min_tokens:
+                message = "sampling parameter grammar: an end token ends its text"
+                raise ParameterError("grammar", f"{message}; leave out ignore_eos and min_tokens")
         for token in self.stop_token_ids:
             if not _is_int(token) or token < 0:
                 raise _error("stop_token_ids", self.stop_token_ids, "token ids >= 0")
@@ -135,7 +182,7 @@ class SamplingParams:
 
     def _number(self, name: str, low: float, high: float, open_low: bool = False) -> None:
         value = getattr(self, name)
-        inside = _is_number(value) and math.isfinite(value) and low <= value <= high
+        inside = _is_number(value) and low <= value <= min(high, sys.float_info.max)
         if not inside or (open_low and value == low):
             if math.isinf(high):
                 bound = f"finite and {'>' if open_low else '>='} {low:g}"
@@ -144,8 +191,8 @@ class SamplingParams:
             raise _error(name, value, f"a number {bound}")
 
 
-def _error(name: str, value: object, want: str) -> RequestError:
-    return RequestError(f"sampling parameter {name} must be {want}; got {value!r}")
+def _error(name: str, value: object, want: str) -> ParameterError:
+    return ParameterError(name, f"sampling parameter {name} must be {want}; got {shown(value)}")
 
 
 def _is_int(value: object) -> bool:
@@ -158,6 +205,8 @@ def _is_number(value: object) -> bool:
 
 def _tuple(params: SamplingParams, name: str) -> tuple[object, ...]:
     value = getattr(params, name)
+    if type(value) is tuple:  # such as of a copy: the checks below are slow
+        return value
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
         raise _error(name, value, "a sequence")
     return tuple(value)

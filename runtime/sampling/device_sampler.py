@@ -1,40 +1,51 @@
 """Sampling next to the model: tokens are chosen on the device, and the host reads them later.
 
-What a request asks for stays in pinned memory that the kernel reads and writes itself, so a step
-costs one launch and one event, and copies nothing.
+What a request asks of the draw stays in pinned memory that the kernel reads and writes itself, so
+an ordinary step costs one launch and one event, and copies nothing. Rows with bias, masks or
+penalties are changed apart and sampled again; rows that want log-probabilities are described from
+the model's own logits. Neither touches the other rows.
+
+A grammar's bitmask depends on the token before, which the host learns only when the step before is
+over. A step with such a row is sampled later than it is launched: when that token is known, while
+the model still computes the step's logits.
 """
 
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from dsa_compile.kernels.cuda.sample_tokens import MOST_TOKENS, OPTIONS, sample_tokens
 from dsa_compile.kernels.cuda.shipped import NO_KERNELS, ShippedKernels
+from dsa_compile.kernels.sampling_layout import MOST_TOP
 from dsa_compile.runtime.execution.runner import StepInputs, StepTokens
-from dsa_compile.runtime.sampling.draw import draw, uniforms
-from dsa_compile.runtime.sampling.sampler import BAD_LOGITS, SamplingState
-from dsa_compile.runtime.scheduling.step import Failure
+from dsa_compile.runtime.sampling.chosen_tokens import Chosen, Slot
+from dsa_compile.runtime.sampling.draw_options import DrawOptions, sample_on_host
+from dsa_compile.runtime.sampling.option_rows import OptionRows
+from dsa_compile.runtime.sampling.row_logprobs import row_logprobs
+from dsa_compile.runtime.sampling.sampler import SamplingState
 
-_UNIT = 2.0**64
 # One being filled, one on the device, and one to spare.
 _SLOTS = 3
 
 
 class DeviceTokens:
-    """Tokens that the device is choosing, one a request.
+    """Tokens of a step that may still run.
 
     Args:
-        tokens: int64 ``[Y]`` in memory that the host reads, -1 for a row that failed.
-        done: recorded behind the step that makes them; None if they are there.
+        choose: launches the sampling of the step.
     """
 
-    def __init__(self, tokens: NDArray[np.int64], done: torch.cuda.Event | None) -> None:
-        self._tokens = tokens
-        self._done = done
+    def __init__(self, choose: Callable[[], Chosen]) -> None:
+        self._choose: Callable[[], Chosen] | None = choose
+        self._chosen: Chosen | None = None
+
+    def sample(self) -> None:
+        """Launch the sampling, if it was not launched with the step."""
+        if self._choose is not None:
+            self._chosen = self._choose()
+            self._choose = None  # it holds the logits
 
     def wait(self) -> StepTokens:
         """The tokens; waits for the step that makes them.
@@ -42,32 +53,15 @@ class DeviceTokens:
         Raises:
             RuntimeError: the device reports an error of this step or of one before it.
         """
-        if self._done is not None:
-            self._done.synchronize()
-        tokens: list[int] = self._tokens.tolist()
-        if min(tokens, default=0) >= 0:
-            return StepTokens([[token] for token in tokens])
-        failed = Failure(BAD_LOGITS)
-        return StepTokens([failed if token < 0 else [token] for token in tokens])
-
-
-class _Slot:
-    """What one step reads and writes in pinned memory."""
-
-    def __init__(self, rows: int, on_device: bool) -> None:
-        size = rows * OPTIONS.itemsize
-        self.options = torch.zeros(size, dtype=torch.uint8, pin_memory=on_device)
-        self.records = self.options.numpy().view(OPTIONS)
-        self.tokens = torch.zeros(rows, dtype=torch.int64, pin_memory=on_device)
-        self.on_host: NDArray[np.int64] = self.tokens.numpy()
-        self.done = torch.cuda.Event() if on_device else None
+        assert self._chosen is not None, "a step is sampled before it is waited for"
+        return self._chosen.read()
 
 
 class DeviceSampler:
     """Chooses tokens for steps that are still to run.
 
     Agrees with :class:`~dsa_compile.runtime.sampling.sampler.Sampler`, draw for draw, but for the
-    last bits of the weights.
+    last bits of the weights and of log-probabilities.
 
     Args:
         vocab_size: V.
@@ -86,85 +80,100 @@ class DeviceSampler:
         self._last_tokens = last_tokens
         self._shipped_kernels = shipped_kernels
         rows = len(last_tokens)
-        self._slots = [_Slot(rows, last_tokens.is_cuda) for _ in range(_SLOTS)]
+        self._slots = [Slot(rows, last_tokens.is_cuda) for _ in range(_SLOTS)]
         self._next = 0
-        # The options of each row's request, to be copied where only the counter differs.
-        self._known = np.zeros(rows, OPTIONS)
-        self._known["row"] = np.arange(rows)
-        self._owners: list[SamplingState | None] = [None] * rows
+        self._option_rows = OptionRows(vocab_size, last_tokens)
+        self._draw_options = DrawOptions(rows, self._option_rows.remember)
 
     def takes(self, states: Sequence[SamplingState]) -> bool:
         """Whether the next tokens of these requests can be chosen here."""
-        return self._vocab_size <= MOST_TOKENS and not any(s.needs_host for s in states)
+        return self._vocab_size <= MOST_TOKENS and not any(
+            state.special and (state.params.logprobs or 0) > MOST_TOP for state in states
+        )
 
     def launch(self, logits: Tensor, inputs: StepInputs) -> DeviceTokens:
         """Choose tokens behind the work that makes the logits, and wait for neither.
+
+        Where a grammar has to know a token of the step in flight, nothing is launched until
+        :meth:`DeviceTokens.sample` is called; the logits must stay until then.
 
         Args:
             logits: ``[Y, V]`` on the device.
             inputs: the step, without drafts; :meth:`takes` its states.
         """
+        special = [place for place, state in enumerate(inputs.states) if state.special]
+        tokens = DeviceTokens(partial(self._choose, logits, inputs, special))
+        if not any(
+            inputs.states[place].grammar is not None
+            and inputs.counts[place] > inputs.states[place].generated
+            for place in special
+        ):
+            tokens.sample()
+        return tokens
+
+    def _choose(self, logits: Tensor, inputs: StepInputs, special: Sequence[int]) -> Chosen:
         slot, rows = self._slot(), inputs.rows
         count = len(rows)
-        owners = self._owners
-        for row, state in zip(rows, inputs.states, strict=True):
-            if owners[row] is not state:
-                owners[row] = state
-                self._remember(row, state)
         records = slot.records[:count]
-        np.take(self._known, rows, out=records, mode="clip")
-        records["step"] = inputs.counts
-        self._choose(logits, slot, count)
-        # Only now: a launch that is broken off must not bring the slot of a step in flight nearer.
-        self._next = (self._next + 1) % len(self._slots)
-        return DeviceTokens(slot.on_host[:count], slot.done)
-
-    def _choose(self, logits: Tensor, slot: _Slot, count: int) -> None:
-        if slot.done is None:
-            _sample_here(logits, slot.records[:count], self._last_tokens, slot.tokens)
-            return
+        self._draw_options.take(rows, inputs.states, inputs.counts, records)
+        states, counts = inputs.states, inputs.counts
+        changed = [place for place in special if states[place].alters_logits(counts[place])]
+        wanted = [place for place in special if states[place].params.logprobs is not None]
+        if changed:
+            again = slot.records[len(slot.records) // 2 :][: len(changed)]
+            again[:] = records[changed]
+            # Their own logits only tell whether they are sound; the last token is still needed.
+            records["temperature"][changed] = 0.0
+            records["row"][changed] = -1
         if count:
             with self._shipped_kernels.in_use():
-                sample_tokens(logits, slot.options, self._last_tokens, slot.tokens)
-        slot.done.record()
+                self._sample(logits, slot, 0)
+                self._sample_changed(logits, inputs, changed, slot)
+        alternatives = [min(states[i].params.logprobs or 0, self._vocab_size) for i in wanted]
+        if wanted:
+            self._describe(logits, wanted, [rows[place] for place in wanted], alternatives, slot)
+        if slot.done is not None:
+            slot.done.record()
+        # Only now: a launch that is broken off must not bring the slot of a step in flight nearer.
+        self._next = (self._next + 1) % len(self._slots)
+        return Chosen(slot, count, changed, wanted, alternatives)
 
-    def _slot(self) -> _Slot:
+    def _sample_changed(
+        self, logits: Tensor, inputs: StepInputs, changed: Sequence[int], slot: Slot
+    ) -> None:
+        each, start = self._option_rows.most_rows, len(slot.records) // 2
+        for first in range(0, len(changed), each):
+            rows = self._option_rows.change(logits, inputs, changed[first : first + each])
+            self._sample(rows, slot, start + first)
+
+    def _sample(self, logits: Tensor, slot: Slot, start: int) -> None:
+        """Sample rows with the options and tokens of the slot from ``start`` on."""
+        tokens = slot.tokens[start:]
+        if self._last_tokens.device.type == "cpu":
+            records = slot.records[start : start + len(logits)]
+            sample_on_host(logits, records, self._last_tokens, tokens)
+        else:
+            options = slot.options[start * OPTIONS.itemsize :]
+            sample_tokens(logits, options, self._last_tokens, tokens)
+
+    def _describe(
+        self,
+        logits: Tensor,
+        places: Sequence[int],
+        rows: Sequence[int],
+        alternatives: Sequence[int],
+        slot: Slot,
+    ) -> None:
+        arrays = self._option_rows.upload(
+            {"places": np.array(places, np.int32), "rows": np.array(rows, np.int32)}
+        )
+        found = row_logprobs(
+            logits, arrays["places"], arrays["rows"], self._last_tokens, max(alternatives)
+        )
+        slot.logprobs[: len(places)].copy_(found, non_blocking=True)
+
+    def _slot(self) -> Slot:
         slot = self._slots[self._next]
         if slot.done is not None:
             slot.done.synchronize()  # at once, but for a step that was given up
         return slot
-
-    def _remember(self, row: int, state: SamplingState) -> None:
-        params = state.params
-        record = self._known[row]
-        record["top_k"] = state.top_k
-        record["temperature"] = 0.0 if params.greedy else params.temperature
-        record["floor"] = math.log(params.min_p) if params.min_p > 0 else -math.inf
-        top_p = 0 if params.top_p >= 1 else max(1, int(params.top_p * _UNIT))
-        record["top_p"] = top_p
-        record["seed"] = state.seed
-
-
-def _sample_here(
-    logits: Tensor, records: "np.ndarray[tuple[int], np.dtype[np.void]]", last: Tensor, out: Tensor
-) -> None:
-    """The same on the CPU, with the sampler's own arithmetic."""
-    raw = logits.float()
-    best, at = raw.max(1) if len(raw) else (raw.new_empty(0), torch.empty(0, dtype=torch.int64))
-    tokens = torch.from_numpy(raw.numpy().argmax(1)) if len(raw) else at
-    good = best.isfinite()
-    drawn = (good & torch.from_numpy(records["temperature"] > 0)).nonzero().flatten()
-    if len(drawn):
-        chosen = records[drawn.numpy()]
-        scaled = raw[drawn] - best[drawn, None]
-        scaled /= torch.from_numpy(chosen["temperature"].copy())[:, None]
-        top_p = chosen["top_p"] / _UNIT
-        tokens[drawn] = draw(
-            scaled,
-            torch.from_numpy(chosen["top_k"].astype(np.int64)),
-            torch.from_numpy(np.where(top_p > 0, top_p, 1.0)),
-            torch.from_numpy(np.exp(chosen["floor"].astype(np.float64))),
-            uniforms(chosen["seed"].copy(), chosen["step"].copy()),
-        )
-    out[: len(raw)] = torch.where(good, tokens, -1)
-    last[torch.from_numpy(records["row"].astype(np.int64))] = torch.where(good, tokens, 0)

@@ -14,6 +14,9 @@ class KnownTokens:
     def __init__(self, tokens: StepTokens) -> None:
         self._tokens = tokens
 
+    def sample(self) -> None:
+        """Nothing: they were chosen."""
+
     def wait(self) -> StepTokens:
         """The tokens."""
         return self._tokens

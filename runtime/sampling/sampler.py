@@ -1,7 +1,9 @@
 """Choosing the next token of every request of a batch from its logits."""
 
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -9,16 +11,18 @@ import torch
 from numpy.typing import NDArray
 
 from dsa_compile.errors import RequestError
-from dsa_compile.runtime.requests.logprobs import TokenLogprobs, token_logprobs
+from dsa_compile.runtime.requests.logprobs import TokenLogprobs
 from dsa_compile.runtime.requests.sampling_params import SamplingParams
 from dsa_compile.runtime.sampling.draw import draw, uniforms
+from dsa_compile.runtime.sampling.grammar import GrammarState, mask_disallowed
+from dsa_compile.runtime.sampling.logprobs import token_logprobs
 from dsa_compile.runtime.sampling.penalties import TokenCounts, add_bias, mask_tokens, penalise
 
 # Rows are worked on this many logits at a time (16 MB of fp32), which bounds the copies.
 _CHUNK_LOGITS = 1 << 22
 
 BAD_LOGITS = "the model's logits hold NaN or +inf, or no finite value"
-_NOTHING_LEFT = "the request's sampling options leave no token with a finite logit"
+NOTHING_LEFT = "the request's sampling options leave no token with a finite logit"
 
 
 class SampledToken(NamedTuple):
@@ -43,12 +47,14 @@ class SamplingState:
         prompt_ids: its prompt's tokens, each in [0, vocab_size).
         eos_ids: the model's own end tokens.
         vocab_size: V.
+        grammar: the state of ``params.grammar``, compiled.
 
     Attributes:
         generated: tokens so far.
-        needs_host: whether the next token needs what only :class:`Sampler` does: bias, penalties,
-            masks, log-probabilities.
-        plain: whether it is the argmax and nothing else.
+        special: whether a token may take more than temperature and filters: bias, penalties, masks,
+            a grammar, log-probabilities.
+        plain: whether the next token is the argmax and nothing else.
+        counts: tokens that penalties look at, or None.
 
     Raises:
         RequestError: a biased token or a stop token is outside the vocabulary.
@@ -60,6 +66,7 @@ class SamplingState:
         prompt_ids: Sequence[int],
         eos_ids: Iterable[int],
         vocab_size: int,
+        grammar: GrammarState | None = None,
     ) -> None:
         bias = params.logit_bias or {}
         for name, ids in (("logit_bias", bias), ("stop_token_ids", params.stop_token_ids)):
@@ -70,6 +77,7 @@ class SamplingState:
                         f"the model's ids are 0 to {vocab_size - 1}"
                     )
         self.params = params
+        self.grammar = grammar
         self.generated = 0
         seed = secrets.randbits(64) if params.seed is None else params.seed
         self.seed = seed % 2**64
@@ -87,8 +95,10 @@ class SamplingState:
         if self.penalties != (1.0, 0.0, 0.0):
             # Only the repetition penalty looks at the prompt.
             self.counts = TokenCounts(prompt_ids if self.penalties[0] != 1.0 else ())
-        self._unaltered = not bias and self.counts is None and params.logprobs is None
+        self._altered = bool(bias) or self.counts is not None or grammar is not None
         self._last_mask = params.min_tokens if ends else 0
+        self._bias, self._bias_and_mask = _sparse_bias(bias, ends)
+        self.special = self._altered or self._last_mask > 0 or params.logprobs is not None
         self._note_progress()
 
     @property
@@ -96,19 +106,67 @@ class SamplingState:
         """Whether end tokens are impossible at the next step."""
         return self.generated < self._last_mask
 
+    def alters_logits(self, count: int) -> bool:
+        """Whether bias, masks or penalties apply to the token that follows ``count`` others."""
+        return self._altered or count < self._last_mask
+
+    def bias_of(self, count: int) -> NDArray[np.int32]:
+        """Bias of the token that follows ``count`` others: ids and amounts by their bits, int32
+        ``[2, n]``; -inf where ``min_tokens`` masks an end token."""
+        return self._bias_and_mask if count < self._last_mask else self._bias
+
     def append(self, token: int) -> None:
         """Take note of the next output token."""
         self.generated += 1
         if self.counts is not None:
             self.counts.append(token)
+        if self.grammar is not None:
+            self.grammar.append(token)
         if self.generated <= self._last_mask:
             self._note_progress()
 
+    def fork(self) -> "SamplingState":
+        """The same state, to append other tokens to than to this one."""
+        other = copy(self)
+        if self.counts is not None:
+            other.counts = self.counts.copy()
+        if self.grammar is not None:
+            other.grammar = self.grammar.fork()
+        return other
+
+    def for_draft(self, generated: int) -> "SamplingState":
+        """How a draft of the token after ``generated`` ones is chosen: with its random number.
+
+        What depends on the tokens before it is left out, as is what only describes it: penalties,
+        grammar, log-probabilities.
+        """
+        other = copy(self)
+        other.generated = generated
+        other.counts = other.grammar = None
+        if self.params.logprobs is not None:
+            other.params = replace(self.params, logprobs=None)
+        other._altered = len(self.bias_ids) > 0
+        other._note_progress()
+        return other
+
     def _note_progress(self) -> None:
-        # Whether anything but temperature and filters applies to the next token, and whether
-        # nothing does.
-        self.needs_host = not self._unaltered or self.masks_ends
-        self.plain = self.params.greedy and not self.needs_host
+        self.plain = (
+            self.params.greedy
+            and self.params.logprobs is None
+            and not self.alters_logits(self.generated)
+        )
+
+
+def _sparse_bias(
+    bias: Mapping[int, float], ends: Sequence[int]
+) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Bias without and with end tokens masked, as :meth:`SamplingState.bias_of` gives it."""
+
+    def packed(amounts: Mapping[int, float]) -> NDArray[np.int32]:
+        values = np.array(list(amounts.values()), np.float32).view(np.int32)
+        return np.stack([np.array(list(amounts), np.int32), values])
+
+    return packed(bias), packed({**bias, **dict.fromkeys(ends, -np.inf)})
 
 
 class Sampler:
@@ -174,7 +232,7 @@ def _choose(raw: torch.Tensor, states: list[SamplingState]) -> list[SampledToken
         for i, entry in zip(wanted, token_logprobs(described, tokens[wanted], counts), strict=True):
             logprobs[i] = entry
     return [
-        SampledToken(token, logprob) if ok else SampledToken(-1, None, _NOTHING_LEFT)
+        SampledToken(token, logprob) if ok else SampledToken(-1, None, NOTHING_LEFT)
         for token, logprob, ok in zip(tokens.tolist(), logprobs, finite.tolist(), strict=True)
     ]
 
@@ -188,10 +246,14 @@ def _apply_token_options(logits: torch.Tensor, states: list[SamplingState]) -> N
         add_bias(logits, rows, ids, [states[i].bias_amounts for i in rows])
     if rows := those(lambda s: s.masks_ends):
         mask_tokens(logits, rows, [states[i].end_ids for i in rows])
+    constrained = [(i, s.grammar) for i, s in enumerate(states) if s.grammar is not None]
+    if constrained:
+        index, grammars = zip(*constrained, strict=True)
+        mask_disallowed(logits, index, grammars)
     penalised = [(i, s.counts, s.penalties) for i, s in enumerate(states) if s.counts is not None]
     if penalised:
-        index, counts, amounts = zip(*penalised, strict=True)
-        penalise(logits, index, counts, amounts)
+        places, counts, amounts = zip(*penalised, strict=True)
+        penalise(logits, places, counts, amounts)
 
 
 def _draw(logits: torch.Tensor, states: list[SamplingState]) -> torch.Tensor:

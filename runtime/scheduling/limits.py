@@ -21,6 +21,9 @@ class SchedulerConfig:
         deterministic: what a step computes for a request has the same shapes whatever else runs.
         num_drafts: guesses of further tokens that a step checks for each decoding request; fewer
             where ``max_batched_tokens`` has no room for those of ``max_running`` requests.
+        looks_up_drafts: take them from the request's own tokens, see
+            :mod:`dsa_compile.runtime.scheduling.prompt_lookup`; steps must not overlap then.
+        draft_max_rows: requests that may run for any of them to get drafts; None for all.
 
     Raises:
         UserError: a limit is not an integer >= 1, or a deterministic step takes less than a block.
@@ -34,6 +37,8 @@ class SchedulerConfig:
     enable_prefix_cache: bool = True
     deterministic: bool = False
     num_drafts: int = 0
+    looks_up_drafts: bool = False
+    draft_max_rows: int | None = None
 
     def __post_init__(self) -> None:
         for name in _AT_LEAST_ONE:

@@ -4,7 +4,8 @@ A node is one full block. Its edge from the parent is the block's exact token id
 their int64 array: compared whole by the dict, so unlike a chain of hashes two prefixes are never
 taken for each other), and its path from the root is the whole prefix, because a cache row depends
 on every token before it. Edges are not longer than a block: a block is what is shared, evicted and
-lost, so longer edges would only be split again.
+lost, so longer edges would only be split again. A salt is a part of the edges from the root: chains
+of different salts have no block in common.
 
 Whoever references a block of the tree references its ancestors too (a match takes the chain from
 the root; a request registers below blocks it holds), and chains are released tail first. The pool's
@@ -46,8 +47,9 @@ class PrefixCache:
     def __len__(self) -> int:
         return len(self._nodes)
 
-    def match(self, token_ids: NDArray[np.int64]) -> list[PrefixNode]:
-        """The longest chain of reusable blocks that holds a proper prefix of int64 [n] tokens.
+    def match(self, token_ids: NDArray[np.int64], salt: bytes | None = None) -> list[PrefixNode]:
+        """The longest chain of reusable blocks that holds a proper prefix of int64 [n] tokens and
+        was inserted under the same salt.
 
         At least the last token is left to compute, since its logits are wanted. The blocks are not
         referenced: acquire them, first to last, before anything else is allocated.
@@ -56,7 +58,8 @@ class PrefixCache:
         chain: list[PrefixNode] = []
         node = self.root
         for start in range(0, len(token_ids) - size, size):
-            child = node.children.get(token_ids[start : start + size].tobytes())
+            key = token_ids[start : start + size].tobytes()
+            child = node.children.get(key if start else _salted(key, salt))
             if child is None or not self.pool.is_reusable(child.block):
                 break
             chain.append(child)
@@ -64,7 +67,11 @@ class PrefixCache:
         return chain
 
     def insert(
-        self, parent: PrefixNode, token_ids: NDArray[np.int64], block: int
+        self,
+        parent: PrefixNode,
+        token_ids: NDArray[np.int64],
+        block: int,
+        salt: bytes | None = None,
     ) -> PrefixNode | None:
         """Register an owned ``block`` whose pages now hold ``token_ids`` (int64 [block_size]).
 
@@ -74,6 +81,8 @@ class PrefixCache:
         if parent is not self.root and self._nodes.get(parent.block) is not parent:
             return None
         key = token_ids.tobytes()
+        if parent is self.root:
+            key = _salted(key, salt)
         node = parent.children.get(key)
         if node is not None and not self.pool.is_reusable(node.block):
             self.remove(node.block)
@@ -125,3 +134,8 @@ class PrefixCache:
                 assert node is self.root or above >= below, "a block outlives its prefix"
                 pending.append(child)
         assert seen == len(self._nodes), "a forgotten node is still indexed"
+
+
+def _salted(key: bytes, salt: bytes | None) -> bytes:
+    # Keys are of one length, so no salt with a key is another salt with another key.
+    return key if salt is None else key + b"salt:" + salt

@@ -42,13 +42,18 @@ class Request:
         max_tokens: most tokens to generate, >= 1.
         stop_condition: decides when the request ends; must end it by ``max_tokens`` tokens.
         priority: lower runs first; equal priorities run in order of arrival.
+        cache_salt: cache blocks are shared with requests of the same salt alone; None is one too.
+        all_logits: logits of all prompt tokens are wanted, so none of their cache rows are reused
+            before these are there.
     """
 
     __slots__ = (
         "blocks",
+        "cache_salt",
         "cached_tokens",
         "error",
         "finish_reason",
+        "logits_from",
         "max_tokens",
         "node",
         "num_computable",
@@ -63,6 +68,7 @@ class Request:
         "rank",
         "request_id",
         "row",
+        "scheduled_at",
         "status",
         "stop_condition",
         "token_ids",
@@ -75,8 +81,11 @@ class Request:
         max_tokens: int,
         stop_condition: StopCondition,
         priority: int = 0,
+        cache_salt: str | None = None,
+        all_logits: bool = False,
     ) -> None:
         self.request_id = request_id
+        self.cache_salt = None if cache_salt is None else cache_salt.encode()
         self.prompt_len = len(prompt)
         self.max_tokens = max_tokens
         self.stop_condition = stop_condition
@@ -93,6 +102,9 @@ class Request:
         # The last token max_tokens allows is returned, never fed back.
         self.num_computable = self.prompt_len + max_tokens - 1
 
+        # The first prompt position whose logits are still to be computed, the last one aside.
+        self.logits_from = 0 if all_logits else self.prompt_len - 1
+
         self.num_computed = 0
         self.num_scheduled = 0
         self.blocks: list[int] = []
@@ -104,6 +116,7 @@ class Request:
 
         self.cached_tokens = 0  # prompt tokens reused at the first admission
         self.num_preemptions = 0
+        self.scheduled_at: float | None = None  # seconds of time.perf_counter, first admission
 
     def reserve_output(self) -> None:
         """Make room for the generated tokens, once the request is known to fit the limits."""
@@ -138,6 +151,9 @@ class Request:
                 self.num_scheduled -= dropped
                 count -= dropped
         self.num_computed += count
+        if self.logits_from < self.prompt_len - 1:
+            computed = min(self.num_computed, self.prompt_len - 1)
+            self.logits_from = max(self.logits_from, computed)
         return reason
 
     @property

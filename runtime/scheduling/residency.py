@@ -1,9 +1,11 @@
 """The cache blocks of running requests: taking them, filling them, giving them back in time."""
 
+import time
 from collections import Counter, deque
 from collections.abc import Callable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dsa_compile.runtime.scheduling.limits import SchedulerConfig
 from dsa_compile.runtime.scheduling.prefix_cache import PrefixCache, PrefixNode
@@ -11,21 +13,34 @@ from dsa_compile.runtime.scheduling.request import Request
 from dsa_compile.runtime.scheduling.step import ScheduledStep
 
 
+def block_table(config: SchedulerConfig, lanes: int = 1) -> NDArray[np.int32]:
+    """A table of blocks that no request holds yet, int32 [lanes * max_running, columns]."""
+    columns = -(-min(config.max_model_len, config.capacity) // config.block_size)
+    return np.full((lanes * config.max_running, columns), -1, np.int32)
+
+
 class Residency:
     """Who holds which blocks, and the block table that the steps read.
 
     A running request holds a row of the table and a chain of blocks. What a step in flight may
     still use is retired: it stays owned until that step is committed.
+
+    Args:
+        config: limits.
+        block_rows: the table, of which others may use other rows; None for one of its own.
+        lane: whose rows to use: those from ``lane * max_running`` on.
     """
 
-    def __init__(self, config: SchedulerConfig) -> None:
+    def __init__(
+        self, config: SchedulerConfig, block_rows: NDArray[np.int32] | None = None, lane: int = 0
+    ) -> None:
         self.cache = PrefixCache(config.num_blocks, config.block_size)
         self.pool = self.cache.pool
         self.in_flight: deque[ScheduledStep] = deque()
         self.prefix_hit_tokens = 0
-        columns = -(-min(config.max_model_len, config.capacity) // config.block_size)
-        self.block_rows = np.full((config.max_running, columns), -1, np.int32)
-        self._free_rows = list(range(config.max_running - 1, -1, -1))
+        self.block_rows = block_table(config) if block_rows is None else block_rows
+        self._rows = range(lane * config.max_running, (lane + 1) * config.max_running)
+        self._free_rows = list(reversed(self._rows))
         self._block_size = config.block_size
         self._reuse = config.enable_prefix_cache
         # A deterministic engine reuses only what every request computes alike: whole chunks of
@@ -60,6 +75,7 @@ class Residency:
         request.num_computed = request.num_scheduled = len(chain) * self._block_size
         if request.num_preemptions == 0:
             request.cached_tokens = request.num_computed
+            request.scheduled_at = time.perf_counter()
         self.prefix_hit_tokens += request.num_computed
         return True
 
@@ -95,7 +111,9 @@ class Residency:
                 return
             index = request.num_registered
             own = request.blocks[index]
-            node = self.cache.insert(request.node, request.token_ids[end - size : end], own)
+            node = self.cache.insert(
+                request.node, request.token_ids[end - size : end], own, request.cache_salt
+            )
             request.node = node
             if node is None:  # a prefix of ours was forgotten: nothing can be found below it
                 return
@@ -152,12 +170,19 @@ class Residency:
             assert self.pool.references(block) == holders[block], f"block {block} has lost an owner"
         rows = [request.row for request in running]
         rows += [row for step in self.in_flight for row in step.retired_rows]
-        assert sorted(rows + self._free_rows) == list(range(len(self.block_rows))), "rows are lost"
+        assert sorted(rows + self._free_rows) == list(self._rows), "rows are lost"
+
+    def cached_prefix(self, request: Request) -> int:
+        """Tokens of a waiting request whose blocks are in the cache."""
+        return len(self._match(request)) * self._block_size if self._reuse else 0
 
     def _match(self, request: Request) -> list[PrefixNode]:
+        known = request.num_tokens if self._prompt_chunk is None else request.prompt_len
+        chain = self.cache.match(request.token_ids[:known], request.cache_salt)
+        if request.logits_from < request.prompt_len - 1:
+            chain = chain[: request.logits_from // self._block_size]
         if self._prompt_chunk is None:
-            return self.cache.match(request.token_ids[: request.num_tokens])
-        chain = self.cache.match(request.token_ids[: request.prompt_len])
+            return chain
         return chain[: len(chain) - len(chain) % (self._prompt_chunk // self._block_size)]
 
     def _retire(self, blocks: list[int], rows: list[int]) -> None:

@@ -11,20 +11,26 @@ yields need not be known for that: blocks and positions are those of the most it
 it did not yield is taken off again by its commit.
 """
 
-from bisect import bisect_left, insort
 from collections.abc import Collection, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
 
 from dsa_compile.errors import RequestError
 from dsa_compile.runtime.requests.outputs import FinishReason
 from dsa_compile.runtime.scheduling.limits import SchedulerConfig
+from dsa_compile.runtime.scheduling.prompt_lookup import look_up_drafts
+from dsa_compile.runtime.scheduling.rank_order import insert_ranked, is_ranked, remove_ranked
 from dsa_compile.runtime.scheduling.request import Request, Status
 from dsa_compile.runtime.scheduling.residency import Residency
 from dsa_compile.runtime.scheduling.stats import SchedulerStats
-from dsa_compile.runtime.scheduling.step import Failure, Phase, ScheduledEntry, ScheduledStep
-
-
-def _rank(request: Request) -> tuple[int, int]:
-    return request.rank
+from dsa_compile.runtime.scheduling.step import (
+    Failure,
+    Phase,
+    ScheduledEntry,
+    ScheduledStep,
+    take_chunk,
+)
 
 
 class Scheduler:
@@ -32,17 +38,26 @@ class Scheduler:
 
     Use: ``add``, then ``step = schedule()``, run it, ``commit(step, results)``, and so on until
     ``has_unfinished()`` is false.
+
+    Args are those of :class:`~dsa_compile.runtime.scheduling.residency.Residency`.
+
+    Attributes:
+        requests: those that wait or run, by name.
     """
 
-    def __init__(self, config: SchedulerConfig) -> None:
+    def __init__(
+        self, config: SchedulerConfig, block_rows: NDArray[np.int32] | None = None, lane: int = 0
+    ) -> None:
         self.config = config
-        self._residency = Residency(config)
+        self._residency = Residency(config, block_rows, lane)
         self._pool = self._residency.pool
         self._in_flight = self._residency.in_flight
-        self._requests: dict[str, Request] = {}
+        self.requests: dict[str, Request] = {}
         self._running: list[Request] = []  # both sorted by rank
         self._waiting: list[Request] = []
         self._decode_tokens = config.decode_tokens
+        self._looks_up = config.looks_up_drafts
+        self._draft_max_rows = config.draft_max_rows or config.max_running
         self._arrivals = 0
         self._preemptions = 0
 
@@ -52,7 +67,7 @@ class Scheduler:
         Raises:
             RequestError: the id is taken, or the request can never fit; names the limit.
         """
-        if request_id in self._requests:
+        if request_id in self.requests:
             raise RequestError(f"request {request_id!r} is already in progress; choose another id")
         self.config.check_fits(request_id, prompt_len, max_tokens)
 
@@ -66,8 +81,8 @@ class Scheduler:
         request.reserve_output()
         request.rank = (request.priority, self._arrivals)
         self._arrivals += 1
-        self._requests[request.request_id] = request
-        insort(self._waiting, request, key=_rank)
+        self.requests[request.request_id] = request
+        insert_ranked(self._waiting, request)
 
     def abort(self, request_id: str) -> Request | None:
         """End a request now; None if there is no such unfinished request.
@@ -75,7 +90,7 @@ class Scheduler:
         If a step in flight computes it, that step's result is dropped and its blocks return to the
         pool when that step is committed.
         """
-        request = self._requests.get(request_id)
+        request = self.requests.get(request_id)
         if request is not None:
             self._finish(request, "abort")
         return request
@@ -87,7 +102,11 @@ class Scheduler:
 
     def has_unfinished(self) -> bool:
         """Whether any request waits or runs."""
-        return bool(self._requests)
+        return bool(self.requests)
+
+    def cached_prefix(self, request: Request) -> int:
+        """Tokens of a request, not added yet, that it would find in the cache now."""
+        return self._residency.cached_prefix(request)
 
     def fail(self, request: Request, reason: str) -> None:
         """End an unfinished request with an error; the rest is as in :meth:`abort`."""
@@ -121,7 +140,7 @@ class Scheduler:
             self._in_flight.append(step)
         self._pool.check_totals()
         stuck = not (entries or self._in_flight or only is not None)
-        assert not (stuck and self._requests), "no request can make progress"
+        assert not (stuck and self.requests), "no request can make progress"
         return step
 
     def commit(
@@ -201,10 +220,10 @@ class Scheduler:
         """Assert every invariant of requests, blocks and tree; linear, for tests."""
         self._residency.check(self._running)
         for requests, status in ((self._running, Status.RUNNING), (self._waiting, Status.WAITING)):
-            assert requests == sorted(requests, key=_rank), f"{status}: out of order"
+            assert is_ranked(requests), f"{status}: out of order"
             assert all(request.status is status for request in requests), f"{status}: another's"
         listed = {request.request_id for request in self._running + self._waiting}
-        assert listed == self._requests.keys(), "a request is lost or listed twice"
+        assert listed == self.requests.keys(), "a request is lost or listed twice"
         assert not any(request.blocks for request in self._waiting), "a waiting request has blocks"
 
     def _choose_mixed(
@@ -240,11 +259,11 @@ class Scheduler:
             budget = min(budget, prompt_tokens)
         for request in prefills:
             if budget > 0 and request.status is Status.RUNNING:
-                budget -= _take_chunk(request, budget, entries)
+                budget -= take_chunk(request, budget, entries)
         # What was just preempted must not come straight back for the blocks it gave up.
         if admit and self._preemptions == preemptions:
             while budget > 0 and self._waiting and self._residency.admit(self._waiting[0]):
-                budget -= _take_chunk(self._admitted(), budget, entries)
+                budget -= take_chunk(self._admitted(), budget, entries)
 
     def _choose_alike(
         self, entries: list[ScheduledEntry], candidates: list[Request], *, admit: bool
@@ -262,7 +281,7 @@ class Scheduler:
         if request is not None:
             chunk, start = self.config.chunk, request.num_scheduled
             end = min(start - start % chunk + chunk, request.prompt_len)
-            _take_chunk(request, end - start, entries)
+            take_chunk(request, end - start, entries)
             return
         budget = self.config.max_batched_tokens
         for request in candidates:
@@ -280,15 +299,16 @@ class Scheduler:
     def _with_drafts(self, request: Request) -> int:
         """Tokens to compute of a request whose last token is next: that one and drafts."""
         start = request.num_scheduled
-        if start < request.prompt_len:  # nothing was drafted yet
-            return 1
-        return min(self._decode_tokens, request.num_computable - start)
+        if start < request.prompt_len or len(self._running) > self._draft_max_rows:
+            return 1  # nothing was drafted yet, or rows are worth more to other requests
+        count = min(self._decode_tokens, request.num_computable - start)
+        return 1 + look_up_drafts(request, count - 1) if self._looks_up else count
 
     def _admitted(self) -> Request:
         """The first waiting request, which holds its blocks now, moved to the running ones."""
         request = self._waiting.pop(0)
         request.status = Status.RUNNING
-        insort(self._running, request, key=_rank)
+        insert_ranked(self._running, request)
         return request
 
     def _make_room(self, request: Request) -> bool:
@@ -304,13 +324,13 @@ class Scheduler:
     def _preempt(self, request: Request) -> None:
         """Send a running request back to its place in the queue, to recompute its tokens."""
         assert not request.in_flight, "a step in flight uses its blocks"
-        _remove(self._running, request)
+        remove_ranked(self._running, request)
         self._residency.leave(request)
         request.status = Status.WAITING
         request.num_computed = request.num_scheduled = 0
         request.num_preemptions += 1
         self._preemptions += 1
-        insort(self._waiting, request, key=_rank)
+        insert_ranked(self._waiting, request)
 
     def _preempt_owners(self, block: int) -> None:
         assert not self._in_flight, "a step in flight may use the lost page"
@@ -319,25 +339,10 @@ class Scheduler:
 
     def _finish(self, request: Request, reason: FinishReason) -> None:
         if request.status is Status.RUNNING:
-            _remove(self._running, request)
+            remove_ranked(self._running, request)
             self._residency.leave(request)
         else:
-            _remove(self._waiting, request)
+            remove_ranked(self._waiting, request)
         request.status = Status.FINISHED
         request.finish_reason = reason
-        del self._requests[request.request_id]
-
-
-def _take_chunk(request: Request, budget: int, entries: list[ScheduledEntry]) -> int:
-    """Schedule what the budget allows of a request that holds blocks for it; tokens taken."""
-    todo = request.num_to_compute
-    count = min(todo, budget)
-    phase = Phase.DECODE if count == 1 else Phase.PROMPT
-    entries.append(ScheduledEntry(request, request.num_scheduled, count, int(count == todo), phase))
-    return count
-
-
-def _remove(requests: list[Request], request: Request) -> None:
-    index = bisect_left(requests, request.rank, key=_rank)
-    assert requests[index] is request, "requests are sorted by rank"
-    del requests[index]
+        del self.requests[request.request_id]

@@ -19,8 +19,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from dsa_compile.runtime.scheduling.lanes import AnyScheduler
 from dsa_compile.runtime.scheduling.request import Request, Status
-from dsa_compile.runtime.scheduling.scheduler import Scheduler
 from dsa_compile.runtime.scheduling.step import Phase, ScheduledEntry, ScheduledStep
 
 # Steps of at least the limit that must fit before it is doubled. A failure costs the allocator's
@@ -44,7 +44,7 @@ class SmallerSteps:
         op_failures: steps that failed for another reason so far.
     """
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    def __init__(self, scheduler: AnyScheduler) -> None:
         self._scheduler = scheduler
         self._whole_chunks = scheduler.config.deterministic
         self._parts: deque[_Part] = deque()

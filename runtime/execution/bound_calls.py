@@ -1,0 +1,75 @@
+"""The calls of a plan with their kernels, weights and caches."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from torch import Tensor
+
+from dsa_compile.artifact.manifest import Manifest
+from dsa_compile.ir.execution import BoundCall
+from dsa_compile.ir.plan import LONG, Call, Plan
+from dsa_compile.ir.region import Region, Role
+from dsa_compile.runtime.execution.caches import Caches
+from dsa_compile.runtime.execution.executor import bind
+from dsa_compile.runtime.execution.expert_counts import ExpertCounts
+from dsa_compile.runtime.execution.streams import SideStreams
+from dsa_compile.runtime.failures.blame import blamed
+
+
+def bound_calls(
+    manifest: Manifest,
+    regions: Mapping[str, Region],
+    plan: Plan,
+    weights: Mapping[str, Mapping[str, Tensor]],
+    caches: Caches,
+    wait: Callable[[], None] | None,
+    counts: ExpertCounts | None = None,
+) -> dict[str, list[BoundCall]]:
+    """Bind the calls of a plan, for each variant.
+
+    Args:
+        manifest: of the artifact.
+        regions: its graphs, or others with the same inputs, by name.
+        plan: whose calls.
+        weights: for each call, by its name, the weights by key.
+        caches: for each call that owns some, those by key.
+        wait: called after every op, so that one that fails on the GPU is named; None for none.
+        counts: of experts' tokens, which every call adds to; None to count nothing.
+
+    Returns:
+        The calls in their order, by variant.
+
+    Raises:
+        ArtifactError: an op has no kernel here.
+    """
+    streams = SideStreams()
+    watching = None if counts is None else counts.counting
+    functions = {
+        name: bind(region, manifest.kernels, manifest.target, streams, wait, watching)
+        for name, region in regions.items()
+    }
+
+    def bound(call: Call, variant: str) -> BoundCall:
+        name = f"{call.kind}.{variant}"
+        name = name if name in regions else call.kind
+        own = {} if call.caches is None else caches.get(call.caches, {})
+        made = BoundCall(
+            regions[name],
+            functions[name],
+            {Role.WEIGHT: weights[call.name], Role.CACHE: own},
+            partial(
+                blamed,
+                function=functions[name],
+                region=regions[name],
+                place="" if call.layer is None else f"layer {call.layer}",
+                waited=wait is not None,
+            ),
+        )
+        if counts is None or call.layer not in counts.layers:
+            return made
+        return made.within(counts.within(call.layer, regions[name]))
+
+    return {
+        variant: [bound(call, variant) for call in plan.calls]
+        for variant in manifest.variants or (LONG,)
+    }

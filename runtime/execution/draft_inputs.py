@@ -1,0 +1,188 @@
+"""What the host sends for a step with drafts, ragged or padded to a size that a graph has."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dsa_compile.kernels.cuda.sample_tokens import OPTIONS
+from dsa_compile.runtime.execution.pinned_staging import Layout
+from dsa_compile.runtime.execution.runner import StepInputs
+
+Arrays = dict[str, NDArray[Any]]
+_WORDS = OPTIONS.itemsize // 8
+
+
+def ragged_inputs(inputs: StepInputs, options: NDArray[np.void], nobody: int) -> Arrays:
+    """A step of any form.
+
+    Args:
+        inputs: the step.
+        options: of the requests that yield tokens, [Y].
+        nobody: row of the state that is no request's.
+
+    Returns:
+        By name, as :mod:`dsa_compile.runtime.execution.draft_rows` takes them.
+    """
+    batch = inputs.batch
+    counts = np.diff(batch.cu_seqlens)
+    index = _places_of(inputs, nobody)
+    max_new = np.array(inputs.max_new, np.int64)
+    width = int(max_new.max(initial=1))
+    firsts = batch.cu_seqlens[index + 1] - max_new
+    places = firsts[:, None] + np.minimum(np.arange(width), max_new[:, None] - 1)
+    inside = np.arange(width) < max_new[:, None]
+    grid = np.full(batch.num_tokens, -1, np.int64)
+    grid[places[inside]] = np.flatnonzero(inside)
+    following = np.empty_like(batch.input_ids)
+    following[:-1] = batch.input_ids[1:]
+    following[batch.cu_seqlens[1:] - 1] = inputs.next_ids or -1
+    following[places[inside]] = -1
+    return {
+        "input_ids": batch.input_ids,
+        "positions": batch.positions,
+        "slot_mapping": batch.slot_mapping,
+        "block_tables": batch.block_tables,
+        "cu_seqlens": batch.cu_seqlens,
+        "owners": np.repeat(np.arange(batch.num_requests), counts),
+        "grid": grid,
+        "places": places.astype(np.int64),
+        "following": following,
+        "rows": np.array(inputs.rows, np.int64),
+        "max_new": max_new,
+        "options": _words(options),
+    }
+
+
+def padded_constants(requests: int, width: int, device: torch.device) -> dict[str, Tensor]:
+    """What all steps of a padded size share."""
+    every = torch.arange(requests * width, device=device)
+    return {
+        "owners": every // width,
+        "grid": every,
+        "places": every.view(requests, width),
+        "every_row": every,
+        "cu_seqlens": torch.arange(requests * width + 1, dtype=torch.int32, device=device),
+    }
+
+
+def fits_padded(inputs: StepInputs) -> bool:
+    """Whether every request of a step yields tokens with all it computes, or computes just one."""
+    batch = inputs.batch
+    single = batch.num_requests - len(inputs.rows)
+    return batch.num_tokens == sum(inputs.max_new) + single
+
+
+_PADDING = {
+    "input_ids": 0,
+    "positions": 0,
+    "slot_mapping": -1,
+    "following": -1,
+    "max_new": 1,
+}
+
+
+class PaddedInputs:
+    """What the host sends for a padded step: ``width`` rows for each of so many requests.
+
+    A row of nobody is a token with an empty context that writes no cache row. So are the rows of a
+    request that wants fewer than there are. A request that yields nothing is computed as if it did,
+    and remembered as nobody's.
+
+    Args:
+        requests: rows of the block table.
+        width: tokens of each.
+        columns: of the block table.
+        nobody: row of the state that is no request's.
+
+    Attributes:
+        layout: of what is sent.
+    """
+
+    def __init__(self, requests: int, width: int, columns: int, nobody: int) -> None:
+        tokens = requests * width
+        self.layout = Layout(
+            {
+                "input_ids": ((tokens,), np.int64),
+                "positions": ((tokens,), np.int64),
+                "slot_mapping": ((tokens,), np.int64),
+                "following": ((tokens,), np.int64),
+                "rows": ((requests,), np.int64),
+                "max_new": ((requests,), np.int64),
+                "options": ((requests, _WORDS), np.int64),
+                "block_tables": ((requests, columns), np.int32),
+            }
+        )
+        self._width, self._nobody = width, nobody
+        # All but the block tables, which may be large and are behind the rest.
+        self._padding = np.zeros(self.layout.nbytes, np.uint8)
+        views = self.layout.in_numpy(self._padding)
+        for name, padding in _PADDING.items():
+            views[name].fill(padding)
+        views["rows"].fill(nobody)
+        views["options"][:] = _words(np.zeros(1, OPTIONS))
+        self._padding = self._padding[: self.layout.places["block_tables"].start].copy()
+
+    def write(
+        self,
+        memory: NDArray[np.uint8],
+        inputs: StepInputs | None,
+        options: NDArray[np.void] | None,
+    ) -> NDArray[np.int64]:
+        """Fill the memory of a step.
+
+        Args:
+            memory: as large as the layout.
+            inputs: a step that fits (:func:`fits_padded`); None for padding only.
+            options: of its requests that yield, [Y].
+
+        Returns:
+            int64 [Y], the places of the requests that yield among those of the step.
+        """
+        memory[: len(self._padding)] = self._padding
+        views = self.layout.in_numpy(memory)
+        views["block_tables"].fill(-1)
+        if inputs is None or options is None:
+            return np.empty(0, np.int64)
+        batch = inputs.batch
+        requests, width = batch.num_requests, self._width
+        filled: slice | NDArray[np.int64] = slice(0, batch.num_tokens)
+        if batch.tokens_each != width:
+            counts = np.diff(batch.cu_seqlens)
+            grid = np.arange(requests * width).reshape(requests, width)
+            filled = grid[np.arange(width) < counts[:, None]]
+        for name in ("input_ids", "positions", "slot_mapping"):
+            views[name][filled] = getattr(batch, name)
+        index = _places_of(inputs, self._nobody)
+        if len(index) < requests:
+            silent = np.ones(requests, bool)
+            silent[index] = False
+            known = np.array(inputs.next_ids, np.int64)[silent]
+            views["following"].reshape(-1, width)[:requests][silent, 0] = known
+        views["rows"][index] = inputs.rows
+        views["max_new"][index] = inputs.max_new
+        views["options"][index] = _words(options)
+        views["block_tables"][:requests, : batch.block_tables.shape[1]] = batch.block_tables
+        return index
+
+
+def _places_of(inputs: StepInputs, rows: int) -> NDArray[np.int64]:
+    """The places of the requests that yield among all requests of a step, [Y]."""
+    place = np.zeros(rows + 1, np.int64)
+    place[inputs.batch.request_rows] = np.arange(inputs.batch.num_requests)
+    return place[np.array(inputs.rows, np.int64)]
+
+
+def _words(options: NDArray[np.void]) -> NDArray[np.int64]:
+    """Records as words of 64 bits, ``[Y, 5]``, that name no row for a kernel to write."""
+    made = np.array(options)
+    made["row"] = -1
+    return made.view(np.int64).reshape(len(made), _WORDS)
+
+
+def valid_rows(max_new: Sequence[int], width: int) -> NDArray[np.bool_]:
+    """Rows of a grid ``[Y, width]`` that stand for tokens."""
+    return np.arange(width) < np.array(max_new, np.int64)[:, None]

@@ -1,0 +1,247 @@
+"""Rows of a step with drafts, derived next to its tokens: nothing here reads a tensor on the host.
+
+A step of a pipeline is laid out before the host knows how many tokens the step before it yielded.
+So the host sends the most there can be, and these functions take off what was not yielded, put
+drafts into their places, and find how many of them were right. They are captured in CUDA graphs.
+
+Names of sizes: T tokens of the step, R requests, Y requests that yield tokens, W the most tokens
+that one of these may yield, C columns of the block table. Row ``y * W + j`` of the *grid* ``[Y,
+W]`` is the ``j``-th token of request ``y`` from its last one on; drafts are those behind it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+STEP = 4
+"""The word of a record of sampling options that counts a request's tokens; see ``OPTIONS``."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowState:
+    """What a device keeps of the requests, by row of the scheduler; the last one is nobody's.
+
+    Args:
+        last: int64 ``[rows + 1]``, the token that a request's last step ended with.
+        ends: int64 ``[rows + 1]``, the position of that token.
+        first: int64 ``[rows + 1]``, the draft of the token behind it.
+    """
+
+    last: Tensor
+    ends: Tensor
+    first: Tensor
+
+    @classmethod
+    def empty(cls, rows: int, device: torch.device) -> "RowState":
+        """The state before any step, for so many rows of the scheduler."""
+        last, ends, first = torch.zeros(3, rows + 1, dtype=torch.int64, device=device)
+        return cls(last, ends, first)
+
+
+@dataclass(frozen=True, slots=True)
+class DraftedRows:
+    """A step where its requests really are.
+
+    Args:
+        values: what the model's plan takes, by name; ``input_ids`` are without drafts.
+        rows: int64 ``[Y]``, by which :class:`RowState` is indexed.
+        places: int64 ``[Y, W]``, of the grid among the step's tokens; that of a request's last row
+            where it has less than W.
+        grid: int64 ``[T]``, each token's row of the grid, or -1.
+        following: int64 ``[T]``, the token behind each one as far as the host knew it, or -1.
+        tables: int32 ``[Y, C]``, block tables of the requests.
+        start: int64 ``[Y]``, the position of each one's last token.
+        last: int64 ``[Y]``, that token.
+        max_new: int64 ``[Y]``, rows of each in the grid.
+        options: int64 ``[Y, 5]``, records of sampling options for that row.
+    """
+
+    values: dict[str, Tensor]
+    rows: Tensor
+    places: Tensor
+    grid: Tensor
+    following: Tensor
+    tables: Tensor
+    start: Tensor
+    last: Tensor
+    max_new: Tensor
+    options: Tensor
+
+    @property
+    def width(self) -> int:
+        """W."""
+        return self.places.shape[1]
+
+
+def corrected_rows(
+    step: Mapping[str, Tensor], state: RowState, block_size: int, *, flat: bool
+) -> DraftedRows:
+    """Take off what the step in flight did not yield.
+
+    Args:
+        step: from :mod:`dsa_compile.runtime.execution.draft_inputs`. A request whose last token is
+            -1 has positions that are too high by what is taken off here. A token whose slot is -1
+            is padding.
+        state: as the step before left it.
+        block_size: rows of a cache page.
+        flat: give every token the form of a request of its own.
+    """
+    ids, positions, places = step["input_ids"], step["positions"], step["places"]
+    grid, owners, tables = step["grid"], step["owners"], step["block_tables"]
+    rows, options, width = step["rows"], step["options"], places.shape[1]
+    padding = step["slot_mapping"] < 0
+    firsts = places[:, 0]
+    start, last = positions[firsts], ids[firsts]
+    if len(rows):
+        unknown = last < 0
+        excess = (start - state.ends[rows]) * unknown
+        last = torch.where(unknown, state.last[rows], last)
+        start = start - excess
+        options = options.clone()
+        options[:, STEP] -= excess
+        here = grid.clamp(min=0) // width
+        positions = positions - excess[here].masked_fill(grid < 0, 0)
+        at_first = (grid >= 0) & (grid % width == 0)
+        ids = torch.where(at_first, last[here], ids)
+    positions = positions.masked_fill(padding, 0)
+    page = tables[owners, positions // block_size].long()
+    values = {
+        "input_ids": ids,
+        "positions": positions,
+        "slot_mapping": (page * block_size + positions % block_size).masked_fill(padding, -1),
+        "cu_seqlens": step["cu_seqlens"],
+    }
+    if flat:
+        values["block_tables"] = tables[owners].masked_fill(padding[:, None], -1)
+        values["context_lens"] = (positions + 1).masked_fill(padding, 0).int()
+        values["logit_rows"] = step["every_row"]
+    else:
+        values["block_tables"] = tables
+        values["context_lens"] = (positions[step["cu_seqlens"][1:] - 1] + 1).int()
+        values["logit_rows"] = places.flatten()
+    mine = tables[owners[firsts]]
+    return DraftedRows(
+        values, rows, places, grid, step["following"], mine, start, last, step["max_new"], options
+    )
+
+
+def deeper_rows(rows: DraftedRows, depth: int, block_size: int) -> dict[str, Tensor]:
+    """One token for each of Y requests, to draft the one that is ``depth`` behind its last.
+
+    The cache row is that of the position from which the state comes, one before the token's own.
+    Requests that want no such draft get padding.
+
+    Args:
+        rows: of the step.
+        depth: >= 2.
+        block_size: rows of a cache page.
+
+    Returns:
+        What the draft plan takes of a step, but the token and the state.
+    """
+    unwanted = rows.max_new <= depth
+    positions = (rows.start + (depth - 2)).masked_fill(unwanted, 0)
+    page = rows.tables.gather(1, (positions // block_size)[:, None])[:, 0].long()
+    count = len(positions)
+    return {
+        "positions": positions,
+        "slot_mapping": (page * block_size + positions % block_size).masked_fill(unwanted, -1),
+        "block_tables": rows.tables.masked_fill(unwanted[:, None], -1),
+        "context_lens": (positions + 1).masked_fill(unwanted, 0).int(),
+        "cu_seqlens": torch.arange(count + 1, dtype=torch.int32, device=positions.device),
+        "logit_rows": torch.arange(count, device=positions.device),
+    }
+
+
+def with_drafts(rows: DraftedRows, drafts: Tensor) -> Tensor:
+    """The step's tokens, int64 ``[T]``, with drafts ``[Y, W - 1]`` in their places."""
+    ids = rows.values["input_ids"]
+    if drafts.shape[1] == 0:
+        return ids
+    tokens = torch.cat([rows.last[:, None], drafts], 1).flatten()
+    here = (rows.grid >= 0) & (ids < 0)
+    return torch.where(here, tokens[rows.grid.clamp(min=0)], ids)
+
+
+def options_at(options: Tensor, ahead: Tensor | int) -> Tensor:
+    """Records of sampling options for tokens that are ``ahead`` behind those of the records."""
+    made = options.clone()
+    made[..., STEP] += ahead
+    return made
+
+
+def options_of_grid(rows: DraftedRows) -> Tensor:
+    """Records of sampling options of every row of the grid, int64 ``[Y * W, 5]``."""
+    ahead = torch.arange(rows.width, device=rows.places.device)
+    each = rows.options[:, None].expand(-1, rows.width, -1)
+    return options_at(each, ahead).view(-1, rows.options.shape[1])
+
+
+def count_right(sampled: Tensor, drafts: Tensor, max_new: Tensor) -> Tensor:
+    """How many tokens count of each request: up to the first that is not its draft.
+
+    Args:
+        sampled: int64 ``[Y, W]``, a token of every row, -1 of one that failed.
+        drafts: int64 ``[Y, W - 1]``.
+        max_new: int64 ``[Y]``, rows of each request.
+
+    Returns:
+        int64 ``[Y]``, each from 1 to ``max_new``. A row that failed counts only as the first of its
+        request; else the next step meets it there.
+    """
+    depths = torch.arange(1, sampled.shape[1], device=sampled.device)
+    right = (sampled[:, :-1] == drafts) & (depths < max_new[:, None])
+    kept = 1 + right.long().cumprod(1).sum(1)
+    failed = sampled.gather(1, kept[:, None] - 1)[:, 0] < 0
+    return kept - (failed & (kept > 1)).long()
+
+
+def forced_lengths(counts: Tensor, per_thousand: int) -> Tensor:
+    """Tokens that steps keep if ``per_thousand`` / 1000 are to be kept on average.
+
+    The ``i``-th step of a request ends behind ``i * per_thousand // 1000`` tokens, so each keeps
+    that average rounded down or up. A request that stands elsewhere goes on to the next such place.
+
+    Args:
+        counts: int64 ``[Y]``, tokens that each request has before the step, >= 1 as a prompt yields
+            the first.
+        per_thousand: >= 1000.
+
+    Returns:
+        int64 ``[Y]``, >= 1.
+    """
+    steps: Tensor = -(-(1000 * counts) // per_thousand)
+    ends: Tensor = steps * per_thousand // 1000
+    return ends - (counts - 1)
+
+
+def force_count(rows: DraftedRows, sampled: Tensor, per_thousand: int) -> Tensor:
+    """As :func:`count_right`, of forced lengths in place of drafts that are right.
+
+    Args:
+        rows: of the step.
+        sampled: int64 ``[Y, W]``, a token of every row, -1 of one that failed; tokens count up to
+            the first of these.
+        per_thousand: as for :func:`forced_lengths`.
+    """
+    sound = (sampled >= 0).long().cumprod(1).sum(1)
+    forced = forced_lengths(rows.options[:, STEP], per_thousand)
+    return forced.minimum(rows.max_new).minimum(sound).clamp(min=1)
+
+
+def keep(state: RowState, rows: DraftedRows, sampled: Tensor, kept: Tensor) -> None:
+    """Remember with which token each request ends, and where."""
+    ends = sampled.gather(1, kept[:, None] - 1)[:, 0]
+    state.last[rows.rows] = ends.clamp(min=0)
+    state.ends[rows.rows] = rows.start + kept
+
+
+def following_tokens(rows: DraftedRows, sampled: Tensor) -> Tensor:
+    """The token behind each token of a step, int64 ``[T]``; any behind one that does not count."""
+    if not sampled.numel():
+        return rows.following.clamp(min=0)
+    new = sampled.flatten()[rows.grid.clamp(min=0)]
+    unknown = (rows.following < 0) & (rows.grid >= 0)
+    return torch.where(unknown, new, rows.following).clamp(min=0)

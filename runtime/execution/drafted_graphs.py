@@ -1,0 +1,147 @@
+"""Decode steps with drafts at a few sizes, each as one CUDA graph.
+
+A graph holds all of a step: deeper drafts, the model over every request's last token and drafts,
+sampling, the count of drafts that were right, first drafts of the next step. What it needs to know
+of the step before is on the device, so it can be launched before the host knows that step's tokens.
+
+Steps are padded to the sizes with and without graphs, by the same code: on a CPU, or where none was
+captured, the same work is launched op by op.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dsa_compile.runtime.execution.cuda_graphs import captured_graph
+from dsa_compile.runtime.execution.draft_inputs import PaddedInputs, padded_constants
+from dsa_compile.runtime.execution.graph_plan import GraphKey, GraphPlan
+from dsa_compile.runtime.execution.pinned_staging import StagingRing
+from dsa_compile.runtime.execution.runner import StepInputs
+from dsa_compile.runtime.failures.step_errors import while_doing
+from dsa_compile.runtime.scheduling.stats import EAGER, StepKind
+
+Step = Callable[[dict[str, Tensor], str], Tensor]
+"""Runs a padded step of a variant; returns its outcome, int64 ``[R, 1 + W]``: how many tokens count
+of each request, and a token of every row."""
+
+
+@dataclass
+class _Captured:
+    graph: torch.cuda.CUDAGraph
+    outcome: Tensor
+
+
+class DraftedGraphs:
+    """Padded steps, captured or not.
+
+    Args:
+        step: what is run; it must neither synchronise nor read device memory on the host.
+        device: where.
+        nobody: row of the state that is no request's.
+        ring: staging of inputs; None on the CPU.
+    """
+
+    def __init__(
+        self, step: Step, device: torch.device, nobody: int, ring: StagingRing | None
+    ) -> None:
+        self._step, self._device, self._nobody, self._ring = step, device, nobody, ring
+        self._inputs = torch.empty(0, dtype=torch.uint8, device=device)
+        self._sizes: dict[tuple[int, int, int], PaddedInputs] = {}
+        self._constants: dict[tuple[int, int], dict[str, Tensor]] = {}
+        self._captured: dict[GraphKey, _Captured] = {}
+        self.steps: Counter[StepKind] = Counter()
+
+    def capture(self, plan: GraphPlan, keys: Sequence[GraphKey] | None = None) -> None:
+        """Capture all graphs of a plan, or these ones; each runs once before, on padding only.
+
+        Raises:
+            StepError: an op failed, or the GPU did; names the op where one raised.
+        """
+        pool = torch.cuda.graph_pool_handle()
+        self._reserve(max(self._inputs_of(key).layout.nbytes for key in plan.graphs()))
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for key in keys or tuple(plan.graphs()):
+                self._send(key, None, None)
+                try:
+                    self._captured[key] = self._graph_of(key, pool, stream)
+                except Exception as error:
+                    doing = f"a decode step of {key.rows} requests with drafts was captured"
+                    raise while_doing(error, doing) from error
+        torch.cuda.current_stream().wait_stream(stream)
+
+    def drop(self) -> None:
+        """Give captured steps up, with the memory of their inputs; later ones may be larger."""
+        self._captured.clear()
+        self._inputs = torch.empty(0, dtype=torch.uint8, device=self._device)
+
+    def _graph_of(self, key: GraphKey, pool: Any, stream: torch.cuda.Stream) -> _Captured:
+        self._run(key)
+        # Kept apart from the pool, in which the next graph may overwrite it.
+        shape = (key.rows, 1 + key.tokens_each)
+        outcome = torch.empty(shape, dtype=torch.int64, device=self._device)
+        graph = captured_graph(lambda: outcome.copy_(self._run(key)), pool, stream)
+        return _Captured(graph, outcome)
+
+    def launch(
+        self, key: GraphKey, inputs: StepInputs, options: NDArray[np.void]
+    ) -> tuple[Tensor, list[int]]:
+        """Launch a step.
+
+        Args:
+            key: a size that takes it.
+            inputs: the step.
+            options: of its requests that yield, [Y].
+
+        Returns:
+            Its outcome, to be used before the next step, and the places in it of these requests.
+        """
+        places = self._send(key, inputs, options).tolist()
+        captured = self._captured.get(key)
+        if captured is None:
+            self.steps[StepKind(EAGER, key.variant)] += 1
+            return self._run(key), places
+        captured.graph.replay()
+        self.steps[StepKind(str(key.rows), key.variant)] += 1
+        return captured.outcome, places
+
+    def _send(
+        self, key: GraphKey, inputs: StepInputs | None, options: NDArray[np.void] | None
+    ) -> NDArray[np.int64]:
+        """Bring a step's inputs to where its graph reads them."""
+        sent = self._inputs_of(key)
+        nbytes = sent.layout.nbytes
+        self._reserve(nbytes)
+        if self._ring is None:
+            places = sent.write(self._inputs[:nbytes].numpy(), inputs, options)
+        else:
+            places = sent.write(self._ring.take(nbytes), inputs, options)
+            self._ring.send(self._inputs[:nbytes])
+        size = key.rows, key.tokens_each
+        if size not in self._constants:
+            self._constants[size] = padded_constants(*size, self._device)
+        return places
+
+    def _reserve(self, nbytes: int) -> None:
+        """Make room for inputs; graphs know where they are, so never again behind a capture."""
+        if len(self._inputs) < nbytes:
+            assert not self._captured, "a graph reads its inputs where they were"
+            self._inputs = torch.empty(nbytes, dtype=torch.uint8, device=self._device)
+
+    def _inputs_of(self, key: GraphKey) -> PaddedInputs:
+        size = key.rows, key.tokens_each, key.columns
+        if size not in self._sizes:
+            self._sizes[size] = PaddedInputs(*size, self._nobody)
+        return self._sizes[size]
+
+    def _run(self, key: GraphKey) -> Tensor:
+        step = self._inputs_of(key).layout.in_torch(self._inputs)
+        step |= self._constants[key.rows, key.tokens_each]
+        return self._step(step, key.variant)

@@ -1,0 +1,76 @@
+"""The tokens of a step with drafts on their way to the host."""
+
+import torch
+from torch import Tensor
+
+from dsa_compile.runtime.execution.runner import StepTokens
+from dsa_compile.runtime.sampling.sampler import BAD_LOGITS
+from dsa_compile.runtime.scheduling.step import Failure
+
+# One that is read, one on the device, one that is filled, as steps in flight are two.
+_SLOTS = 3
+
+
+class TokenSlots:
+    """Host memory for the outcomes of steps, in turn.
+
+    Args:
+        rows: requests of a step, at most.
+        width: the most tokens of each.
+        device: where they come from.
+    """
+
+    def __init__(self, rows: int, width: int, device: torch.device) -> None:
+        pinned = device.type == "cuda"
+        self._slots = [
+            (
+                torch.zeros(rows * (1 + width), dtype=torch.int64, pin_memory=pinned),
+                torch.cuda.Event() if pinned else None,
+            )
+            for _ in range(_SLOTS)
+        ]
+        self._next = 0
+
+    def send(self, outcome: Tensor, places: list[int] | None) -> "DraftedTokens":
+        """Start the copy of an outcome; the host does not wait.
+
+        Args:
+            outcome: int64 ``[Y, 1 + W]``, how many tokens count of each request, and its tokens.
+            places: of the requests that yield, or None for all.
+        """
+        memory, event = self._slots[self._next]
+        if event is not None:
+            event.synchronize()  # at once, but for a step that was given up
+        here = memory[: outcome.numel()].view(outcome.shape)
+        here.copy_(outcome, non_blocking=True)
+        if event is not None:
+            event.record()
+        self._next = (self._next + 1) % _SLOTS
+        return DraftedTokens(here, event, places)
+
+
+class DraftedTokens:
+    """Tokens of a step that may still run; see :class:`TokenSlots`."""
+
+    def __init__(
+        self, outcome: Tensor, event: torch.cuda.Event | None, places: list[int] | None
+    ) -> None:
+        self._outcome, self._event, self._places = outcome, event, places
+
+    def sample(self) -> None:
+        """Nothing: tokens are chosen with the step."""
+
+    def wait(self) -> StepTokens:
+        """The tokens; waits for the step that makes them.
+
+        Raises:
+            RuntimeError: the device reports an error of this step or of one before it.
+        """
+        if self._event is not None:
+            self._event.synchronize()
+        rows = self._outcome.tolist()
+        if self._places is not None:
+            rows = [rows[place] for place in self._places]
+        return StepTokens(
+            [Failure(BAD_LOGITS) if tokens[0] < 0 else tokens[:count] for count, *tokens in rows]
+        )

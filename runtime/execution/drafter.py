@@ -1,0 +1,124 @@
+"""The draft plans of an artifact, run along with the model's steps, and what they hand on."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dsa_compile.ir.execution import BoundCall
+from dsa_compile.ir.plan import DEEPER, DRAFT, LONG, Plan
+from dsa_compile.ir.region import Region, Role
+from dsa_compile.runtime.execution.draft_rows import (
+    DraftedRows,
+    RowState,
+    deeper_rows,
+    following_tokens,
+    options_at,
+)
+from dsa_compile.runtime.sampling.draw_options import sample_rows
+
+LOGITS = "logits"
+Values = dict[str, Any]
+Calls = Mapping[str, Sequence[BoundCall]]
+
+
+class Drafter:
+    """Makes drafts where the tokens are; waits for nothing and reads nothing on the host.
+
+    Drafts are drawn with the random numbers of the tokens that they stand for, from temperature and
+    filters alone: what else changes a request's logits depends on tokens that are guesses here.
+
+    Args:
+        plans: of the artifact.
+        regions: its graphs by name.
+        calls: binds the calls of a plan, for each variant.
+        run: runs a plan of some calls on a step's values, for a variant; see
+            :class:`~dsa_compile.runtime.execution.drafting_runner.DraftingRunner`.
+        state: of the rows of the scheduler.
+        block_size: rows of a cache page.
+
+    Attributes:
+        carried: names of the values that go from the model to the first draft, and from draft to
+            draft.
+        states: of them, those behind the first draft, by row of the scheduler.
+        observer: called with a depth, from 1, and the carried values ``[Y, …]`` of its drafts, for
+            the Y requests of a step that yield tokens. None: not called.
+    """
+
+    def __init__(
+        self,
+        plans: Mapping[str, Plan],
+        regions: Mapping[str, Region],
+        calls: Callable[[Plan], Calls],
+        run: Callable[[Calls, Plan, Values, str], None],
+        state: RowState,
+        block_size: int,
+    ) -> None:
+        self._plans = plans
+        self._calls = {name: calls(plans[name]) for name in (DRAFT, DEEPER)}
+        self._run_calls = run
+        self._state = state
+        self._block_size = block_size
+        self.observer: Callable[[int, Mapping[str, Tensor]], None] | None = None
+        opening = regions.get(f"{DRAFT}.{LONG}") or regions[DRAFT]
+        states = opening.inputs_of(Role.VALUE)
+        self.carried = tuple(node.meta["key"] for node in states)
+        self.states = {
+            node.meta["key"]: torch.zeros(
+                (len(state.first), *node.meta["val"].shape[1:]),
+                dtype=node.meta["val"].dtype,
+                device=state.first.device,
+            )
+            for node in states
+        }
+
+    def deepen(self, rows: DraftedRows, variant: str) -> Tensor:
+        """Drafts of a step, int64 ``[Y, W - 1]``: the first, and those made from its state."""
+        if rows.width == 1:
+            return rows.places[:, 1:]
+        draft = self._state.first[rows.rows]
+        drafts = [draft]
+        states = {key: kept[rows.rows] for key, kept in self.states.items()}
+        for depth in range(2, rows.width):
+            values: Values = deeper_rows(rows, depth, self._block_size)
+            values |= {"input_ids": draft, **states}
+            self._run(DEEPER, values, variant)
+            states = {key: values[key] for key in self.carried}
+            if self.observer is not None:
+                self.observer(depth, states)
+            draft = self._drafted(values, rows.options, depth - 1)
+            drafts.append(draft)
+        return torch.stack(drafts, 1)
+
+    def begin(
+        self, rows: DraftedRows, values: Values, variant: str, sampled: Tensor, kept: Tensor
+    ) -> None:
+        """Write the draft layer's rows of a step, and make the first drafts of the next one.
+
+        Args:
+            rows: of the step.
+            values: of the model's step.
+            variant: of that step.
+            sampled: int64 ``[Y, W]``, a token of every row.
+            kept: int64 ``[Y]``, how many of them count.
+        """
+        ends = rows.places.gather(1, kept[:, None] - 1)[:, 0]
+        values["input_ids"] = following_tokens(rows, sampled)
+        values["logit_rows"] = ends
+        self._run(DRAFT, values, variant)
+        if not len(ends):
+            return
+        first = {key: values[key][ends] for key in self.carried}
+        for key, states in self.states.items():
+            states[rows.rows] = first[key]
+        if self.observer is not None:
+            self.observer(1, first)
+        self._state.first[rows.rows] = self._drafted(values, rows.options, kept)
+
+    def _run(self, plan: str, values: Values, variant: str) -> None:
+        self._run_calls(self._calls[plan], self._plans[plan], values, variant)
+
+    def _drafted(self, values: Values, options: Tensor, ahead: Tensor | int) -> Tensor:
+        """Drafts of the tokens that are ``ahead`` behind those of the records."""
+        return sample_rows(values[LOGITS], options_at(options, ahead)).clamp(min=0)

@@ -1,0 +1,337 @@
+"""A runner that drafts tokens and checks them in the step behind.
+
+A step is three parts::
+
+    deeper drafts    d2 … dk of each request, from the first draft and the state behind it
+    the model        over each request's last token and its drafts; tokens are chosen, and kept up
+                     to the first that is not its draft
+    first drafts     d1 of the next step, and the rows of the draft layer's caches
+
+The last part runs over every token of the step, shifted: at position p it takes the model's state
+there and token p + 1. So it fills the draft layer's caches along prompts, and overwrites what
+deeper drafts have left, which was made of a draft's states. Rows behind the tokens that are kept
+hold nothing of use: the step that computes their positions writes them again.
+
+Deeper drafts are made at the start of the step that checks them: their cache rows are those of
+positions which that step computes, so no block is ever held for a draft beyond it.
+
+All of it stays where the tokens are (:mod:`dsa_compile.runtime.execution.draft_rows`), and the host
+learns later what was kept. Only requests whose logits their options change or describe have their
+tokens chosen on the host, which waits for the step then; so does everything with drafts that the
+host looks up.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dsa_compile.ir.execution import BoundCall, run_calls
+from dsa_compile.ir.plan import LONG, Plan
+from dsa_compile.kernels.cuda.sample_tokens import MOST_TOKENS, OPTIONS
+from dsa_compile.runtime.execution.draft_inputs import fits_padded, ragged_inputs
+from dsa_compile.runtime.execution.draft_rows import (
+    DraftedRows,
+    RowState,
+    corrected_rows,
+    count_right,
+    force_count,
+    keep,
+    options_of_grid,
+    with_drafts,
+)
+from dsa_compile.runtime.execution.drafted_graphs import DraftedGraphs
+from dsa_compile.runtime.execution.drafted_tokens import TokenSlots
+from dsa_compile.runtime.execution.drafter import Drafter, Values
+from dsa_compile.runtime.execution.graph_plan import GraphKey, GraphPlan
+from dsa_compile.runtime.execution.host_choice import Chosen, Observer, Records, choose_on_host
+from dsa_compile.runtime.execution.model_runner import LOGITS, ModelRunner
+from dsa_compile.runtime.execution.runner import LaunchedTokens, StepInputs
+from dsa_compile.runtime.sampling.draft_verification import step_tokens
+from dsa_compile.runtime.sampling.draw_options import DrawOptions, sample_rows
+from dsa_compile.runtime.sampling.host_sampler import KnownTokens
+from dsa_compile.runtime.sampling.sampler import Sampler, SamplingState
+from dsa_compile.runtime.scheduling.stats import EAGER, StepKind
+
+
+class DraftingRunner(ModelRunner):
+    """A :class:`ModelRunner` whose steps check drafts.
+
+    Drafts that the host knows (a batch's ids beside a request's last token) are checked as they
+    are; where they are -1, the artifact's draft plans make them.
+
+    Args:
+        *args: as for :class:`ModelRunner`.
+        num_drafts: the most drafts of a request in a step, k.
+        plans: the artifact's plans, if they are to draft.
+        force_accept: tokens that a step keeps of a request on average, whatever is right of its
+            drafts; None for those that are right.
+        **options: as for :class:`ModelRunner`.
+
+    Attributes:
+        on_chosen: called with what the host has chosen of a step, before first drafts are made of
+            it. None: not called.
+        observer: called with every step; the host chooses the tokens of all steps then, and waits
+            for them. None: not called.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        num_drafts: int,
+        plans: Mapping[str, Plan] | None = None,
+        force_accept: float | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(*args, **options)
+        rows = self.max_running
+        self.on_chosen: Callable[[Chosen], None] | None = None
+        self.observer: Observer | None = None
+        self._num_drafts = num_drafts
+        self._per_thousand = None if force_accept is None else round(1000 * force_accept)
+        self._choose = Sampler(self.vocab_size)
+        self._state = RowState.empty(rows, self.device)
+        self._draw_options = DrawOptions(rows)
+        self._slots = TokenSlots(rows, 1 + num_drafts, self.device)
+        self._sizes: GraphPlan | None = None
+        self._padded = DraftedGraphs(self._padded_step, self.device, rows, self._ring)
+        self._drafter: Drafter | None = None
+        if plans is not None:
+            self._drafter = Drafter(
+                plans, self._regions, self._bound_plan, self._run, self._state, self.block_size
+            )
+
+    @property
+    def drafter(self) -> Drafter | None:
+        """Runs the artifact's draft plans, where these make the drafts."""
+        return self._drafter
+
+    @property
+    def num_drafts(self) -> int:
+        """k."""
+        return self._num_drafts
+
+    @property
+    def rows_ahead(self) -> int:
+        """Rows of the state that is kept; 0 where the host looks drafts up."""
+        return 0 if self._drafter is None else self.max_running
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether the device works while the host goes on."""
+        return self._drafter is not None and super().overlaps
+
+    @property
+    def step_counts(self) -> Mapping[StepKind, int]:
+        """Steps so far by how they ran."""
+        return self._eager_steps + self._padded.steps
+
+    def samples_ahead(self, states: Sequence[SamplingState]) -> bool:
+        """Whether no request changes or describes its logits; see :class:`Runner`."""
+        if self._drafter is None or self.vocab_size > MOST_TOKENS or self.observer is not None:
+            return False
+        return not any(state.special for state in states)
+
+    @torch.inference_mode()
+    def capture(self, plan: GraphPlan, keys: Sequence[GraphKey] | None = None) -> None:
+        """Capture decode steps as CUDA graphs; see :class:`ModelRunner`."""
+        if self._drafter is None:
+            return  # the host looks up its drafts between steps, which have all sizes
+        self.pad_to(plan)
+        with self.shipped_kernels.in_use():
+            self._padded.capture(plan, keys)
+
+    def drop_graphs(self) -> None:
+        """Give captured steps up, and what steps are rounded up to; see :class:`ModelRunner`."""
+        super().drop_graphs()
+        self._padded.drop()
+        self.pad_to(None)
+
+    def without_drafts(self) -> ModelRunner:
+        """A runner of the model's plan alone, over the same weights and caches."""
+        return ModelRunner(
+            self._manifest,
+            self._regions,
+            self._weights,
+            self.num_blocks,
+            self.max_running,
+            deterministic=self._deterministic,
+            caches=self.caches,
+            shipped_kernels=self.shipped_kernels,
+        )
+
+    def pad_to(self, plan: GraphPlan | None) -> None:
+        """Round decode steps up to these sizes; None to launch each at its own."""
+        self._sizes = plan
+
+    def launch(self, inputs: StepInputs) -> LaunchedTokens:
+        """Launch a step, and wait for it where the host chooses its tokens.
+
+        Raises:
+            StepError: an op failed, or the GPU did.
+        """
+        options = self.draw_options(inputs)
+        with torch.inference_mode(), self.shipped_kernels.in_use():
+            if self.chooses_tokens(inputs):
+                return self._launch_whole(inputs, options)
+            return self._wait_for_step(inputs, options, self._variant(inputs))
+
+    def follow(
+        self,
+        inputs: StepInputs,
+        options: Records,
+        chosen: Callable[[], Chosen] | None,
+    ) -> None:
+        """Launch a step whose requests another rank knows, which launches it too.
+
+        Args:
+            inputs: of that rank, without states.
+            options: of that rank's :meth:`draw_options`.
+            chosen: waits for what that rank's :attr:`on_chosen` was called with; None for a step
+                that :meth:`chooses_tokens`.
+        """
+        with torch.inference_mode(), self.shipped_kernels.in_use():
+            if chosen is None:
+                self._launch_whole(inputs, options)
+                return
+            variant = self._variant(inputs)
+            rows, _, values = self._run_step(inputs, options, variant)
+            if inputs.prompt is not None:
+                self._score(values, inputs.batch, inputs.prompt)
+            if self._drafter is not None:
+                self._draft_behind(rows, values, variant, chosen())
+
+    def draw_options(self, inputs: StepInputs) -> Records:
+        """How the tokens of a step are drawn, ``[Y]`` records of ``OPTIONS``."""
+        options = np.empty(len(inputs.rows), OPTIONS)
+        self._draw_options.take(inputs.rows, inputs.states, inputs.counts, options)
+        return options
+
+    def chooses_tokens(self, inputs: StepInputs) -> bool:
+        """Whether the tokens of a step are chosen on the device, and not by the host."""
+        return inputs.prompt is None and self.samples_ahead(inputs.states)
+
+    def _launch_whole(self, inputs: StepInputs, options: Records) -> LaunchedTokens:
+        variant = self._variant(inputs)
+        if (key := self._padded_size(inputs, variant)) is not None:
+            return self._slots.send(*self._padded.launch(key, inputs, options))
+        rows, drafts, values = self._run_step(inputs, options, variant)
+        return self._slots.send(self._choose_and_draft(rows, drafts, values, variant), None)
+
+    def _variant(self, inputs: StepInputs) -> str:
+        alike = self._deterministic and fits_padded(inputs)
+        return LONG if alike else self.variant_of(inputs.batch)
+
+    def _padded_size(self, inputs: StepInputs, variant: str) -> GraphKey | None:
+        """The size to which a step is rounded up, or None if it is launched as it is."""
+        if not fits_padded(inputs):
+            return None
+        count, each = inputs.batch.num_requests, max(inputs.max_new, default=1)
+        key = None
+        if self._sizes is not None:
+            columns = inputs.batch.block_tables.shape[1]
+            key = self._sizes.choose_size(count, each, columns, variant)
+        if key is None and self._deterministic:
+            key = GraphKey(LONG, count, self._all_columns, each)
+        return key
+
+    @property
+    def _all_columns(self) -> int:
+        return -(-self.max_model_len // self.block_size)
+
+    def _padded_step(self, step: dict[str, Tensor], variant: str) -> Tensor:
+        rows = corrected_rows(step, self._state, self.block_size, flat=True)
+        drafts, values = self._drafts_and_model(rows, variant, flat=True)
+        return self._choose_and_draft(rows, drafts, values, variant)
+
+    def _run_step(
+        self, inputs: StepInputs, options: Records, variant: str
+    ) -> tuple[DraftedRows, Tensor, Values]:
+        """A step up to its logits: its rows, their drafts, and every value of the model."""
+        self._eager_steps[StepKind(EAGER, variant)] += 1
+        step = self._upload(ragged_inputs(inputs, options, self.max_running))
+        flat = self._deterministic and fits_padded(inputs)
+        if flat:
+            step["every_row"] = torch.arange(inputs.batch.num_tokens, device=self.device)
+            step["cu_seqlens"] = torch.arange(
+                inputs.batch.num_tokens + 1, dtype=torch.int32, device=self.device
+            )
+        rows = corrected_rows(step, self._state, self.block_size, flat=flat)
+        if self._wait is not None:  # for the first op not to be blamed for what was before it
+            self._wait()
+        drafts, values = self._drafts_and_model(rows, variant, flat=flat)
+        if flat:
+            values[LOGITS] = values[LOGITS][rows.places.flatten()]
+        return rows, drafts, values
+
+    def _drafts_and_model(
+        self, rows: DraftedRows, variant: str, *, flat: bool
+    ) -> tuple[Tensor, Values]:
+        if self._drafter is not None:
+            drafts = self._drafter.deepen(rows, variant)
+        else:
+            drafts = rows.values["input_ids"][rows.places[:, 1:]]
+        values: Values = {**rows.values, "input_ids": with_drafts(rows, drafts)}
+        if flat and self._deterministic:
+            carried = self._drafter.carried if self._drafter is not None else ()
+            values |= self._run_alike(values, [*carried, LOGITS])
+        else:
+            self._run(self._calls, self._plan, values, variant)
+        return drafts, values
+
+    def _choose_and_draft(
+        self, rows: DraftedRows, drafts: Tensor, values: Values, variant: str
+    ) -> Tensor:
+        """The outcome of a step, int64 ``[Y, 1 + W]``: how many tokens count, and the tokens."""
+        sampled = sample_rows(values[LOGITS], options_of_grid(rows)).view(rows.places.shape)
+        if self._per_thousand is None:
+            kept = count_right(sampled, drafts, rows.max_new)
+        else:
+            kept = force_count(rows, sampled, self._per_thousand)
+        assert self._drafter is not None, "see samples_ahead"
+        keep(self._state, rows, sampled, kept)
+        self._drafter.begin(rows, values, variant, sampled, kept)
+        return torch.cat([kept[:, None], sampled], 1)
+
+    def _wait_for_step(self, inputs: StepInputs, options: Records, variant: str) -> KnownTokens:
+        """Run a step and choose its tokens on the host."""
+        rows, drafted, values = self._run_step(inputs, options, variant)
+        choice = choose_on_host(
+            self._choose, inputs, rows, drafted, values[LOGITS], self._per_thousand
+        )
+        if self.observer is not None:
+            self.observer(choice.logits, choice.drafts, choice.chosen)
+        tokens = step_tokens(choice.chosen)
+        if inputs.prompt is not None:
+            entries = self._score(values, inputs.batch, inputs.prompt)
+            tokens = replace(tokens, prompt_logprobs=entries)
+        if self._drafter is not None:
+            if self.on_chosen is not None:
+                self.on_chosen((choice.sampled, choice.kept))
+            self._draft_behind(rows, values, variant, (choice.sampled, choice.kept))
+        return KnownTokens(tokens)
+
+    def _draft_behind(
+        self, rows: DraftedRows, values: Values, variant: str, chosen: Chosen
+    ) -> None:
+        """Keep what the host chose of a step, and make the first drafts of the next one."""
+        assert self._drafter is not None, "the host looks up its drafts"
+        sent = self._upload(dict(zip(("sampled", "kept"), chosen, strict=True)))
+        keep(self._state, rows, sent["sampled"], sent["kept"])
+        self._drafter.begin(rows, values, variant, sent["sampled"], sent["kept"])
+
+    def _run(
+        self, calls: Mapping[str, Sequence[BoundCall]], plan: Plan, values: Values, variant: str
+    ) -> None:
+        """Run a plan; without rows of logits that are wanted, all but its head."""
+        if len(values["logit_rows"]):
+            run_calls(calls[variant], values)
+            return
+        run_calls(calls[variant][: len(plan.writing)], values)
+        values[LOGITS] = torch.empty((0, self.vocab_size), device=self.device)
+
+    def _bound_plan(self, plan: Plan) -> Mapping[str, Sequence[BoundCall]]:
+        return self._bound(self._regions, plan)

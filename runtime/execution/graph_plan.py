@@ -1,0 +1,142 @@
+"""Sizes that decode steps are rounded up to: one CUDA graph for each."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from dsa_compile.ir.plan import LONG, MODEL, SHORT
+from dsa_compile.runtime.engine_options import DETERMINISTIC_ROWS
+from dsa_compile.runtime.execution.batch import Batch
+
+# Rows of decode steps. In recipes whose experts cannot skip a padded row it costs what its experts
+# weigh, so small steps have more sizes.
+ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+# Tokens of context below the longest. Kernels choose how to work by the width of the block table,
+# to little effect (docs/performance.md); a narrow one spares the host most of what it writes.
+CONTEXTS = (16_384,)
+
+
+@dataclass(frozen=True)
+class GraphKey:
+    """What a graph is captured for.
+
+    Attributes:
+        variant: of the regions, ``long`` or ``short``.
+        rows: decoding requests.
+        columns: width of the block table.
+        tokens_each: tokens of each request.
+        plan: of the artifact, the calls that are captured.
+    """
+
+    variant: str
+    rows: int
+    columns: int
+    tokens_each: int = 1
+    plan: str = MODEL
+
+
+@dataclass(frozen=True)
+class GraphPlan:
+    """Which graphs there are.
+
+    Args:
+        rows: ascending, of requests.
+        columns: widths of the block table by variant, each ascending; of ``long`` at least one.
+        tokens_each: of a request, its drafts included.
+        draft_max_rows: graphs of more requests have one token of each; None if none has.
+    """
+
+    rows: tuple[int, ...]
+    columns: Mapping[str, tuple[int, ...]]
+    tokens_each: int = 1
+    draft_max_rows: int | None = None
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        max_running: int,
+        max_model_len: int,
+        block_size: int,
+        topk: int | None,
+        deterministic: bool = False,
+        num_drafts: int = 0,
+        draft_max_rows: int | None = None,
+    ) -> "GraphPlan":
+        """The graphs for an engine's limits.
+
+        Args:
+            max_running: most rows of a step.
+            max_model_len: longest context.
+            block_size: rows of a cache page.
+            topk: longest context of a short step, or None if there are no short regions.
+            deterministic: a row's results must not depend on the others: no graph has less than
+                :data:`~dsa_compile.runtime.engine_options.DETERMINISTIC_ROWS` rows; all are long.
+                Steps with drafts are cut into parts of so many rows instead.
+            num_drafts: tokens drafted for a request in a step.
+            draft_max_rows: requests of a step that may have drafts; None for all.
+        """
+        rows = {size for size in ROWS if size < max_running} | {max_running}
+        if num_drafts and draft_max_rows is not None:
+            rows |= {min(draft_max_rows, max_running)}
+        contexts = [size for size in CONTEXTS if size < max_model_len] + [max_model_len]
+        if deterministic:
+            if not num_drafts:
+                rows = {size for size in rows if size > DETERMINISTIC_ROWS} | {DETERMINISTIC_ROWS}
+            contexts, topk = contexts[-1:], None
+        columns = {LONG: tuple(-(-size // block_size) for size in contexts)}
+        if topk is not None:
+            columns[SHORT] = (-(-min(topk, max_model_len) // block_size),)
+        return cls(tuple(sorted(rows)), columns, 1 + num_drafts, draft_max_rows)
+
+    def graphs(self) -> Iterator[GraphKey]:
+        """All graphs, the ones that need the most memory first."""
+        for rows in reversed(self.rows):
+            for variant, widths in self.columns.items():
+                for columns in reversed(widths):
+                    yield GraphKey(variant, rows, columns, self.tokens_of(rows))
+
+    def tokens_of(self, rows: int) -> int:
+        """Tokens of each request in graphs of so many."""
+        limit = self.draft_max_rows
+        return self.tokens_each if limit is None or rows <= limit else 1
+
+    @property
+    def most_tokens(self) -> int:
+        """Tokens of the largest graph."""
+        return max(rows * self.tokens_of(rows) for rows in self.rows)
+
+    def describe(self, block_size: int) -> str:
+        """One line for those who start a server."""
+        contexts = []
+        for variant, widths in reversed(tuple(self.columns.items())):
+            sizes = ", ".join(f"{columns * block_size:,}" for columns in widths)
+            contexts.append(f"{variant} {sizes}")
+        return (
+            f"{len(list(self.graphs()))} CUDA graphs: rows {', '.join(map(str, self.rows))}; "
+            f"contexts {'; '.join(contexts)}"
+        )
+
+    def choose(self, batch: Batch, variant: str) -> GraphKey | None:
+        """The graph for a step, or None if it must run without one.
+
+        Args:
+            batch: the step.
+            variant: that takes its contexts; the long graphs take those of any.
+        """
+        if batch.tokens_each != 1:
+            return None
+        return self.choose_size(batch.num_requests, 1, batch.block_tables.shape[1], variant)
+
+    def choose_size(
+        self, requests: int, tokens_each: int, columns: int, variant: str
+    ) -> GraphKey | None:
+        """The smallest graph that takes a step of these sizes, or None."""
+        fitting = (r for r in self.rows if r >= requests and self.tokens_of(r) >= tokens_each)
+        rows = next(fitting, None)
+        if rows is None:
+            return None
+        for name in dict.fromkeys((variant, LONG)):
+            for width in self.columns.get(name, ()):
+                if width >= columns:
+                    return GraphKey(name, rows, width, self.tokens_of(rows))
+        return None

@@ -1,0 +1,80 @@
+"""How an engine drafts: what its options ask for, of what the artifact can do."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from dsa_compile.artifact.manifest import Manifest
+from dsa_compile.errors import UserError
+from dsa_compile.ir.plan import DRAFT
+from dsa_compile.runtime.engine_options import EngineOptions
+
+# Drafts of a step by prompt look-up, which costs nothing but the rows that check them.
+_LOOKED_UP = 3
+
+
+@dataclass(frozen=True)
+class Drafts:
+    """Drafts of an engine.
+
+    Attributes:
+        count: the most for a request in a step, k; 0 for an engine that drafts nothing.
+        planned: whether the artifact's draft plans make them.
+    """
+
+    count: int
+    planned: bool
+
+
+def drafts_of(path: Path, manifest: Manifest, options: EngineOptions) -> Drafts:
+    """What an engine drafts.
+
+    Args:
+        path: of the artifact, for errors.
+        manifest: of it.
+        options: of the engine.
+
+    Raises:
+        UserError: the artifact cannot draft as wanted, or not with the other options.
+    """
+    drafts, forced = _wanted(path, manifest, options), options.force_accept
+    if forced is not None and not (drafts.planned and forced <= 1 + drafts.count):
+        most = f"a step with {drafts.count} drafts yields at most {1 + drafts.count} tokens"
+        none = "only drafts of an artifact's draft plans can be kept by force; see --draft mtp"
+        raise UserError(f"force_accept={forced!r}: {most if drafts.planned else none}")
+    return drafts
+
+
+def _wanted(path: Path, manifest: Manifest, options: EngineOptions) -> Drafts:
+    has_plan, wanted = DRAFT in manifest.plans, options.num_speculative_tokens
+    if options.draft == "mtp" and not has_plan:
+        raise UserError(
+            f"draft='mtp': {path} has no draft plan; compile with --draft mtp, or load with "
+            "draft='ngram' (--draft ngram)"
+        )
+    method = options.draft or ("mtp" if has_plan else None)
+    if method is None or method == "none" or wanted == 0:
+        if method is None and wanted:
+            raise UserError(
+                f"num_speculative_tokens={wanted}: {path} has no draft plan; compile with "
+                "--draft mtp, or load with draft='ngram' (--draft ngram)"
+            )
+        return Drafts(0, False)
+    default = _LOOKED_UP if method == "ngram" else manifest.compile.num_speculative_tokens or 1
+    count = default if wanted is None else wanted
+    _check(count, method, options)
+    return Drafts(count, method == "mtp")
+
+
+def _check(count: int, method: str, options: EngineOptions) -> None:
+    if options.overlap and method == "ngram":
+        raise UserError(
+            "overlap=True: drafts that are looked up need the tokens of the step before; leave it "
+            "out, or draft with draft='mtp' or not at all (num_speculative_tokens=0)"
+        )
+    needed = options.rows * (1 + count)
+    if needed > options.max_batched_tokens:
+        raise UserError(
+            f"num_speculative_tokens={count}: steps of max_batched_tokens="
+            f"{options.max_batched_tokens} have no room for the drafts of max_running="
+            f"{options.rows} requests; use at least {needed}, or fewer requests"
+        )

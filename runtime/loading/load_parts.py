@@ -1,0 +1,99 @@
+"""``load_parts``: an artifact's runner, tokenizer, chat format and generation config."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+from dsa_compile.artifact.acceptance import AcceptanceRecord
+from dsa_compile.artifact.reader import Artifact
+from dsa_compile.chat import ChatFormat, chat_format
+from dsa_compile.runtime.engine_options import EngineOptions
+from dsa_compile.runtime.execution.model_runner import ModelRunner
+from dsa_compile.runtime.loading.drafts import drafts_of
+from dsa_compile.runtime.loading.load_runner import load_runner
+from dsa_compile.runtime.ranks.group import RankGroup, load_ranks
+from dsa_compile.runtime.ranks.replay import load_replayed
+from dsa_compile.runtime.ranks.torchrun import end_as_follower
+from dsa_compile.runtime.requests.generation_config import FILE, GenerationConfig
+from dsa_compile.runtime.requests.prompts import load_tokenizer
+from dsa_compile.torchrun import started_rank
+
+
+@dataclass(frozen=True)
+class LoadedParts:
+    """What an engine over an artifact is made of.
+
+    Attributes:
+        runner: the model and its caches.
+        tokenizer: a ``tokenizers.Tokenizer``; None if there is none.
+        generation_config: of the model.
+        chat_format: reads the model's chat format at its first call.
+        vocabulary: reads the tokenizer at its first call, whether ``tokenizer`` was wanted or not.
+        acceptance: of the drafts of its plans, if it was recorded and they are made.
+        name: of the artifact, with target, recipe and device.
+    """
+
+    runner: ModelRunner | RankGroup
+    tokenizer: Any
+    generation_config: GenerationConfig
+    chat_format: Callable[[], ChatFormat | None]
+    vocabulary: Callable[[], Any]
+    acceptance: AcceptanceRecord | None
+    name: str
+
+
+def load_parts(path: Path, options: EngineOptions) -> LoadedParts:
+    """Load an artifact for an engine.
+
+    In a process that ``torchrun`` has started as another rank than the first, it does not return:
+    the process runs the steps of the first rank, and ends with it.
+
+    Raises:
+        ArtifactError: as :func:`load_runner`, or a file of the tokenizer is malformed.
+        UserError: as :func:`load_runner`.
+    """
+    # Before the weights: those of a large model take minutes.
+    artifact = Artifact.open(path, "header", digest=options.digest)
+    layout = artifact.manifest.compile.layout
+    replayed = options.collectives == "replay"
+    started = started_rank()
+    if started is not None and started.rank and layout.world > 1 and not replayed:
+        end_as_follower(started)
+    tokenizer = None if options.skip_tokenizer else load_tokenizer(artifact)
+    config = GenerationConfig.parse(
+        artifact.tokenizer_bytes(FILE), str(artifact.path / "tokenizer" / FILE)
+    )
+    of_this = replace(
+        options,
+        digest=artifact.manifest.digest,  # the one that the tokenizer is of
+        shipped_kernels=options.runs_shipped_kernels,
+    )
+    manifest = artifact.manifest
+    acceptance = None
+    if drafts_of(path, manifest, options).planned and options.load_format != "dummy":
+        acceptance = AcceptanceRecord.read(path, manifest.digest)
+    runner: ModelRunner | RankGroup
+    if replayed:
+        runner = load_replayed(path, manifest.target, of_this, layout)
+    elif layout.world == 1:
+        runner = load_runner(path, of_this)
+    else:
+        runner = load_ranks(path, manifest.target, of_this, layout)
+    alone = f", projected: rank {options.rank} of {layout.world} alone" if replayed else ""
+    return LoadedParts(
+        runner,
+        tokenizer,
+        config,
+        cache(partial(_chat_format, artifact)),
+        cache(partial(load_tokenizer, artifact)),
+        acceptance,
+        f"{path} (target {manifest.target}, recipe {manifest.recipe}, on {runner.device}{alone})",
+    )
+
+
+def _chat_format(artifact: Artifact) -> ChatFormat | None:
+    for name in ("tokenizer_config.json", "chat_template.jinja"):
+        artifact.tokenizer_bytes(name)  # they are still the ones compiled
+    return chat_format(artifact.path / "tokenizer", artifact.manifest.model.spec.model_type)

@@ -1,0 +1,1 @@
+"""Several ranks that run one model together: a process each, children of the first."""

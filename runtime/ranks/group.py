@@ -1,0 +1,297 @@
+"""A model on several ranks as a runner: this process is the first, and sends the others each step.
+
+A step is one message to every rank, and then the same calls on all: collectives are where they
+meet. Of every lane but this process's own, the first rank sends back what came of its requests.
+What fails on one rank cannot be undone on the others, so any failure ends the group.
+"""
+
+import contextlib
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch._C._distributed_c10d import Store
+
+from dsa_compile.errors import UserError
+from dsa_compile.layout import DP, Layout
+from dsa_compile.ops.collectives import communicating
+from dsa_compile.runtime.engine_options import EngineOptions
+from dsa_compile.runtime.execution.drafting_runner import DraftingRunner
+from dsa_compile.runtime.execution.host_choice import Chosen
+from dsa_compile.runtime.execution.model_runner import ModelRunner
+from dsa_compile.runtime.execution.runner import LaunchedTokens, StepInputs, StepTokens
+from dsa_compile.runtime.failures.interrupts import Uninterrupted
+from dsa_compile.runtime.loading.load_runner import load_runner
+from dsa_compile.runtime.ranks.connect import GroupCommunicator, choose_device, connect
+from dsa_compile.runtime.ranks.gloo import open_store
+from dsa_compile.runtime.ranks.lane_results import LaneResults, lane_logits
+from dsa_compile.runtime.ranks.lanes import lane_inputs
+from dsa_compile.runtime.ranks.messages import (
+    ChosenTokens,
+    DraftedPlan,
+    PlanWriter,
+    Start,
+    StepPlan,
+)
+from dsa_compile.runtime.ranks.peers import LOADING_TIMEOUT, StorePeers
+from dsa_compile.runtime.ranks.processes import (
+    RankProcess,
+    end_processes,
+    kill_processes,
+    start_process,
+)
+from dsa_compile.runtime.ranks.torchrun import join_ranks, open_shared_store
+from dsa_compile.runtime.ranks.watch import Watch
+from dsa_compile.runtime.sampling.host_sampler import HostSampler, KnownTokens
+from dsa_compile.runtime.sampling.sampler import SamplingState
+from dsa_compile.runtime.scheduling.stats import StepKind
+from dsa_compile.torchrun import started_rank
+
+
+class RankGroup:
+    """A :class:`~dsa_compile.runtime.execution.runner.Runner` over all ranks of a layout.
+
+    Args:
+        runner: this rank's.
+        layout: of all ranks.
+        others: the processes of the other ranks, all ready.
+        communicator: connects this rank with them.
+        watch: over this rank's waits for them.
+        timeout: seconds that a step may wait for them.
+        max_running: most requests of a lane.
+    """
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        layout: Layout,
+        others: Sequence[RankProcess],
+        communicator: GroupCommunicator,
+        watch: Watch,
+        timeout: float,
+        max_running: int,
+    ) -> None:
+        self._runner, self._layout = runner, layout
+        self.num_lanes, self._max_running = layout.dp, max_running
+        self._others = tuple(others)
+        self._communicator = communicator
+        self._watch, self._timeout = watch, timeout
+        heads = [other for other in others if other.rank % layout.tp == 0]
+        self._results = LaneResults(heads, timeout)
+        self._writers = [PlanWriter() for _ in range(layout.dp)]
+        self._host_sampler = HostSampler(runner.vocab_size)
+        self._number = 0  # of the newest step
+        self.num_drafts = runner.num_drafts
+        if isinstance(runner, DraftingRunner):
+            runner.on_chosen = partial(_send_chosen, self._others)
+        self.num_blocks, self.block_size = runner.num_blocks, runner.block_size
+        self.vocab_size, self.max_model_len = runner.vocab_size, runner.max_model_len
+        self.eos_token_ids, self.device = runner.eos_token_ids, runner.device
+        self.rows_ahead, self.overlaps = runner.rows_ahead, runner.overlaps
+        self.planned_bytes = runner.planned_bytes
+        self.expert_counts = runner.expert_counts  # of all ranks' tokens
+        # Also where nobody calls close(), and at the end of this process.
+        self._end = weakref.finalize(self, _end, runner, self._others, communicator, watch)
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The processes of the other ranks, in order."""
+        return tuple(other.process.pid for other in self._others)
+
+    @property
+    def step_counts(self) -> Mapping[StepKind, int]:
+        """Steps of this rank so far by how they ran; the others ran the same."""
+        return self._runner.step_counts
+
+    def samples_ahead(self, states: Sequence[SamplingState]) -> bool:
+        """Whether every rank can choose these tokens for itself: of a request that looks back at
+        its tokens, or wants more than a token, only the first rank knows enough."""
+        return self._runner.samples_ahead(states) and not any(s.special for s in states)
+
+    def launch(self, inputs: StepInputs) -> LaunchedTokens:
+        """Run a step on all ranks.
+
+        Raises:
+            RankLost: a rank failed, ended or did not answer; the group is over.
+        """
+        # an interrupt in between would leave the ranks in different steps
+        with Uninterrupted(), self._watch.working():
+            self._number += 1
+            steps = [inputs]
+            if self.num_lanes > 1:
+                steps = lane_inputs(inputs, self.num_lanes, self._max_running)
+            plans = self._plans(steps)
+            with self._watch.waiting(self._timeout):  # one that hangs may take no more messages
+                for other in self._others:
+                    lane = self._layout.numbers(other.rank)[DP]
+                    other.connection.send(plans[lane])
+            with communicating(self._communicator), self._device_wait():
+                return _WatchedTokens(self._launch(inputs, steps[0]), self)
+
+    def _plans(self, steps: Sequence[StepInputs]) -> Sequence[StepPlan | DraftedPlan]:
+        """What the ranks of each lane are sent for a step."""
+        if isinstance(self._runner, DraftingRunner):
+            (step,) = steps
+            options = self._runner.draw_options(step)
+            later = not self._runner.chooses_tokens(step)
+            return [DraftedPlan(replace(step, states=()), options, later)]
+        writers = zip(self._writers, steps, strict=True)
+        return [writer.plan(step, self._number) for writer, step in writers]
+
+    def _launch(self, inputs: StepInputs, own: StepInputs) -> LaunchedTokens:
+        """Launch a step on this rank; ``own`` is that of its lane."""
+        if self.num_lanes == 1:
+            return self._runner.launch(own)
+        if own.ahead:
+            return self._results.joined(self._number, self._runner.launch(own))
+        logits, entries = self._results.logits(self._number, *lane_logits(self._runner, own))
+        tokens = self._host_sampler.launch(logits, inputs).wait()
+        return KnownTokens(replace(tokens, prompt_logprobs=entries))
+
+    def wait(self, tokens: LaunchedTokens) -> StepTokens:
+        """Wait for a step.
+
+        Raises:
+            RankLost: as :meth:`launch`.
+        """
+        with self._watch.working(), self._device_wait():
+            return tokens.wait()
+
+    def _device_wait(self) -> contextlib.AbstractContextManager[None]:
+        """On a CPU a step takes as long as it takes, and each collective has its own limit."""
+        if self.device.type == "cpu":
+            return contextlib.nullcontext()
+        return self._watch.waiting(self._timeout)
+
+    def close(self) -> None:
+        """End the other ranks; closing again does nothing."""
+        self._end()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _WatchedTokens:
+    """Tokens of a step whose wait ends when a rank is gone."""
+
+    tokens: LaunchedTokens
+    group: RankGroup
+
+    def sample(self) -> None:
+        self.tokens.sample()
+
+    def wait(self) -> StepTokens:
+        return self.group.wait(self.tokens)
+
+
+def _send_chosen(others: Sequence[RankProcess], chosen: Chosen) -> None:
+    for other in others:
+        other.connection.send(ChosenTokens(*chosen))
+
+
+def _end(
+    runner: ModelRunner,
+    others: Sequence[RankProcess],
+    communicator: GroupCommunicator,
+    watch: Watch,
+) -> None:
+    watch.close()
+    end_processes(others)
+    runner.drop_graphs()  # they hold collectives
+    communicator.abort()
+
+
+def load_ranks(path: Path | str, target: str, options: EngineOptions, layout: Layout) -> RankGroup:
+    """Start the ranks of an artifact, or meet those that torchrun has started, and load it on all.
+
+    Args:
+        path: of the artifact.
+        target: that it was compiled for.
+        options: of loading.
+        layout: that it was compiled for.
+
+    Raises:
+        ArtifactError: as :func:`load_runner`.
+        UserError: likewise; or another rank could not load; or there are too few GPUs.
+    """
+    world = layout.world
+    if layout.dp > 1:
+        _check_lanes(path, options)
+    choose_device(target, 0, world)
+    store, others, port = _others(layout, str(path))
+    peers = StorePeers(store, 0, world, lambda: _check(others))
+    abort: Callable[[], None] = _nothing
+    try:
+        # the first rank checks the files for all
+        theirs = replace(options, verify="header", skip_tokenizer=True)
+        where, threads = str(Path(path).absolute()), torch.get_num_threads()
+        for other in others:
+            start = Start(other.rank, layout, port, where, target, theirs, threads)
+            with contextlib.suppress(OSError):  # it is gone; reported below
+                other.connection.send(start)
+        peers.least("processes", 0)
+        communicator = connect(target, store, 0, layout, options)
+        abort = communicator.abort
+        watch = Watch(others, abort)
+        with watch.loading(LOADING_TIMEOUT), communicating(communicator):
+            runner = load_runner(path, options, peers)
+            peers.least("loaded", 0)
+    except BaseException:
+        kill_processes(others)
+        abort()
+        raise
+    return RankGroup(
+        runner, layout, others, communicator, watch, options.rank_timeout, options.rows
+    )
+
+
+def require_no_drafts(path: Path | str, options: EngineOptions) -> None:
+    """Raise UserError for options that draft tokens, which several lanes do not so far."""
+    named = {"draft": options.draft, "force_accept": options.force_accept}
+    for name, value in named.items():
+        if value not in (None, "none"):
+            raise UserError(
+                f"{path}: compiled with --dp for several lanes, which draft nothing so far; leave "
+                f"out {name}={value!r}, or compile with --tp alone"
+            )
+
+
+def _check_lanes(path: Path | str, options: EngineOptions) -> None:
+    """Refuse what several lanes cannot do."""
+    several = f"{path}: compiled with --dp for several lanes, whose steps are padded to one length"
+    require_no_drafts(path, options)
+    if options.deterministic:
+        raise UserError(
+            f"{several}; deterministic=True needs steps of the same shape: leave it out, or "
+            "compile without --dp"
+        )
+    if options.mixed_graph_tokens:
+        raise UserError(
+            f"{several}; mixed_graph_tokens={options.mixed_graph_tokens!r}: only decode steps of "
+            "theirs are captured so far: leave it out"
+        )
+    if options.collectives == "symmetric":
+        raise UserError(
+            f"{path}: compiled with --dp for several lanes; collectives='symmetric' sums over all "
+            "ranks and not over those of a lane: leave it out"
+        )
+
+
+def _others(layout: Layout, what: str) -> tuple[Store, list[RankProcess], int]:
+    """The other ranks, started here or by torchrun, the table of addresses and its port."""
+    if (started := started_rank()) is not None:
+        shared = open_shared_store()
+        return shared, join_ranks(started, shared, layout, what), 0
+    store = open_store(layout.world, LOADING_TIMEOUT)
+    return store, [start_process(rank) for rank in range(1, layout.world)], store.port
+
+
+def _check(others: Sequence[RankProcess]) -> None:
+    for other in others:
+        if words := other.last_words():
+            raise UserError(f"{words}, while the model was loaded")
+
+
+def _nothing() -> None:
+    """There is nothing to end yet."""

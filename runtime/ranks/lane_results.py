@@ -1,0 +1,145 @@
+"""Results of the steps of other lanes: sent by each lane's first rank, joined by the first of all.
+
+Tokens of a step that runs ahead are chosen in its lane, and sent when they are there. Of other
+steps the logits are sent, as only the first rank of all has what their tokens are chosen from.
+"""
+
+import os
+import queue
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from typing import TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dsa_compile.runtime.execution.model_runner import ModelRunner
+from dsa_compile.runtime.execution.runner import LaunchedTokens, StepInputs, StepTokens
+from dsa_compile.runtime.ranks.messages import Failed, LaneLogits, LaneTokens, StepPlan
+from dsa_compile.runtime.ranks.processes import RankProcess
+from dsa_compile.runtime.requests.logprobs import TokenLogprobs
+from dsa_compile.runtime.scheduling.step import Failure
+
+Message = TypeVar("Message", LaneTokens, LaneLogits)
+
+
+def lane_logits(
+    runner: ModelRunner, step: StepInputs | StepPlan
+) -> tuple[NDArray[np.float32], Sequence[TokenLogprobs]]:
+    """Run a lane's step and wait for it.
+
+    Returns:
+        fp32 logits ``[N, V]``, and log-probabilities of prompt tokens.
+    """
+    if step.prompt is None:
+        return runner.execute(step.batch).numpy(), ()
+    logits, entries = runner.score_prompt(step.batch, step.prompt)
+    return logits.numpy(), entries
+
+
+class LaneAnswers:
+    """Sends the results of a lane's steps from its first rank.
+
+    Tokens are waited for by a thread, so that the next step is launched meanwhile.
+
+    Args:
+        connection: to the first rank of all.
+    """
+
+    def __init__(self, connection: "Connection[object, object]") -> None:
+        self._connection = connection
+        self._launched: queue.SimpleQueue[tuple[int, LaunchedTokens]] = queue.SimpleQueue()
+        threading.Thread(target=self._send_all, name="tokens", daemon=True).start()
+
+    def tokens(self, number: int, tokens: LaunchedTokens) -> None:
+        """Send the tokens of a step when they are there."""
+        self._launched.put((number, tokens))
+
+    def logits(
+        self, number: int, logits: NDArray[np.float32], prompt: Sequence[TokenLogprobs]
+    ) -> None:
+        """Send the logits of a step."""
+        self._connection.send(LaneLogits(number, logits, prompt))
+
+    def _send_all(self) -> None:
+        try:
+            while True:
+                number, tokens = self._launched.get()
+                self._connection.send(LaneTokens(number, tokens.wait()))
+        except OSError:
+            os._exit(0)  # the first rank is gone
+        except Exception as error:
+            self._connection.send(Failed(f"{type(error).__name__}: {error}".partition("\n")[0]))
+            os._exit(1)
+
+
+class LaneResults:
+    """Receives the results of other lanes' steps.
+
+    Args:
+        heads: the first ranks of the lanes but this process's own, in order.
+        timeout: seconds to wait for one.
+    """
+
+    def __init__(self, heads: Sequence[RankProcess], timeout: float) -> None:
+        self._heads, self._timeout = tuple(heads), timeout
+
+    def logits(
+        self, number: int, own: NDArray[np.float32], entries: Sequence[TokenLogprobs]
+    ) -> tuple[Tensor, list[TokenLogprobs]]:
+        """Join the logits of all lanes, and the log-probabilities of their prompts' tokens.
+
+        Raises:
+            EOFError: a rank is gone.
+            OSError: likewise, or it did not answer.
+        """
+        others = [self._receive(head, number, LaneLogits) for head in self._heads]
+        logits = np.concatenate([own, *(other.logits for other in others)])
+        return torch.from_numpy(logits), [*entries, *(e for other in others for e in other.prompt)]
+
+    def joined(self, number: int, own: LaunchedTokens) -> LaunchedTokens:
+        """The tokens of all lanes, as those of one step."""
+        return _JoinedTokens(number, own, self)
+
+    def tokens(self, number: int) -> list[StepTokens]:
+        """Wait for the tokens of the other lanes.
+
+        Raises:
+            EOFError: as :meth:`logits`.
+            OSError: likewise.
+        """
+        return [self._receive(head, number, LaneTokens).tokens for head in self._heads]
+
+    def _receive(self, head: RankProcess, number: int, kind: type[Message]) -> Message:
+        while True:
+            message = head.receive(self._timeout)
+            assert isinstance(message, LaneTokens | LaneLogits)
+            if message.number == number:
+                assert isinstance(message, kind)
+                return message
+            # Of a step that was interrupted before anybody could wait for it.
+            assert message.number < number, "steps are waited for in their order"
+
+
+@dataclass(slots=True, eq=False)
+class _JoinedTokens:
+    number: int
+    own: LaunchedTokens
+    lanes: LaneResults
+    _joined: StepTokens | None = field(default=None, init=False)
+
+    def sample(self) -> None:
+        self.own.sample()
+
+    def wait(self) -> StepTokens:
+        if self._joined is None:
+            results: list[Sequence[int] | Failure] = []
+            for tokens in (self.own.wait(), *self.lanes.tokens(self.number)):
+                assert not tokens.logprobs, "requests that want more than a token run not ahead"
+                results += tokens.results
+            self._joined = StepTokens(results)
+        return self._joined

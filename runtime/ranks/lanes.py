@@ -1,0 +1,118 @@
+"""Steps of all lanes cut into those of each: its requests, and padding up to the longest lane's.
+
+Experts take the tokens of all lanes, so every lane computes as many. What pads them belongs to
+nobody: tokens that write no cache row, and requests with an empty context. A lane without requests
+runs a step of nothing else, as collectives need all ranks.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsa_compile.runtime.execution.batch import Batch
+from dsa_compile.runtime.execution.prompt_rows import PromptRows
+from dsa_compile.runtime.execution.runner import StepInputs
+
+
+def lane_inputs(inputs: StepInputs, lanes: int, max_running: int) -> list[StepInputs]:
+    """The step of each lane.
+
+    Args:
+        inputs: of all lanes; requests of a lane follow one another, and lane n has the rows of the
+            scheduler from ``n * max_running`` on.
+        lanes: how many.
+        max_running: rows of one.
+
+    Returns:
+        For each lane its requests under rows from 0 on. Batches have as many tokens; where all
+        requests decode, also as many rows.
+    """
+    batch = inputs.batch
+    bounds = _bounds(batch.request_rows, lanes, max_running)
+    tokens = batch.cu_seqlens[bounds]
+    yields = _bounds(np.asarray(inputs.rows, np.int64), lanes, max_running)
+    most = int(np.diff(tokens).max())
+    found = []
+    for lane in range(lanes):
+        of_lane = slice(bounds[lane], bounds[lane + 1])
+        yielding = slice(yields[lane], yields[lane + 1])
+        own = _requests(batch, of_lane, lane * max_running)
+        found.append(
+            replace(
+                inputs,
+                batch=_padded_rows(own, most) if batch.tokens_each == 1 else _padded(own, most),
+                rows=[row - lane * max_running for row in inputs.rows[yielding]],
+                states=inputs.states[yielding],
+                counts=inputs.counts[yielding],
+                max_new=inputs.max_new[yielding],
+                next_ids=inputs.next_ids[of_lane],
+                prompt=_prompt(inputs.prompt, int(tokens[lane]), int(tokens[lane + 1])),
+            )
+        )
+    return found
+
+
+def _bounds(rows: NDArray[np.integer], lanes: int, max_running: int) -> NDArray[np.int64]:
+    """Where each lane begins among rows in the order of lanes, and the end; int64 [lanes + 1]."""
+    return np.searchsorted(rows, np.arange(lanes + 1) * max_running)
+
+
+def _requests(batch: Batch, chosen: slice, first_row: int) -> Batch:
+    """Some requests of a batch, in a batch of their own."""
+    start, end = (int(batch.cu_seqlens[at]) for at in (chosen.start, chosen.stop))
+    wanted = batch.logit_rows[(batch.logit_rows >= start) & (batch.logit_rows < end)]
+    return Batch(
+        input_ids=batch.input_ids[start:end],
+        positions=batch.positions[start:end],
+        slot_mapping=batch.slot_mapping[start:end],
+        block_tables=batch.block_tables[chosen],
+        cu_seqlens=batch.cu_seqlens[chosen.start : chosen.stop + 1] - start,
+        context_lens=batch.context_lens[chosen],
+        logit_rows=wanted - start,
+        request_rows=batch.request_rows[chosen] - first_row,
+        tokens_each=batch.tokens_each,
+    )
+
+
+def _padded(batch: Batch, tokens: int) -> Batch:
+    """Put tokens of no request behind those of a batch."""
+    missing = tokens - batch.num_tokens
+    batch = replace(
+        batch,
+        input_ids=np.pad(batch.input_ids, (0, missing)),
+        positions=np.pad(batch.positions, (0, missing)),
+        slot_mapping=np.pad(batch.slot_mapping, (0, missing), constant_values=-1),
+    )
+    return batch if batch.num_requests else _with_requests(batch, 1, np.zeros(2, np.int32))
+
+
+def _padded_rows(batch: Batch, rows: int) -> Batch:
+    """Put requests of one token and an empty context behind those of a batch that decodes."""
+    bounds = np.arange(rows + 1, dtype=np.int32)
+    return _with_requests(_padded(batch, rows), rows, bounds)
+
+
+def _with_requests(batch: Batch, requests: int, cu_seqlens: NDArray[np.int32]) -> Batch:
+    missing = requests - batch.num_requests
+    return replace(
+        batch,
+        block_tables=np.pad(batch.block_tables, ((0, missing), (0, 0)), constant_values=-1),
+        cu_seqlens=cu_seqlens,
+        context_lens=np.pad(batch.context_lens, (0, missing)),
+        request_rows=np.pad(batch.request_rows, (0, missing), constant_values=-1),
+    )
+
+
+def _prompt(prompt: PromptRows | None, start: int, end: int) -> PromptRows | None:
+    """The rows of a lane, whose tokens are those from ``start`` to ``end``; None if it has none.
+    Which requests they are of, only the first rank needs to know."""
+    if prompt is None:
+        return None
+    first, last = np.searchsorted(prompt.rows, (start, end))
+    if first == last:
+        return None
+    rows, targets = prompt.rows[first:last] - start, prompt.targets[first:last]
+    alternatives: Sequence[int] = prompt.alternatives[first:last]
+    return PromptRows(rows, targets, alternatives, ())

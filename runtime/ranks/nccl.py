@@ -1,0 +1,106 @@
+"""Collectives between GPUs of one machine, by NCCL."""
+
+import os
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore, Store
+from torch.distributed import distributed_c10d
+
+from dsa_compile.errors import UserError
+from dsa_compile.kernels.cuda.peer_memory import PeerMemory
+from dsa_compile.kernels.cuda.symmetric_memory import shared_peer_memory
+from dsa_compile.layout import DP, TP, Layout
+
+_CLEAN_UP_ONLY = "2"
+
+
+class NcclCommunicator:
+    """A :class:`~dsa_compile.ops.collectives.Communicator` over all ranks of a machine.
+
+    It is torch's default process group, which symmetric memory needs. Collectives run on the
+    current stream and may be captured in CUDA graphs.
+
+    Args:
+        store: the table of addresses.
+        rank: of this process, whose current device is the rank's.
+        layout: of all ranks; each meets those of its lane and those at its place in other lanes.
+        timeout: seconds that a collective outside of graphs waits for the others.
+        symmetric: sum few rows by kernels of our own, through memory that all ranks store to.
+
+    Raises:
+        UserError: this process has a default process group already; or as
+            :func:`~dsa_compile.kernels.cuda.symmetric_memory.shared_peer_memory`.
+    """
+
+    def __init__(
+        self, store: Store, rank: int, layout: Layout, timeout: float, symmetric: bool
+    ) -> None:
+        if dist.is_initialized():
+            raise UserError(
+                "this process has a torch.distributed process group already; load an artifact of "
+                "several ranks in a process of its own, or end the other group before"
+            )
+        # Collectives that wait too long are ended, and not the process, which has an error to tell.
+        os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = _CLEAN_UP_ONLY
+        self._layout = layout
+        dist.init_process_group(
+            "nccl",
+            store=PrefixStore("nccl", store),
+            rank=rank,
+            world_size=layout.world,
+            timeout=timedelta(seconds=timeout),
+            device_id=torch.device("cuda", torch.cuda.current_device()),
+        )
+        self.peer_memory: PeerMemory | None = None
+        if symmetric:
+            self.peer_memory = shared_peer_memory(rank, layout.world, timeout)
+        self._groups = {axis: self._group(axis, rank) for axis in (TP, DP)}
+
+    def _group(self, axis: str, rank: int) -> dist.ProcessGroup | None:
+        """This rank's group along an axis, None for that of all ranks; every rank makes all."""
+        found = None
+        members = {self._layout.group(axis, each) for each in range(self._layout.world)}
+        if len(members) == 1:
+            return None
+        for ranks in sorted(members):
+            made = dist.new_group(list(ranks)) if len(ranks) > 1 else None
+            found = made if rank in ranks else found
+        return found
+
+    def gather(self, x: Tensor, axis: str, ranks: int) -> Tensor:
+        """Exchange operands: see :class:`~dsa_compile.ops.collectives.Communicator`."""
+        assert ranks == self._layout.along(axis), (axis, ranks)
+        x = x.contiguous()
+        parts = torch.empty((ranks, *x.shape), dtype=x.dtype, device=x.device)
+        if x.numel():
+            flat = parts.view(-1).view(torch.uint8)  # of any dtype
+            group = self._groups[axis]
+            dist.all_gather_into_tensor(flat, x.view(-1).view(torch.uint8), group=group)
+        return parts
+
+    def all_reduce(self, x: Tensor, axis: str, ranks: int) -> Tensor:
+        """Sum operands; by NCCL, more than two in an order of its own, the same on all ranks."""
+        assert ranks == self._layout.along(axis), (axis, ranks)
+        if self.peer_memory is not None and self.peer_memory.takes(x):
+            return self.peer_memory.all_reduce(x)
+        total = x.clone(memory_format=torch.contiguous_format)
+        if total.numel():
+            dist.all_reduce(total, group=self._groups[axis])
+        return total
+
+    def reduce_scatter(self, x: Tensor, axis: str, ranks: int) -> Tensor:
+        """Sum operands, and give each rank its rows; the order of addition is NCCL's."""
+        assert ranks == self._layout.along(axis), (axis, ranks)
+        x = x.contiguous()
+        own = x.new_empty((x.shape[0] // ranks, *x.shape[1:]))
+        if own.numel():
+            dist.reduce_scatter_tensor(own, x, group=self._groups[axis])
+        return own
+
+    def abort(self) -> None:
+        """End collectives that run or wait, and the group; doing so again does nothing."""
+        if dist.is_initialized():
+            distributed_c10d._abort_process_group()

@@ -1,0 +1,217 @@
+"""One rank of several, without the others: what collectives would take is measured time, replayed.
+
+The rank loads its own part and runs its own kernels. A collective makes a result of the right shape
+from the rank's own operand, and on a GPU takes as long as the table of latencies says. What such an
+engine generates means nothing, and its times are projections.
+"""
+
+import logging
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from dsa_compile.errors import UserError
+from dsa_compile.kernels.cuda.replay_collective import CHUNK, REPLAY, replay_collective
+from dsa_compile.layout import ONE_RANK, Layout
+from dsa_compile.ops.collectives import communicating
+from dsa_compile.runtime.engine_options import EngineOptions
+from dsa_compile.runtime.execution.devices import device_of
+from dsa_compile.runtime.execution.model_runner import ModelRunner
+from dsa_compile.runtime.loading.load_runner import load_runner
+from dsa_compile.runtime.loading.peers import Alone
+from dsa_compile.runtime.ranks.group import RankGroup, require_no_drafts
+from dsa_compile.runtime.ranks.latencies import NCCL, Estimate, LatencyTable, read_latencies
+from dsa_compile.runtime.ranks.watch import Watch
+
+_LOG = logging.getLogger(__name__)
+_MOST_CALLS = 1 << 16  # of different op and size, in the life of a process
+_CALLS, _REPLAYS, _PROBE_US = 40, 20, 20.0
+
+
+class ReplayCommunicator:
+    """A :class:`~dsa_compile.ops.collectives.Communicator` whose other ranks are not there.
+
+    Args:
+        table: how long collectives take.
+        device: of the operands.
+    """
+
+    peer_memory = None
+
+    def __init__(self, table: LatencyTable, device: torch.device) -> None:
+        self._table = table
+        self._provider, self._scale = NCCL, 1.0
+        self._slots: dict[tuple[str, int, int], int] = {}
+        self._waits: Tensor | None = None
+        self._launch_us = 0.0
+        if device.type == "cuda":
+            REPLAY.warm()
+            self._waits = torch.zeros(_MOST_CALLS, dtype=torch.int64, device=device)
+            self._launch_us = self._measured_launch()
+            _LOG.info("a replayed collective takes %.2f us by itself", self._launch_us)
+
+    @property
+    def launch_us(self) -> float:
+        """Microseconds that a replayed collective takes of its own; subtracted from each wait."""
+        return self._launch_us
+
+    def replay(self, provider: str, scale: float = 1.0) -> None:
+        """Take another provider's latencies from now on, in captured graphs too.
+
+        Args:
+            provider: of the table; what it was not measured for is NCCL's.
+            scale: times the latencies; 0 leaves the launches alone.
+
+        Raises:
+            UserError: the table has no such provider.
+        """
+        self._table.require_providers((provider,))
+        self._provider, self._scale = provider, scale
+        for key, slot in self._slots.items():
+            self._set(slot, *key)
+
+    def estimate(self, op: str, ranks: int, nbytes: int) -> Estimate:
+        """What a collective takes now, before scaling.
+
+        Args:
+            op: ``all_reduce``, ``all_gather`` or ``reduce_scatter``.
+            ranks: that would meet.
+            nbytes: of a rank's operand.
+
+        Raises:
+            UserError: the table does not tell.
+        """
+        found = self._table.lookup(op, self._provider, ranks, nbytes)
+        if found is None:
+            raise UserError(f"the table of latencies has no {op} of {NCCL}")
+        return found
+
+    def gather(self, x: Tensor, axis: str, ranks: int) -> Tensor:
+        """The own operand, as often as there are ranks."""
+        return self._replayed("all_gather", x.contiguous(), ranks, ranks)
+
+    def all_reduce(self, x: Tensor, axis: str, ranks: int) -> Tensor:
+        """The own operand in place of the sum: finite, and of its size."""
+        return self._replayed("all_reduce", x.contiguous(), ranks, 1)[0]
+
+    def reduce_scatter(self, x: Tensor, axis: str, ranks: int) -> Tensor:
+        """The first rank's rows of the own operand in place of the sum."""
+        return self._replayed("reduce_scatter", x.contiguous(), ranks, 1)[0].chunk(ranks)[0]
+
+    def abort(self) -> None:
+        """Nothing waits for anyone."""
+
+    def _replayed(self, op: str, x: Tensor, ranks: int, copies: int) -> Tensor:
+        out = torch.empty((copies, *x.shape), dtype=x.dtype, device=x.device)
+        if self._waits is None:
+            return out.copy_(x.expand_as(out))
+        slot = self._slot(op, ranks, x.nbytes)
+        wait = self._waits[slot : slot + 1]
+        if x.nbytes % CHUNK or x.data_ptr() % CHUNK:
+            replay_collective(x[:0], out[:0], wait)
+            return out.copy_(x.expand_as(out))
+        replay_collective(x, out, wait)
+        return out
+
+    def _slot(self, op: str, ranks: int, nbytes: int) -> int:
+        key = (op, ranks, nbytes)
+        slot = self._slots.get(key)
+        if slot is None:
+            if len(self._slots) == _MOST_CALLS:
+                raise UserError(f"replayed collectives of more than {_MOST_CALLS} sizes")
+            slot = self._slots[key] = len(self._slots)
+            self._set(slot, *key)
+        return slot
+
+    def _set(self, slot: int, op: str, ranks: int, nbytes: int) -> None:
+        wanted = self.estimate(op, ranks, nbytes).us * self._scale
+        assert self._waits is not None, "only a GPU waits"
+        self._waits[slot] = max(0, round((wanted - self._launch_us) * 1e3))
+
+    def _measured_launch(self) -> float:
+        """What a call takes beyond its wait, by the same measure as the table: among others in a
+        CUDA graph. With a wait, so that the resolution of the GPU's clock is in it."""
+        assert self._waits is not None, "only a GPU waits"
+        wait = self._waits[:1]
+        wait.fill_(round(_PROBE_US * 1e3))
+        x = torch.zeros(1 << 13, dtype=torch.uint8, device=wait.device)
+        out = torch.empty_like(x)
+        found = _graph_us(lambda: replay_collective(x, out, wait)) - _PROBE_US
+        wait.zero_()
+        return max(0.0, found)
+
+
+def _graph_us(call: Callable[[], object]) -> float:
+    """Median microseconds of a call among others in a CUDA graph."""
+    stream = torch.cuda.Stream()
+    graph = torch.cuda.CUDAGraph()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        call()
+        stream.synchronize()
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+            for _ in range(_CALLS):
+                call()
+        times = []
+        for _ in range(_REPLAYS):
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            graph.replay()
+            end.record()
+            end.synchronize()
+            times.append(start.elapsed_time(end) * 1e3 / _CALLS)
+    median: float = statistics.median(times)
+    return median
+
+
+class ReplayedRank(RankGroup):
+    """One rank of a layout whose collectives are replayed; see :func:`load_replayed`."""
+
+    def __init__(
+        self, runner: ModelRunner, communicator: ReplayCommunicator, watch: Watch, timeout: float
+    ) -> None:
+        alone = ONE_RANK  # it meets nobody, and schedules for its own lane
+        super().__init__(runner, alone, (), communicator, watch, timeout, runner.max_running)
+        self.collectives = communicator
+
+
+def load_replayed(
+    path: Path | str, target: str, options: EngineOptions, layout: Layout
+) -> ReplayedRank:
+    """Load one rank of an artifact in this process, on the first GPU.
+
+    Args:
+        path: of the artifact.
+        target: that it was compiled for.
+        options: of loading: ``rank``, ``ranks`` and ``latencies`` among them.
+        layout: that it was compiled for.
+
+    Raises:
+        ArtifactError: as :func:`load_runner`.
+        UserError: likewise; or the layout has no such rank; or the table of latencies is none.
+    """
+    rank, ranks, world = options.rank, options.ranks, layout.world
+    assert rank is not None, "checked by EngineOptions"
+    if world == 1 or ranks not in (None, world):
+        of = "" if ranks is None else f" of {ranks}"
+        count = "one rank" if world == 1 else f"{world} ranks"
+        raise UserError(f"{path}: rank {rank}{of} of an artifact of {count}; compile with --tp")
+    if rank >= world:
+        raise UserError(f"{path}: rank={rank} of {world} ranks: they count from 0")
+    if layout.dp > 1:
+        require_no_drafts(path, options)
+    table = read_latencies(options.latencies)
+    _LOG.warning(
+        "rank %d of %d alone, collectives replayed: times are projected, and what is generated "
+        "means nothing",
+        rank,
+        world,
+    )
+    communicator = ReplayCommunicator(table, device_of(target))
+    with communicating(communicator):
+        runner = load_runner(path, options, Alone(rank))
+    watch = Watch((), communicator.abort)
+    return ReplayedRank(runner, communicator, watch, options.rank_timeout)

@@ -1,0 +1,200 @@
+"""Ranks that torchrun has started: how they find each other.
+
+The first rank has the engine, as where it starts the others itself; those connect with it through a
+socket in a folder that only this user can enter. The store of ``torchrun`` says where that is.
+"""
+
+import contextlib
+import logging
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Collection
+from dataclasses import dataclass
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from torch._C._distributed_c10d import Store
+from torch.distributed import DistStoreError
+from torch.distributed.rendezvous import rendezvous
+
+from dsa_compile.errors import UserError
+from dsa_compile.layout import Layout
+from dsa_compile.runtime.ranks.processes import RankProcess
+from dsa_compile.runtime.ranks.worker import serve_rank
+from dsa_compile.torchrun import StartedRank
+
+JOIN_TIMEOUT = 300.0
+"""Seconds that ranks wait for each other before they load."""
+
+_ADDRESS = "dsa_compile/ranks"
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Hello:
+    """From a rank that has connected.
+
+    Args:
+        rank: its number, from 1.
+        pid: of its process.
+    """
+
+    rank: int
+    pid: int
+
+
+class StartedProcess:
+    """A process that is no child of this one, with the methods of ``subprocess.Popen``.
+
+    Args:
+        pid: of a process that runs.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._descriptor = os.pidfd_open(pid)
+
+    def poll(self) -> int | None:
+        """None while it runs, else 1: why it ended is known to who started it."""
+        return 1 if self._ended(0) else None
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end.
+
+        Raises:
+            subprocess.TimeoutExpired: it still runs.
+        """
+        if not self._ended(timeout):
+            raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
+        return 1
+
+    def kill(self) -> None:
+        """End it at once."""
+        with contextlib.suppress(ProcessLookupError):  # it has ended
+            signal.pidfd_send_signal(self._descriptor, signal.SIGKILL)
+
+    def _ended(self, timeout: float | None) -> bool:
+        return bool(select.select([self._descriptor], [], [], timeout)[0])
+
+    def __del__(self) -> None:
+        os.close(self._descriptor)
+
+
+def open_shared_store(timeout: float = JOIN_TIMEOUT) -> Store:
+    """The store of the processes that were started together, at ``MASTER_ADDR:MASTER_PORT``.
+
+    Raises:
+        UserError: it cannot be reached, or its port is in use.
+    """
+    where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    store: Store
+    try:
+        store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=timeout)))
+    except (DistStoreError, OSError, RuntimeError) as error:
+        reason = str(error).partition("\n")[0]
+        if "EADDRINUSE" in str(error):
+            reason = "the port is in use; give torchrun another --master-port"
+        raise UserError(f"ranks cannot meet at {where}: {reason}") from None
+    return store
+
+
+def join_ranks(
+    started: StartedRank, store: Store, layout: Layout, what: str, timeout: float = JOIN_TIMEOUT
+) -> list[RankProcess]:
+    """Wait for the other ranks to connect; for the first one.
+
+    Args:
+        started: this process.
+        store: of all processes.
+        layout: of the artifact.
+        what: the artifact's name, for errors.
+        timeout: seconds.
+
+    Raises:
+        UserError: there are more or fewer processes than ranks, or one did not come.
+    """
+    if started.world != layout.world:
+        raise UserError(
+            f"{what}: compiled for {layout.world} ranks ({layout}), and torchrun has started "
+            f"{started.world} processes; use --nproc-per-node {layout.world}"
+        )
+    connected: dict[int, RankProcess] = {}
+    until = time.monotonic() + timeout
+    with (
+        tempfile.TemporaryDirectory(prefix="dsa-ranks-") as folder,  # mode 0700
+        socket.socket(socket.AF_UNIX) as listener,
+    ):
+        address = str(Path(folder) / "ranks")
+        listener.bind(address)
+        listener.listen(started.world)
+        store.set(_ADDRESS, address)
+        while len(connected) < started.world - 1:
+            listener.settimeout(max(0.01, until - time.monotonic()))
+            try:
+                accepted, _ = listener.accept()
+            except TimeoutError:
+                raise UserError(_missing(connected, started.world, timeout)) from None
+            connection: Connection[object, object] = Connection(accepted.detach())
+            hello = connection.recv()
+            assert isinstance(hello, Hello)
+            process = StartedProcess(hello.pid)
+            connected[hello.rank] = RankProcess(hello.rank, process, connection)
+    return [connected[rank] for rank in sorted(connected)]
+
+
+def _missing(connected: Collection[int], world: int, timeout: float) -> str:
+    names = " and ".join(f"rank {rank}" for rank in range(1, world) if rank not in connected)
+    return (
+        f"{names} did not come within {timeout:g} s: every process of torchrun must run the same "
+        "command"
+    )
+
+
+def follow_first_rank(started: StartedRank, timeout: float = JOIN_TIMEOUT) -> int:
+    """Run the steps that the first rank sends, until it closes its engine.
+
+    Args:
+        started: this process; not the first one.
+        timeout: seconds that the first rank may take to come.
+
+    Returns:
+        The status to end this process with: 0 if the first rank closed its engine, else 1.
+
+    Raises:
+        UserError: the first rank does not come.
+    """
+    store = open_shared_store(timeout)
+    try:
+        store.wait([_ADDRESS], timedelta(seconds=timeout))
+    except (DistStoreError, RuntimeError):
+        raise UserError(
+            f"rank 0 did not come within {timeout:g} s, for which rank {started.rank} waited"
+        ) from None
+    client = socket.socket(socket.AF_UNIX)
+    try:
+        client.connect(store.get(_ADDRESS).decode())
+    except OSError as error:
+        client.close()
+        raise UserError(f"rank {started.rank} cannot reach rank 0: {error.strerror}") from None
+    # The first rank finishes its requests before it ends, and this one with it.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    connection: Connection[object, object] = Connection(client.detach())
+    connection.send(Hello(started.rank, os.getpid()))
+    return serve_rank(connection, store)
+
+
+def end_as_follower(started: StartedRank) -> None:
+    """Follow the first rank, and end this process with it; does not return."""
+    status = follow_first_rank(started)
+    if status:
+        _LOG.error("rank %d ends: the first rank is gone, or a step failed", started.rank)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)  # a GPU that waits for other ranks would keep the process from ending

@@ -1,0 +1,117 @@
+"""The end of a group of ranks: what is wrong is found once, and everything that waits goes on.
+
+A kernel that waits for a rank that is gone runs for ever, and so does whoever waits for the kernel.
+A thread therefore watches the waits of the first rank.
+"""
+
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from dsa_compile.errors import UserError
+from dsa_compile.runtime.failures.step_errors import RankLost
+from dsa_compile.runtime.ranks.processes import RankProcess, culprit, kill_processes
+
+_POLL = 0.1
+
+
+class Watch:
+    """Ends a group of ranks when one fails, is gone, or keeps the first one waiting for too long.
+
+    Args:
+        others: the processes of the other ranks.
+        abort: ends this process's collectives, from any thread; what waited for them goes on, with
+            an error or with values that mean nothing.
+    """
+
+    def __init__(self, others: Sequence[RankProcess], abort: Callable[[], None]) -> None:
+        self._others, self._abort = tuple(others), abort
+        self._until: float | None = None
+        self._ending = threading.Lock()
+        self._lost: RankLost | None = None
+        self._closed = threading.Event()
+        # The thread must not keep alive what it watches.
+        given = (weakref.ref(self), self._closed)
+        threading.Thread(target=_watch, args=given, name="ranks", daemon=True).start()
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Let any failure inside end the group.
+
+        Raises:
+            RankLost: it has ended, now or before.
+        """
+        if self._lost is not None:
+            raise self._lost
+        try:
+            yield
+        except Exception as error:
+            raise self.end(error) from error
+        if self._lost is not None:  # what was waited for means nothing
+            raise self._lost
+
+    @contextmanager
+    def loading(self, timeout: float) -> Iterator[None]:
+        """Watch over the first steps; errors of this rank's own loading stay as they are.
+
+        Raises:
+            RankLost: another rank is gone.
+        """
+        try:
+            with self.waiting(timeout):
+                yield
+        except Exception as error:
+            if self._lost is None and isinstance(error, UserError):
+                raise
+            raise self.end(error) from error
+
+    @contextmanager
+    def waiting(self, timeout: float) -> Iterator[None]:
+        """End the group if a wait for the other ranks takes so many seconds."""
+        self._until = time.monotonic() + timeout
+        try:
+            yield
+        finally:
+            self._until = None
+
+    def end(self, error: BaseException) -> RankLost:
+        """End the group, unless it has ended.
+
+        Args:
+            error: of this rank.
+
+        Returns:
+            What names the rank that is to blame.
+        """
+        with self._ending:
+            if self._lost is None:
+                reason = culprit(self._others, error)
+                self._lost = RankLost(f"{reason}; all {len(self._others) + 1} ranks were ended")
+                kill_processes(self._others)
+                self._abort()
+            return self._lost
+
+    def look(self) -> None:
+        """End the group if this rank waits for one that is gone, or has waited for too long."""
+        until = self._until
+        if until is None or self._lost is not None:
+            return
+        if any(other.process.poll() is not None for other in self._others):
+            self.end(ConnectionError("Connection closed by another rank"))
+        elif time.monotonic() > until:
+            self.end(TimeoutError("the first rank's wait for the others timed out"))
+
+    def close(self) -> None:
+        """Stop watching; doing so again does nothing."""
+        self._closed.set()
+
+
+def _watch(watch: "weakref.ref[Watch]", closed: threading.Event) -> None:
+    while not closed.wait(_POLL):
+        watched = watch()
+        if watched is None:
+            return
+        watched.look()
+        del watched

@@ -1,0 +1,135 @@
+"""A rank but the first: a process that loads its part of a model and runs the steps it is sent.
+
+It ends when the first rank says so or is gone, and when a step fails: then with a message that says
+why, if the first rank can still read it.
+"""
+
+import contextlib
+import os
+import signal
+import sys
+from multiprocessing.connection import Connection
+
+import torch
+from torch._C._distributed_c10d import Store
+
+from dsa_compile.errors import UserError
+from dsa_compile.layout import DP, TP
+from dsa_compile.ops.collectives import communicating
+from dsa_compile.runtime.execution.drafting_runner import DraftingRunner
+from dsa_compile.runtime.execution.host_choice import Chosen
+from dsa_compile.runtime.execution.model_runner import ModelRunner
+from dsa_compile.runtime.loading.load_runner import load_runner
+from dsa_compile.runtime.ranks.connect import choose_device, connect
+from dsa_compile.runtime.ranks.gloo import join_store
+from dsa_compile.runtime.ranks.lane_results import LaneAnswers, lane_logits
+from dsa_compile.runtime.ranks.messages import (
+    ChosenTokens,
+    DraftedPlan,
+    Failed,
+    PlanReader,
+    Start,
+    StepPlan,
+)
+from dsa_compile.runtime.ranks.peers import LOADING_TIMEOUT, StorePeers
+from dsa_compile.runtime.ranks.unfinished import UnfinishedSteps
+
+_POLL = 0.5  # seconds between looks at steps that still run
+
+
+def serve_rank(connection: "Connection[object, object]", store: Store | None = None) -> int:
+    """Run a rank.
+
+    Args:
+        connection: to the first rank.
+        store: the table of addresses; None for the one that the first rank has opened.
+
+    Returns:
+        0 when the first rank has closed its engine, 1 when it is gone, and after an error.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first rank decides what an interrupt ends
+    try:
+        _serve(connection, store)
+    except (EOFError, ConnectionError):
+        return 1
+    except Exception as error:
+        text = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+        with contextlib.suppress(OSError):
+            connection.send(Failed(text.partition("\n")[0]))
+        return 1
+    return 0
+
+
+def _serve(connection: "Connection[object, object]", store: Store | None) -> None:
+    start = connection.recv()
+    assert isinstance(start, Start)
+    torch.set_num_threads(start.num_threads)
+    layout = start.layout
+    choose_device(start.target, start.rank, layout.world)
+    if store is None:
+        store = join_store(start.port, layout.world, LOADING_TIMEOUT)
+    peers = StorePeers(store, start.rank, layout.world)
+    peers.least("processes", 0)
+    communicator = connect(start.target, store, start.rank, layout, start.options)
+    with communicating(communicator):
+        runner = load_runner(start.path, start.options, peers)
+        peers.least("loaded", 0)
+        numbers = layout.numbers(start.rank)
+        answers = LaneAnswers(connection) if numbers[DP] and not numbers[TP] else None
+        reader, unfinished = PlanReader(), UnfinishedSteps(start.options.rank_timeout)
+        while (plan := _next_plan(connection, unfinished)) is not None:
+            if isinstance(plan, DraftedPlan):
+                _follow(runner, plan, connection)
+            else:
+                _run(runner, reader, plan, answers)
+            if runner.device.type == "cuda":
+                unfinished.launched()
+
+
+def _next_plan(
+    connection: "Connection[object, object]", unfinished: UnfinishedSteps
+) -> StepPlan | DraftedPlan | None:
+    """The next step; None when the first rank has closed its engine."""
+    while unfinished.any() and not connection.poll(_POLL):
+        pass
+    plan = connection.recv()
+    assert plan is None or isinstance(plan, StepPlan | DraftedPlan)
+    return plan
+
+
+def _follow(
+    runner: ModelRunner, plan: DraftedPlan, connection: "Connection[object, object]"
+) -> None:
+    assert isinstance(runner, DraftingRunner)
+
+    def chosen() -> Chosen:
+        message = connection.recv()
+        assert isinstance(message, ChosenTokens)
+        return message.sampled, message.kept
+
+    runner.follow(plan.inputs, plan.options, chosen if plan.chosen_later else None)
+
+
+def _run(
+    runner: ModelRunner, reader: PlanReader, plan: StepPlan, answers: LaneAnswers | None
+) -> None:
+    if plan.ahead:
+        tokens = runner.launch(reader.inputs(plan))
+        if answers is not None:
+            answers.tokens(plan.number, tokens)
+        return
+    if answers is not None:
+        answers.logits(plan.number, *lane_logits(runner, plan))
+        return
+    with torch.inference_mode():
+        if plan.prompt is None:
+            runner.forward(plan.batch)
+        else:
+            runner.score_prompt(plan.batch, plan.prompt)
+
+
+if __name__ == "__main__":
+    status = serve_rank(Connection(int(sys.argv[1])))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)  # a GPU that waits for other ranks would keep the process from ending

@@ -1,0 +1,115 @@
+"""What requests ask of the draw, as records that a sampling kernel reads."""
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dsa_compile.kernels.cuda.sample_tokens import OPTIONS, sample_tokens
+from dsa_compile.runtime.sampling.draw import draw, uniforms
+from dsa_compile.runtime.sampling.sampler import SamplingState
+
+_UNIT = 2.0**64
+
+
+class DrawOptions:
+    """Records by row of the scheduler, packed once for each request.
+
+    Args:
+        rows: of the scheduler.
+        on_change: called with a row and the state of the request that has it now.
+    """
+
+    def __init__(
+        self, rows: int, on_change: Callable[[int, SamplingState], None] | None = None
+    ) -> None:
+        self._known = np.zeros(rows, OPTIONS)
+        self._known["row"] = np.arange(rows)
+        self._owners: list[SamplingState | None] = [None] * rows
+        self._on_change = on_change
+
+    def take(
+        self,
+        rows: Sequence[int],
+        states: Sequence[SamplingState],
+        counts: Sequence[int],
+        out: NDArray[np.void],
+    ) -> None:
+        """Write the records of some rows.
+
+        Args:
+            rows: of the scheduler, [Y].
+            states: of their requests.
+            counts: tokens that each has generated.
+            out: ``[Y]`` records.
+        """
+        owners = self._owners
+        for row, state in zip(rows, states, strict=True):
+            if owners[row] is not state:
+                owners[row] = state
+                self._remember(row, state)
+        np.take(self._known, rows, out=out, mode="clip")
+        out["step"] = counts
+
+    def _remember(self, row: int, state: SamplingState) -> None:
+        params = state.params
+        record = self._known[row]
+        record["top_k"] = state.top_k
+        record["temperature"] = 0.0 if params.greedy else params.temperature
+        record["floor"] = math.log(params.min_p) if params.min_p > 0 else -math.inf
+        top_p = 0 if params.top_p >= 1 else max(1, int(params.top_p * _UNIT))
+        record["top_p"] = top_p
+        record["seed"] = state.seed
+        if self._on_change is not None:
+            self._on_change(row, state)
+
+
+def sample_rows(logits: Tensor, options: Tensor) -> Tensor:
+    """Choose a token for each row of logits, without waiting for it.
+
+    Args:
+        logits: ``[N, V]``; on a GPU fp32 or bf16.
+        options: int64 ``[N, 5]``, records of ``OPTIONS`` that name no row of last tokens.
+
+    Returns:
+        int64 ``[N]``, -1 where a row holds NaN or +inf, or nothing finite.
+    """
+    tokens = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
+    if not len(logits):
+        return tokens
+    if logits.is_cuda:
+        sample_tokens(logits, options.contiguous().view(torch.uint8).view(-1), tokens, tokens)
+        return tokens
+    records = options.contiguous().numpy().view(OPTIONS)[:, 0]
+    assert (records["row"] < 0).all(), "a record that names a row overwrites that row's token"
+    sample_on_host(logits, records, tokens, tokens)
+    return tokens
+
+
+def sample_on_host(logits: Tensor, records: NDArray[np.void], last: Tensor, out: Tensor) -> None:
+    """As :func:`~dsa_compile.kernels.cuda.sample_tokens.sample_tokens` on the CPU, with the
+    arithmetic of :class:`~dsa_compile.runtime.sampling.sampler.Sampler`."""
+    raw = logits.float()
+    best, at = raw.max(1) if len(raw) else (raw.new_empty(0), torch.empty(0, dtype=torch.int64))
+    tokens = torch.from_numpy(raw.numpy().argmax(1)) if len(raw) else at
+    good = best.isfinite()
+    drawn = (good & torch.from_numpy(records["temperature"] > 0)).nonzero().flatten()
+    if len(drawn):
+        chosen = records[drawn.numpy()]
+        scaled = raw[drawn] - best[drawn, None]
+        scaled /= torch.from_numpy(chosen["temperature"].copy())[:, None]
+        top_p = chosen["top_p"] / _UNIT
+        tokens[drawn] = draw(
+            scaled,
+            torch.from_numpy(chosen["top_k"].astype(np.int64)),
+            torch.from_numpy(np.where(top_p > 0, top_p, 1.0)),
+            torch.from_numpy(np.exp(chosen["floor"].astype(np.float64))),
+            uniforms(chosen["seed"].copy(), chosen["step"].copy()),
+        )
+    out[: len(raw)] = torch.where(good, tokens, -1)
+    kept = records["row"] >= 0
+    rows = torch.from_numpy(records["row"][kept].astype(np.int64))
+    last[rows] = torch.where(good, tokens, 0)[torch.from_numpy(kept)]

@@ -1,0 +1,161 @@
+"""Grammars over a model's tokens, by xgrammar: which tokens may come next.
+
+The rest of the runtime knows a :class:`GrammarState` alone: it fills a bitmask of allowed tokens
+and takes the token that was chosen.
+"""
+
+import json
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dsa_compile.errors import ParameterError
+from dsa_compile.runtime.requests.grammar import Grammar
+
+_CACHE_BYTES = 256 << 20  # of compiled grammars
+_MOST_WHITESPACE = 32  # in a row within JSON, where a model could go on for ever
+_BITS = 32
+
+
+class GrammarState:
+    """Where one request is in its grammar."""
+
+    def __init__(self, matcher: Any) -> None:
+        self._matcher = matcher
+
+    def fill(self, bitmask: NDArray[np.int32], row: int) -> None:
+        """Mark the tokens that may come next.
+
+        Args:
+            bitmask: int32 ``[n, ceil(V / 32)]``; token t is bit ``t % 32`` of word ``t // 32``.
+            row: is written; with every token, if the text has ended.
+        """
+        if self._matcher.is_terminated():
+            bitmask[row] = -1
+            return
+        self._matcher.fill_next_token_bitmask(bitmask, row)
+
+    def append(self, token: int) -> None:
+        """Take the token that was chosen, an allowed one."""
+        taken = self._matcher.accept_token(token)
+        assert taken, f"token {token} was not allowed"
+
+    def fork(self) -> "GrammarState":
+        """The same state, to append other tokens to than to this one."""
+        return GrammarState(self._matcher.fork())
+
+
+class GrammarCompiler:
+    """Compiles grammars for one vocabulary; may be used from several threads.
+
+    Args:
+        tokenizer: gives the model's ``tokenizers.Tokenizer``, or None, when it is needed first.
+        vocab_size: V.
+    """
+
+    def __init__(self, tokenizer: Callable[[], Any], vocab_size: int) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._lock = threading.Lock()
+        self._compiler: Any = None
+
+    def compile(self, grammar: Grammar, eos_ids: Sequence[int]) -> Callable[[], GrammarState]:
+        """Compile a grammar, or take it from the cache.
+
+        Args:
+            grammar: of a request.
+            eos_ids: the model's end tokens, of which one ends the answer.
+
+        Returns:
+            Makes the state of one request.
+
+        Raises:
+            ParameterError: it cannot be compiled, the model has no tokenizer or no end token, or
+                xgrammar is not installed.
+        """
+        if not eos_ids:
+            raise _error("the model has no end token")
+        ends = list(eos_ids)
+        with self._lock:
+            if self._compiler is None:
+                self._compiler = _compiler(self._tokenizer(), self._vocab_size, ends)
+        import xgrammar
+
+        tag = {"type": "structural_tag", "format": _format(grammar)}
+        try:
+            compiled = self._compiler.compile_structural_tag(json.dumps(tag))
+        except (RuntimeError, ValueError) as error:
+            raise _error(_reason(error)) from None
+        return lambda: GrammarState(xgrammar.GrammarMatcher(compiled, override_stop_tokens=ends))
+
+
+def mask_disallowed(
+    logits: torch.Tensor, rows: Sequence[int], grammars: Sequence[GrammarState]
+) -> None:
+    """Make the tokens that ``grammars[i]`` does not allow impossible in row ``rows[i]``, in place.
+
+    Args:
+        logits: ``[n, V]``.
+        rows: of the grammars.
+        grammars: not changed.
+    """
+    vocab_size = logits.shape[1]
+    bitmask = np.full((len(rows), -(-vocab_size // _BITS)), -1, np.int32)
+    for place, grammar in enumerate(grammars):
+        grammar.fill(bitmask, place)
+    bits = np.unpackbits(bitmask.view(np.uint8), axis=1, bitorder="little")[:, :vocab_size]
+    for row, allowed in zip(rows, torch.from_numpy(bits), strict=True):
+        logits[row].masked_fill_(allowed == 0, -torch.inf)
+
+
+def _compiler(tokenizer: Any, vocab_size: int, eos_ids: list[int]) -> Any:
+    if tokenizer is None:
+        raise _error("the model has no tokenizer")
+    try:
+        import xgrammar
+    except ImportError:
+        raise _error("it needs xgrammar: pip install xgrammar") from None
+    from transformers import PreTrainedTokenizerFast
+
+    info = xgrammar.TokenizerInfo.from_huggingface(
+        PreTrainedTokenizerFast(tokenizer_object=tokenizer),
+        vocab_size=vocab_size,
+        stop_token_ids=eos_ids,
+    )
+    return xgrammar.GrammarCompiler(info, max_threads=1, cache_limit_bytes=_CACHE_BYTES)
+
+
+def _format(grammar: Grammar) -> dict[str, Any]:
+    """A grammar as a format of xgrammar's structural tags."""
+    found: dict[str, Any]
+    match grammar.kind:
+        case "structural_tag":
+            found = json.loads(grammar.text)
+        case "json_schema":
+            schema = json.loads(grammar.text)
+            found = {"json_schema": schema, "max_whitespace_cnt": _MOST_WHITESPACE}
+            found["type"] = "json_schema"
+        case "regex":
+            found = {"type": "regex", "pattern": grammar.text}
+        case "choice":
+            texts = [{"type": "const_string", "value": t} for t in json.loads(grammar.text)]
+            found = {"type": "or", "elements": texts}
+    if not grammar.after:
+        return found
+    before = {"type": "tag", "begin": "", "content": {"type": "any_text"}, "end": grammar.after}
+    return {"type": "sequence", "elements": [before, found]}
+
+
+def _reason(error: Exception) -> str:
+    """xgrammar's message, without the time and the place in its source."""
+    text = " ".join(str(error).split())
+    head, mark, rest = text.partition(": ")
+    return (rest if mark and ".cc:" in head else text)[:300]
+
+
+def _error(problem: str) -> ParameterError:
+    return ParameterError("grammar", f"sampling parameter grammar: {problem}")

@@ -1,0 +1,307 @@
+"""The engine that a server drives: requests in, one step at a time, outputs."""
+
+import gc
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+
+from dsa_compile.artifact.acceptance import AcceptanceRecord
+from dsa_compile.chat import ChatFormat
+from dsa_compile.errors import RequestError, UserError
+from dsa_compile.kernels.late_kernels import late_kernels
+from dsa_compile.runtime.acceptance_watch import AcceptanceWatch
+from dsa_compile.runtime.engine_options import EngineOptions
+from dsa_compile.runtime.execution.expert_counts import ExpertCounts
+from dsa_compile.runtime.execution.runner import Runner
+from dsa_compile.runtime.failures.interrupts import Uninterrupted
+from dsa_compile.runtime.failures.step_errors import StepError
+from dsa_compile.runtime.generation import Generation
+from dsa_compile.runtime.requests.chat_prompt import ChatPrompt
+from dsa_compile.runtime.requests.generation_config import GenerationConfig
+from dsa_compile.runtime.requests.grammar import Grammar
+from dsa_compile.runtime.requests.logprobs import TokenLogprobs
+from dsa_compile.runtime.requests.outputs import Completion, RequestOutput, Transcript
+from dsa_compile.runtime.requests.prompts import Prompt, token_ids_of
+from dsa_compile.runtime.requests.request_checks import require_options, require_request_id
+from dsa_compile.runtime.requests.sampling_params import SamplingParams
+from dsa_compile.runtime.runner_limits import overlaps, scheduler_config
+from dsa_compile.runtime.sampling.grammar import GrammarCompiler, GrammarState
+from dsa_compile.runtime.sampling.sampler import SamplingState
+from dsa_compile.runtime.scheduling.lanes import AnyScheduler, LaneScheduler
+from dsa_compile.runtime.scheduling.request import Request
+from dsa_compile.runtime.scheduling.scheduler import Scheduler
+from dsa_compile.runtime.scheduling.stats import SchedulerStats
+from dsa_compile.runtime.step_pipeline import StepPipeline
+
+
+class _Parts(NamedTuple):
+    runner: Runner
+    scheduler: AnyScheduler
+    pipeline: StepPipeline
+
+
+class StepEngine:
+    """Runs the steps of many requests at once; not thread-safe.
+
+    Args:
+        runner: the model and its caches.
+        options: how to batch; the options of loading are not used.
+        tokenizer: encodes text prompts and decodes outputs (``encode(text).ids``,
+            ``decode(ids, skip_special_tokens=...)``, as ``tokenizers.Tokenizer``); None works in
+            token ids alone.
+        generation_config: the model's; its end tokens are added to the runner's.
+        chat_format: gives the model's chat format when one is needed first.
+        vocabulary: gives the tokenizer whose tokens grammars are made of, when one is needed first;
+            None for ``tokenizer``.
+        acceptance: of the artifact's drafts when it was evaluated, to warn where fewer are right.
+        expert_counts: of the runner's routed experts, for :meth:`stats`.
+        name: of the model, for ``repr``; None for the runner's class.
+
+    Raises:
+        UserError: a limit below 1, ``max_model_len`` above the model's, ``overlap`` of a model that
+            cannot, or a deterministic engine that computes less than a block of a prompt at once.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        options: EngineOptions | None = None,
+        tokenizer: Any = None,
+        *,
+        generation_config: GenerationConfig | None = None,
+        chat_format: Callable[[], ChatFormat | None] = lambda: None,
+        vocabulary: Callable[[], Any] | None = None,
+        acceptance: AcceptanceRecord | None = None,
+        expert_counts: ExpertCounts | None = None,
+        name: str | None = None,
+    ) -> None:
+        self._options = options = options or EngineOptions()
+        self._tokenizer = tokenizer
+        self._generation_config = generation_config or GenerationConfig()
+        self._get_chat_format = chat_format
+        self._grammars = GrammarCompiler(vocabulary or (lambda: tokenizer), runner.vocab_size)
+        self._name = name or f"over {type(runner).__name__}"
+        self._expert_counts = expert_counts
+        self._live: dict[Request, Generation] = {}
+        config, lanes = scheduler_config(runner, options), runner.num_lanes
+        scheduler = Scheduler(config) if lanes == 1 else LaneScheduler(config, lanes)
+        overlap = overlaps(runner, options)
+        self._watch = None
+        if acceptance is not None and options.force_accept is None:
+            self._watch = AcceptanceWatch(acceptance)
+        pipeline = StepPipeline(scheduler, runner, self._live, overlap, self._watch)
+        self._parts: _Parts | None = _Parts(runner, scheduler, pipeline)
+        own = (*runner.eos_token_ids, *self._generation_config.eos_token_ids)
+        # An id beyond the vocabulary is never generated.
+        self._eos_ids = tuple(dict.fromkeys(i for i in own if i < runner.vocab_size))
+        self._late_kernels_before = late_kernels()
+        self._steps_before = Counter(runner.step_counts)  # of loading
+
+    @property
+    def options(self) -> EngineOptions:
+        """What the engine was made with."""
+        return self._options
+
+    @property
+    def tokenizer(self) -> Any:
+        """The tokenizer, a ``tokenizers.Tokenizer`` if it was loaded with an artifact, or None."""
+        return self._tokenizer
+
+    @property
+    def vocab_size(self) -> int:
+        """How many token ids the model has, from 0."""
+        return self._runner.vocab_size
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """The model's own end tokens: those of ``config.json`` and ``generation_config.json``."""
+        return self._eos_ids
+
+    @property
+    def default_params(self) -> SamplingParams:
+        """The sampling parameters of requests that bring none, see ``generation_config``."""
+        if self._options.generation_config == "none":
+            return SamplingParams()
+        return self._generation_config.params
+
+    @property
+    def scheduler(self) -> AnyScheduler:
+        """The scheduler, for those who move cache pages: a lost page is reported to it, after
+        :meth:`drain`."""
+        return self._opened.scheduler
+
+    @property
+    def closed(self) -> bool:
+        """Whether :meth:`close` was called."""
+        return self._parts is None
+
+    def add_request(
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> None:
+        """Queue a request; lower ``priority`` runs first, equal ones in order of arrival.
+
+        Args:
+            request_id: any string that no unfinished request has.
+            prompt: a text, token ids, or a conversation as :meth:`Engine.chat_prompt` gives it;
+                see :data:`~dsa_compile.runtime.requests.prompts.Prompt`.
+            params: None for :attr:`default_params`.
+            priority: an integer.
+            cache_salt: the prefix cache is shared with requests of an equal one, None among them,
+                and no others, so that response times reveal nothing of another tenant's prompts.
+
+        Raises:
+            RequestError: the id is taken or not a string; the prompt is empty, holds an id outside
+                the vocabulary, or is text without a tokenizer; the request can never fit.
+        """
+        require_request_id(request_id)
+        params = self.default_params if params is None else params
+        if not isinstance(params, SamplingParams):
+            raise RequestError(f"request {request_id!r}: params must be SamplingParams")
+        require_options(request_id, priority, cache_salt)
+        if isinstance(prompt, ChatPrompt) and params.skip_special_tokens:
+            params = replace(params, skip_special_tokens=False)  # its parser reads some of them
+        runner, scheduler, _ = self._opened
+        prompt_ids = token_ids_of(request_id, prompt, runner.vocab_size, self._tokenizer)
+        # Before anything is sized by max_tokens, which may be huge.
+        scheduler.check_admissible(request_id, len(prompt_ids), params.max_tokens)
+        grammar = None if params.grammar is None else self.compile_grammar(params.grammar)()
+        sampling = SamplingState(params, prompt_ids, self._eos_ids, runner.vocab_size, grammar)
+        completion = Completion(params, self._eos_ids, self._tokenizer)
+        logprobs: list[TokenLogprobs] | None = None if params.logprobs is None else []
+        scored: list[TokenLogprobs] | None = None if params.prompt_logprobs is None else []
+        transcript = Transcript(prompt_ids, completion.pieces, logprobs, prompt_logprobs=scored)
+        request = Request(
+            request_id,
+            prompt_ids,
+            params.max_tokens,
+            completion,
+            priority,
+            cache_salt,
+            all_logits=scored is not None,
+        )
+        with Uninterrupted():
+            scheduler.add(request)
+            self._live[request] = Generation(sampling, completion, transcript)
+
+    def compile_grammar(self, grammar: Grammar) -> Callable[[], GrammarState]:
+        """Compile a grammar into the cache from which requests take it; in any thread.
+
+        Raises:
+            ParameterError: it cannot be compiled.
+        """
+        return self._grammars.compile(grammar, self._eos_ids)
+
+    def step(self) -> list[RequestOutput]:
+        """Finish one step; the requests that got a token or ended with it.
+
+        A step that fails is run in parts, and a request that fails even alone ends with
+        ``finish_reason="error"``. If the GPU fails, or the model raises what is no
+        :class:`StepError`, the step and those launched after it are undone and the exception passes
+        on: their requests are still there, to be tried again or aborted. So they are after an
+        interrupt, but what the step would have returned is lost.
+
+        Raises:
+            DeviceLost: the GPU failed.
+        """
+        return [self._output(request) for request in self._pipeline.advance()]
+
+    def drain(self) -> list[RequestOutput]:
+        """Finish the steps in flight and launch no other: no page is in use afterwards."""
+        changed = dict.fromkeys(self._pipeline.drain())
+        return [self._output(request) for request in changed]
+
+    def abort(self, request_id: str) -> RequestOutput | None:
+        """End a request now and return what it has, or None if it is unknown or finished.
+
+        Raises:
+            RequestError: the id is not one that a request can have.
+        """
+        require_request_id(request_id)
+        scheduler = self.scheduler
+        with Uninterrupted():
+            request = scheduler.abort(request_id)
+            return None if request is None else self._output(request)
+
+    def has_unfinished(self) -> bool:
+        """Whether :meth:`step` has anything to do: a request waits or runs, or a step is in flight.
+
+        The last step may hold nothing but requests that have ended meanwhile.
+        """
+        return self.scheduler.has_unfinished() or self._pipeline.busy
+
+    def stats(self) -> SchedulerStats:
+        """Requests, blocks, preemptions, prefix hits, steps by kind, failures, drafts and more."""
+        return replace(
+            self.scheduler.stats(),
+            memory_failures=self._pipeline.memory_failures,
+            op_failures=self._pipeline.op_failures,
+            drafted=tuple(self._pipeline.drafts.drafted),
+            accepted=tuple(self._pipeline.drafts.accepted),
+            force_accept=self._options.force_accept,
+            acceptance_problem="" if self._watch is None else self._watch.problem,
+            late_kernels=late_kernels() - self._late_kernels_before,
+            step_counts=Counter(self._runner.step_counts) - self._steps_before,
+            wait_seconds=self._pipeline.wait_seconds,
+            expert_tokens={} if self._expert_counts is None else self._expert_counts.tokens(),
+        )
+
+    def close(self) -> None:
+        """Drop unfinished requests and free weights, caches and graphs; the engine is of no use
+        afterwards. Closing it again does nothing.
+
+        A runner that the caller made stays alive as long as the caller keeps it.
+        """
+        if self._parts is None:
+            return
+        for request in list(self._live):
+            self.abort(request.request_id)
+        try:
+            self.drain()
+        except StepError:
+            pass  # there is nobody left whom it could concern
+        finally:
+            self._live.clear()
+            self._parts = None
+            gc.collect()  # graphs and their pools hang together in cycles
+            if torch.cuda.is_initialized():
+                torch.cuda.empty_cache()
+
+    def __repr__(self) -> str:
+        """The model, and what the engine is doing."""
+        if self._parts is None:
+            return f"<{type(self).__name__} {self._name}: closed>"
+        stats, runner = self._parts.scheduler.stats(), self._parts.runner
+        blocks = runner.num_blocks * runner.num_lanes
+        return (
+            f"<{type(self).__name__} {self._name}: {blocks - stats.free_blocks:,} of "
+            f"{blocks:,} blocks used, {stats.running} running, {stats.waiting} waiting>"
+        )
+
+    @property
+    def _opened(self) -> _Parts:
+        if self._parts is None:
+            raise UserError(f"this engine is closed ({self._name}); load another")
+        return self._parts
+
+    @property
+    def _runner(self) -> Runner:
+        return self._opened.runner
+
+    @property
+    def _pipeline(self) -> StepPipeline:
+        return self._opened.pipeline
+
+    def _output(self, request: Request) -> RequestOutput:
+        """What ``request`` has so far; forgets it if it is finished."""
+        output = self._live[request].output(request)
+        if request.finish_reason is not None:
+            del self._live[request]
+        return output

@@ -12,6 +12,7 @@ from dsa_compile.kernels.facts import CallFacts, facts_of
 from dsa_compile.kernels.implementation import Implementation
 from dsa_compile.kernels.providers import PROVIDERS
 from dsa_compile.kernels.registry import implementations
+from dsa_compile.names import hint
 from dsa_compile.ops import STREAM_OPS
 
 
@@ -47,7 +48,7 @@ class Binding:
     def records(self) -> tuple[KernelRecord, ...]:
         """What the artifact keeps: providers in ascending order of tokens, the last for any number.
 
-        One that the user asked for is the last whatever number it is preferred up to.
+        One that the user requested is the last whatever number it is preferred up to.
         """
         bound = [c.implementation for c in self.candidates if c.bound]
         return tuple(
@@ -63,7 +64,7 @@ def bind_kernels(program: Program) -> tuple[Binding, ...]:
 
     Raises:
         CompileError: an op that nothing available implements for the target, with every reason.
-        UserError: the user asked for a provider that cannot be had.
+        UserError: the user requested a provider that cannot be had.
     """
     config = program.config
     if config.stop_after:
@@ -131,7 +132,7 @@ def _asked(kernels: Sequence[str], present: Iterable[str]) -> dict[str, str]:
         op, _, provider = text.partition("=")
         if op not in ops:
             raise UserError(
-                f"--kernel {text}: the program has no op {op!r}; it has {', '.join(ops)}"
+                f"--kernel {text}: the program has no op {op!r}{hint(op, ops, 'it has')}"
             )
         asked[op] = provider
     return asked

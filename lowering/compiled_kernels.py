@@ -62,7 +62,7 @@ def write_kernels(
         target: architecture, such as ``"sm_90a"``.
         folder: exists; takes ``<cubin_name>.cubin``, see
             :class:`~dsa_compile.kernels.cuda.shipped.ShippedKernels`.
-        progress: is told how many files are done, of how many.
+        progress: takes how many files are done, of how many.
 
     Returns:
         How many files were written.

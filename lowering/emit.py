@@ -19,12 +19,13 @@ from dsa_compile.artifact.records import (
 )
 from dsa_compile.artifact.writer import ArtifactWriter
 from dsa_compile.ir.passes import PassRecord
-from dsa_compile.ir.plan import weight_owners
 from dsa_compile.ir.program import Program
 from dsa_compile.ir.region import Role
 from dsa_compile.lowering.binding import Binding
 from dsa_compile.weights.checkpoint import Checkpoint
-from dsa_compile.weights.pack import write_packed
+from dsa_compile.weights.pack import PackedFile, write_packed
+from dsa_compile.weights.ranks import file_stem, plan_at_rank
+from dsa_compile.weights.sharing import homes_of, weight_homes
 
 PLAN = "weights/plan.json"
 
@@ -83,14 +84,37 @@ def _write_weights(
     for call in program.calls:
         program.weights.validate(call.kind, call.vars, checkpoint.shape)
     if mode == "pack":
-        folder = writer.add_dir("weights")
-        owners = weight_owners(program.calls)
-        regions = [(c.name, c.kind, c.vars) for c in program.calls if owners[c.name] == c.name]
-        packed = write_packed(folder, program.weights, regions, checkpoint, progress)
+        packed = _pack(program, writer.add_dir("weights"), checkpoint, progress)
         return WeightsRecord(mode, PLAN, None, writer.add_packed(packed))
     hashes = checkpoint.hash_files(progress)
     files = tuple(WeightFile.of(model_dir, name, digest) for name, digest in hashes.items())
     return WeightsRecord(mode, PLAN, str(model_dir.resolve()), files)
+
+
+def _pack(
+    program: Program, folder: Path, checkpoint: Checkpoint, progress: Callable[[int], None]
+) -> list[PackedFile]:
+    """Write the weights of every rank; those that ranks have in common once."""
+    layout, homes = program.config.layout, weight_homes(program.calls, program.weights)
+    written: list[PackedFile] = []
+    stems: set[str] = set()
+    for rank in range(layout.world):
+        numbers = layout.numbers(rank)
+        own: dict[str, list[str]] = {}
+        regions = []
+        for call in program.calls:
+            entries = program.weights.entries(call.kind)
+            for key in homes_of(homes, call.name):
+                stem = file_stem(call.name, entries[key].expr, numbers)
+                if stem in stems:
+                    continue
+                if stem not in own:
+                    regions.append((stem, call.kind, call.vars))
+                own.setdefault(stem, []).append(key)
+        stems |= own.keys()
+        plan = plan_at_rank(program.weights, numbers)
+        written += write_packed(folder, plan, regions, checkpoint, progress, own)
+    return written
 
 
 def _caches(program: Program) -> dict[str, tuple[CacheRecord, ...]]:
@@ -116,6 +140,7 @@ def _write_records(writer: ArtifactWriter, program: Program) -> tuple[PassSummar
     records = program.records
     if program.config.records:
         writer.add_json(ABOUT, {record.name: record.about for record in records})
+    writer.add_timings({record.name: record.seconds for record in records})
     return tuple(_write_record(writer, i, record) for i, record in enumerate(records, start=1))
 
 
@@ -142,7 +167,6 @@ def _write_record(writer: ArtifactWriter, number: int, record: PassRecord) -> Pa
         by_region=record.by_region,
         nodes_before=record.nodes_before,
         nodes_after=record.nodes_after,
-        seconds=round(record.seconds, 6),
         near_misses=tuple(NearMissRecord(**asdict(miss)) for miss in record.near_misses),
         before=before,
         after=after,

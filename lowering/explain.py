@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-from rich import box
 from rich.table import Table
 
 from dsa_compile.lowering.binding import Binding
@@ -10,11 +9,11 @@ from dsa_compile.lowering.binding import Binding
 
 def kernel_table(bindings: Sequence[Binding]) -> Table:
     """Every op of the program: what implements it, and what else was considered and left."""
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("op", no_wrap=True)
-    table.add_column("calls", justify="right")
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("op", overflow="fold", max_width=24)
+    table.add_column("calls", justify="right", no_wrap=True)
     table.add_column("provider", no_wrap=True)
-    table.add_column("", no_wrap=True)
+    table.add_column("", overflow="fold", max_width=13)
     table.add_column("why", overflow="fold")
     for binding in bindings:
         label, calls = binding.op.split(".")[1], str(binding.calls)

@@ -9,7 +9,6 @@ A package adds passes by an entry point in its ``pyproject.toml``::
     PASSES = [(FuseThing(), "fuse_add_norm")]  # the pass, and the name of what it runs after
 """
 
-import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib import metadata
@@ -19,10 +18,10 @@ from dsa_compile.config import AddedPass, CompileConfig
 from dsa_compile.errors import UserError
 from dsa_compile.ir.passes import Pass
 from dsa_compile.ir.program import Level
+from dsa_compile.names import hint
+from dsa_compile.passes.facts import GROUP
 from dsa_compile.passes.options import changed_options, with_options
 from dsa_compile.passes.pipeline import PIPELINE
-
-GROUP = "dsa_compile.passes"
 
 Pipeline = tuple[Pass | Level, ...]
 
@@ -99,10 +98,10 @@ def assemble(
     own = tuple(text for addition in given for text in changed_options(addition.step))
     config = replace(
         config,
-        passes=tuple(addition.record for addition in additions),
-        options=(*own, *config.options),
+        added_passes=tuple(addition.record for addition in additions),
+        pass_options=(*own, *config.pass_options),
     )
-    return config, with_options(_inserted(additions), config.options)
+    return config, with_options(_inserted(additions), config.pass_options)
 
 
 def pipeline_of(config: CompileConfig) -> Pipeline:
@@ -111,16 +110,16 @@ def pipeline_of(config: CompileConfig) -> Pipeline:
     Raises:
         UserError: a pass that was added is not installed here.
     """
-    found = {addition.record: addition for addition in installed()} if config.passes else {}
-    for record in config.passes:
+    found = {addition.record: addition for addition in installed()} if config.added_passes else {}
+    for record in config.added_passes:
         if record not in found:
             source = f"of {record.package}" if record.package else "handed to compile()"
             raise UserError(
                 f"pass {record.name} ({record.where}, {source}) is not among the passes that "
                 "packages installed here add; install the one that was compiled with"
             )
-    additions = [found[record] for record in config.passes]
-    return with_options(_inserted(additions), config.options)
+    additions = [found[record] for record in config.added_passes]
+    return with_options(_inserted(additions), config.pass_options)
 
 
 def _inserted(additions: Sequence[Addition]) -> Pipeline:
@@ -133,9 +132,8 @@ def _inserted(additions: Sequence[Addition]) -> Pipeline:
         if name in names:
             raise UserError(f"pass {name}{source}: there is a pass of that name already")
         if after not in names:
-            close = difflib.get_close_matches(after, names, n=1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
-            raise UserError(f"pass {name}{source}: unknown pass {after!r} to run after{hint}")
+            near = hint(after, names)
+            raise UserError(f"pass {name}{source}: unknown pass {after!r} to run after{near}")
         at = names.index(after) + 1
         while at < len(names) and follows.get(names[at]) == after:
             at += 1  # those put there before come first

@@ -14,8 +14,8 @@ Declines: an addition with a scale, or of differently typed tensors.
 import torch
 from torch import fx
 
-from dsa_compile.ir.dims import same_type
-from dsa_compile.ir.edit import Editor, describe
+from dsa_compile.ir.dims import describe, same_type
+from dsa_compile.ir.edit import Editor
 from dsa_compile.ir.match import Call, Const, NearMiss, Node, match_at
 from dsa_compile.ir.passes import RegionPass
 from dsa_compile.ir.program import Program

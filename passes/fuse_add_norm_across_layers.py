@@ -44,7 +44,7 @@ class FuseAddNormAcrossLayers(Pass):
 
     def run(self, program: Program, record: PassRecord) -> None:
         """Move the norm from the start of each region to the end of the one before."""
-        readers = [*program.at(Place.LAYER), *program.at(Place.HEAD)]
+        readers = [r for r in program.regions.values() if _takes_hidden(r)]
         opening = {region.name: _opening_norm(region) for region in readers}
         misses = [m for m in opening.values() if isinstance(m, NearMiss)]
         norms = {name: m for name, m in opening.items() if isinstance(m, Match)}
@@ -84,6 +84,10 @@ def _next_norm(edit: Editor, program: Program, entry: WeightEntry) -> fx.Node:
     moved = WeightEntry(entry.dtype, entry.shape, Load("{next_norm}.weight"))
     program.weights.define(edit.region.kind, NEXT_NORM, moved)
     return edit.input(Role.WEIGHT, NEXT_NORM, entry.shape, entry.torch_dtype)
+
+
+def _takes_hidden(region: Region) -> bool:
+    return any(node.meta["key"] == "hidden" for node in region.inputs_of(Role.VALUE))
 
 
 def _opening_norm(region: Region) -> Match | NearMiss:

@@ -12,7 +12,8 @@ Declines: products in another dtype, which no constant scales, or that are read 
 
 import torch
 
-from dsa_compile.ir.edit import Editor, describe
+from dsa_compile.ir.dims import describe
+from dsa_compile.ir.edit import Editor
 from dsa_compile.ir.match import Call, Cast, Const, Node
 from dsa_compile.ir.passes import RegionPass
 from dsa_compile.ir.program import Program

@@ -15,7 +15,8 @@ import torch
 from torch import fx
 
 from dsa_compile.config import FP8_RECIPES
-from dsa_compile.ir.edit import Editor, describe
+from dsa_compile.ir.dims import describe
+from dsa_compile.ir.edit import Editor
 from dsa_compile.ir.match import Call, Const, Node
 from dsa_compile.ir.passes import Numerics, RegionPass
 from dsa_compile.ir.program import Program

@@ -21,7 +21,7 @@ def loses_kernels(
     alone where nothing but the fallback takes the fused call.
 
     Args:
-        program: for the target and the providers that the user asked for.
+        program: for the target and the providers that the user requested.
         fused: the op of the call that would be made.
         args: its arguments.
         parts: the calls of ops of ours that it would stand for.

@@ -1,24 +1,18 @@
 """Run the pipeline: check what the user switched off, run, and verify each level."""
 
-import difflib
 from collections.abc import Callable, Sequence
 
 from dsa_compile.config import CompileConfig
-from dsa_compile.errors import UserError
+from dsa_compile.errors import CompileError
 from dsa_compile.ir.graph_json import region_to_json
 from dsa_compile.ir.passes import Pass, PassRecord
 from dsa_compile.ir.program import Level, Program
+from dsa_compile.ir.rank_check import rank_problems
 from dsa_compile.ir.spec import verify
 from dsa_compile.passes.added import pipeline_of
+from dsa_compile.passes.facts import facts_of_pipeline, passes_of
 from dsa_compile.passes.pipeline import PIPELINE
-
-# What the runtime itself builds on: a program without these is not one it can run.
-RUNTIME_REQUIRES = (
-    "recognize_router",
-    "recognize_experts",
-    "insert_paged_caches",
-    "select_logit_rows",
-)
+from dsa_compile.passes.selection import check_passes
 
 
 def pass_names(
@@ -30,37 +24,9 @@ def pass_names(
 
 
 def check_selection(config: CompileConfig, pipeline: Sequence[Pass | Level] = PIPELINE) -> None:
-    """Refuse a selection of passes that cannot work, before anything is compiled.
-
-    Raises:
-        UserError: an unknown name, or a disabled pass that an enabled one needs.
-    """
-    names = pass_names(pipeline)
-    asked = [*config.disable, *([config.stop_after] if config.stop_after else [])]
-    for name in asked:
-        if name not in names:
-            close = difflib.get_close_matches(name, names, n=1)
-            hint = f"; did you mean {close[0]!r}?" if close else f"; passes: {', '.join(names)}"
-            raise UserError(f"unknown pass {name!r}{hint}")
-    if config.stop_after in config.disable:
-        raise UserError(f"cannot stop after {config.stop_after!r}: it is disabled")
-    if config.stop_after and config.stop_after not in pass_names(pipeline, config):
-        raise UserError(
-            f"cannot stop after {config.stop_after!r}: recipe {config.recipe} for target "
-            f"{config.target} does not run it"
-        )
-    needed = {} if config.stop_after else dict.fromkeys(RUNTIME_REQUIRES, "the runtime")
-    for step in pipeline:
-        if isinstance(step, Pass) and step.runs(config):
-            needed.update(dict.fromkeys(step.requires, step.name))
-            if step.name == config.stop_after:
-                break
-    for name in config.disable:
-        if name in needed:
-            raise UserError(
-                f"cannot disable {name!r}: {needed[name]} needs it"
-                + ("" if needed[name] == "the runtime" else "; disable that one too")
-            )
+    """Refuse a selection of passes that cannot work; see
+    :func:`~dsa_compile.passes.selection.check_passes`."""
+    check_passes(config, passes_of(facts_of_pipeline(pipeline)))
 
 
 def run_pipeline(
@@ -77,7 +43,8 @@ def run_pipeline(
 
     Raises:
         UserError: see :func:`check_selection`.
-        CompileError: a pass broke its promise, or a level's form is not met.
+        CompileError: a pass broke its promise or left values that ranks cannot share, or a level's
+            form is not met.
     """
     if pipeline is None:
         pipeline = pipeline_of(program.config)
@@ -90,5 +57,21 @@ def run_pipeline(
             program.level = step
         elif step.runs(program.config):
             progress(step(program))
+            _check_ranks(program)
             if step.name == program.config.stop_after:
                 return
+
+
+def _check_ranks(program: Program) -> None:
+    """Refuse what the last pass left where ranks take a value for what it is not.
+
+    Behind each pass, so that the one to blame is named and not the one behind which a level is.
+    """
+    if program.config.layout.world == 1:
+        return
+    for problem in rank_problems(program):
+        record = program.records[-1]
+        region = problem.partition(":")[0]
+        sites = [site for site in record.journal.sites if site.region in (region, "")]
+        where = f" site {sites[0].number}" if len(sites) == 1 else ""
+        raise CompileError(f"pass {record.name}{where}: ranks cannot run what it leaves: {problem}")

@@ -108,9 +108,6 @@ def _differ(parts: list[fx.Node]) -> str | None:
     if len(inputs) > 1:
         return f"the projections of the group read different inputs: {sorted(map(str, inputs))}"
     weights = [part.all_input_nodes[1] for part in parts]
-    dtypes = {str(weight.meta["val"].dtype).removeprefix("torch.") for weight in weights}
-    if len(dtypes) > 1:
-        return f"weights of the group differ in dtype: {sorted(dtypes)}"
     shared = next((weight for weight in weights if len(weight.users) > 1), None)
     if shared is None:
         return None

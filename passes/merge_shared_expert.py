@@ -17,7 +17,8 @@ Declines: a shared expert that is not as wide as a routed one.
 import torch
 from torch import fx
 
-from dsa_compile.ir.edit import Editor, describe
+from dsa_compile.ir.dims import describe
+from dsa_compile.ir.edit import Editor
 from dsa_compile.ir.match import ANY, Call, Match, Node, getitem
 from dsa_compile.ir.passes import Numerics, RegionPass
 from dsa_compile.ir.program import Program
@@ -31,7 +32,7 @@ aten, dsa = torch.ops.aten, torch.ops.dsa
 def _pattern() -> Call:
     x = Node("x")
     options = [ANY] * 7  # weight, bias and how to choose
-    router = Call(dsa.router.default, x, *options, name="router")
+    router = Call(dsa.router.default, x, *options, name="router", zero_dropped=ANY)
     chosen = (getitem(router, 0), getitem(router, 1))
     routed = Call(dsa.experts.default, x, *chosen, Node("gate_up"), Node("down"))
     hidden = Call(dsa.swiglu_packed.default, Call(dsa.linear.default, x, Node("shared_gate_up")))
@@ -46,8 +47,12 @@ class MergeSharedExpert(RegionPass):
     requires = ("recognize_router", "recognize_experts", "pack_swiglu")
 
     def expects(self, program: Program, region: Region) -> int | None:
-        """Every MoE layer, if its one shared expert is as wide as the others."""
-        return each_experts(program, region, int(program.spec.n_shared_experts == 1))
+        """Every MoE layer, if its one shared expert is as wide as the others; not where ranks have
+        whole routed experts, and a part each of the shared one, nor where the routed ones take the
+        tokens of all lanes."""
+        layout = program.config.layout
+        alike = program.spec.n_shared_experts == 1 and layout.ep == 1 and layout.dp == 1
+        return each_experts(program, region, int(alike))
 
     def rewrite(self, edit: Editor, program: Program) -> None:
         """Replace every match."""
@@ -60,7 +65,7 @@ class MergeSharedExpert(RegionPass):
     def _merge(self, edit: Editor, program: Program, m: Match) -> None:
         edit.begin_site()
         old = m["router"]
-        router = edit.call(dsa.router.default, *old.args, 1, before=old)
+        router = edit.call(dsa.router.default, *old.args[:8], 1, *old.args[9:], before=old)
         chosen = edit.unpack(router, "expert_weights", "expert_indices", before=old)
         matrices = [
             _stacked(edit, program, m["gate_up"], m["shared_gate_up"]),

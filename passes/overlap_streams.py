@@ -30,11 +30,13 @@ from pathlib import Path
 
 from torch import fx
 
+from dsa_compile.config import GPUS
 from dsa_compile.ir.edit import Editor
 from dsa_compile.ir.passes import Numerics, RegionPass
 from dsa_compile.ir.program import Program
 from dsa_compile.ops import KEEP_ALIVE, ON_STREAM, RECORD_EVENT, WAIT_EVENT
 from dsa_compile.overlap.costs import DEVICES, CostModel, Device
+from dsa_compile.overlap.hazards import COLLECTIVES
 from dsa_compile.overlap.hazards_streams import early_frees
 from dsa_compile.overlap.profile import Profile
 from dsa_compile.overlap.schedule import Schedule, Task, schedule, serial, waits
@@ -46,7 +48,7 @@ class OverlapStreams(RegionPass):
     """Put calls on side streams where a model of the step says that it is faster."""
 
     numerics = Numerics.BITWISE
-    targets = tuple(DEVICES)
+    targets = GPUS
 
     def __init__(self, streams: int = 2) -> None:
         """Plan for so many streams, the main one included."""
@@ -97,8 +99,9 @@ def region_tasks(memory: Memory, model: CostModel) -> list[Task]:
     tasks = [Task(0.0, False, 0.0, frozenset(), pinned=True)]
     for node, before in memory.dependencies().items():
         cost = model.of(node)
-        # a result lives on in the caller, whose stream is 0
+        # a result lives on in the caller, whose stream is 0; there ranks meet in one order too
         pinned = not memory.results.isdisjoint(memory.uses[node].makes)
+        pinned |= node.target in COLLECTIVES
         after = frozenset({0, *(number[other] for other in before)})
         tasks.append(Task(cost.us, cost.fills, cost.load, after, pinned))
     return [*tasks, Task(0.0, False, 0.0, frozenset(range(len(tasks))), pinned=True)]

@@ -10,6 +10,7 @@ from dsa_compile.passes.functionalize import Functionalize
 from dsa_compile.passes.fuse_add_norm import FuseAddNorm
 from dsa_compile.passes.fuse_add_norm_across_layers import FuseAddNormAcrossLayers
 from dsa_compile.passes.fuse_add_norm_quantize import FuseAddNormQuantize
+from dsa_compile.passes.fuse_all_reduce_norm import FuseAllReduceNorm
 from dsa_compile.passes.fuse_attention_expand import FuseAttentionExpand
 from dsa_compile.passes.fuse_attention_inputs import FuseAttentionInputs
 from dsa_compile.passes.fuse_expand_quantize import FuseExpandQuantize
@@ -18,7 +19,9 @@ from dsa_compile.passes.fuse_norm_quantize import FuseNormQuantize
 from dsa_compile.passes.fuse_norm_quantize_across_layers import FuseNormQuantizeAcrossLayers
 from dsa_compile.passes.fuse_rope_absorb import FuseRopeAbsorb
 from dsa_compile.passes.fuse_swiglu_quantize import FuseSwigluQuantize
+from dsa_compile.passes.gather_quantized import GatherQuantized
 from dsa_compile.passes.insert_paged_caches import InsertPagedCaches
+from dsa_compile.passes.join_all_reduces import JoinAllReduces
 from dsa_compile.passes.merge_projections import MergeProjections
 from dsa_compile.passes.merge_shared_expert import MergeSharedExpert
 from dsa_compile.passes.overlap_streams import OverlapStreams
@@ -40,6 +43,11 @@ from dsa_compile.passes.recognize_router import RecognizeRouter
 from dsa_compile.passes.recognize_sparse_attention import RecognizeSparseAttention
 from dsa_compile.passes.recognize_swiglu import RecognizeSwiglu
 from dsa_compile.passes.select_logit_rows import SelectLogitRows
+from dsa_compile.passes.shard_attention import ShardAttention
+from dsa_compile.passes.shard_embedding import ShardEmbedding
+from dsa_compile.passes.shard_experts import ShardExperts
+from dsa_compile.passes.shard_head import ShardHead
+from dsa_compile.passes.shard_mlps import ShardMlps
 from dsa_compile.passes.skip_padding import SkipPadding
 from dsa_compile.passes.split_short_long import SplitShortLong
 from dsa_compile.passes.strip_expert_sentinels import StripExpertSentinels
@@ -70,6 +78,13 @@ PIPELINE: tuple[Pass | Level, ...] = (
     AbsorbMla(),
     FlattenTokens(),
     InsertPagedCaches(),
+    # shard: over the ranks of a layout, before weights are merged and quantised
+    ShardAttention(),
+    ShardMlps(),
+    ShardExperts(),
+    JoinAllReduces(),
+    ShardHead(),
+    ShardEmbedding(),
     # fuse
     MergeProjections(),
     PackSwiglu(),
@@ -81,6 +96,7 @@ PIPELINE: tuple[Pass | Level, ...] = (
     # quantise: recipes fp8 and fp8-kv-tensor
     QuantizeProjections(),
     QuantizeExperts(),
+    GatherQuantized(),
     QuantizeLatentCache(),
     QuantizeLatentCacheTensor(),
     QuantizeIndexer(),
@@ -88,6 +104,7 @@ PIPELINE: tuple[Pass | Level, ...] = (
     FuseAddNormQuantize(),
     FuseSwigluQuantize(),
     FuseNormQuantizeAcrossLayers(),
+    FuseAllReduceNorm(),
     FuseAttentionInputs(),
     FuseExpandQuantize(),
     FuseAttentionExpand(),

@@ -16,7 +16,8 @@ parameters.
 import torch
 
 from dsa_compile.config import FP8_RECIPES
-from dsa_compile.ir.edit import Editor, describe
+from dsa_compile.ir.dims import describe
+from dsa_compile.ir.edit import Editor
 from dsa_compile.ir.match import calls
 from dsa_compile.ir.passes import Numerics, RegionPass
 from dsa_compile.ir.program import Program

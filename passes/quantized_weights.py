@@ -1,6 +1,7 @@
 """Weights in FP8 blocks, for the passes that quantise what reads them."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import torch
 from torch import fx
@@ -19,6 +20,7 @@ from dsa_compile.weights.plan import (
     QuantizedValues,
     Reshape,
     Shape,
+    Shard,
     WeightEntry,
     infer_shape,
 )
@@ -42,6 +44,8 @@ def reads_parameters(expr: Expr) -> bool:
             return all(map(reads_parameters, parts))
         case Reshape((1, _, _), of):  # one expert among others
             return reads_parameters(of)
+        case Shard():  # whole blocks of a parameter
+            return reads_parameters(expr.of)
     return False
 
 
@@ -92,6 +96,12 @@ def _in_blocks(
 ) -> Expr:
     """``expr`` quantised, part by part where the parts have blocks of their own."""
     match expr:
+        case Shard():
+            whole = _in_blocks(make, expr.of, rank, stacked, rows)
+            along_blocks = make is QuantizedScales and expr.dim >= rank - 2
+            assert not along_blocks or expr.length % BLOCK == 0, expr  # see check_layout
+            length = expr.length // BLOCK if along_blocks else expr.length
+            return replace(expr, length=length, of=whole)
         case Concat(0, parts) if rank == 3:  # experts
             return Concat(0, tuple(_in_blocks(make, p, rank, stacked, rows) for p in parts))
         case Reshape((1, _, _) as shape, of) if rank == 3:  # one expert
@@ -99,7 +109,7 @@ def _in_blocks(
                 shape = scale_shape(shape, stacked)
             return Reshape(shape, _in_blocks(make, of, 2, stacked, rows))
         case Concat(0, parts) if _begin_blocks([rows(part) for part in parts], stacked):
-            return Concat(0, tuple(make(part) for part in parts))
+            return Concat(0, tuple(_in_blocks(make, part, rank, 1, rows) for part in parts))
     return make(expr, stacked)
 
 
@@ -110,7 +120,7 @@ def _quantized(expr: Expr) -> Iterator[QuantizedValues]:
         case Concat():
             for part in expr.parts:
                 yield from _quantized(part)
-        case Reshape():
+        case Reshape() | Shard():
             yield from _quantized(expr.of)
 
 
@@ -121,7 +131,7 @@ def _begin_blocks(rows: list[int], stacked: int) -> bool:
 
 
 def _rows(program: Program, kind: str, expr: Expr) -> int:
-    layer = next(entry for entry in program.layers if entry.kind == kind)
+    layer = next(entry for entry in program.calls if entry.kind == kind)
     parameters = canonical_parameters(program.spec, [layer.index])
 
     def shape(name: str) -> Shape:

@@ -17,7 +17,7 @@ from dsa_compile.ir.match import Call, Node
 from dsa_compile.ir.passes import RegionPass
 from dsa_compile.ir.program import Place, Program
 from dsa_compile.ir.region import Region, Role
-from dsa_compile.passes.shared import each_indexer, each_layer, in_place
+from dsa_compile.passes.shared import each_draft, each_indexer, each_layer, in_place
 
 aten, dsa = torch.ops.aten, torch.ops.dsa
 
@@ -36,7 +36,8 @@ class RecognizeLinear(RegionPass):
         attention = each_layer(program, region, 5)  # q_a, q_b, kv_a, kv_b, o
         indexer = each_indexer(program, region, 3)  # wq_b, wk, weights
         mlp = each_layer(program, region, 3)  # gate, up, down
-        return attention + indexer + mlp + in_place(program, region, Place.HEAD)
+        others = in_place(program, region, Place.HEAD) + each_draft(program, region)
+        return attention + indexer + mlp + others
 
     def rewrite(self, edit: Editor, program: Program) -> None:
         """Replace every match."""

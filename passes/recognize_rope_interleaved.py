@@ -1,4 +1,4 @@
-"""Recognise the rotation of MLA's queries and shared key: interleaved pairs.
+"""Recognise the rotation of interleaved pairs: MLA's queries and shared key, GLM-5's indexer too.
 
 Before (heads before tokens)::                      After::
 
@@ -8,9 +8,11 @@ Before (heads before tokens)::                      After::
     y = cat([a·c - b·s, b·c + a·s], -1)                 y = transpose(r, 1, 2)
 
 The result is de-interleaved: all first members of the pairs, then all second ones, a permutation
-that queries and keys share. The transposes go away in ``token_major``.
+that queries and keys share. The transposes go away in ``token_major``. An indexer has tokens before
+heads, so its tables are unsqueezed at 2, and nothing is transposed.
 
-Declines: tables other than the program's cos and sin (swapped ones included), another dimension.
+Declines: tables other than the program's cos and sin (swapped ones included), another dimension,
+cosines and sines that are spread over different dimensions.
 """
 
 import torch
@@ -24,11 +26,14 @@ from dsa_compile.passes.shared import END, each_indexer, each_layer, value_named
 
 aten, dsa = torch.ops.aten, torch.ops.dsa
 
+# The dimension of heads in [B, H, S, D] and in [B, S, H, D], where tables are spread.
+_HEADS_FIRST, _TOKENS_FIRST = 1, 2
+
 
 def _pattern() -> Call:
     def half(name: str) -> Call:
         table = Call(aten.slice.Tensor, value_named(name), 2, 0, Const("half", int), shared=True)
-        return Call(aten.unsqueeze.default, table, 1, shared=True)
+        return Call(aten.unsqueeze.default, table, Const("heads", int), shared=True)
 
     x = Node("x")
     first = Call(aten.slice.Tensor, x, 3, 0, END, 2)
@@ -57,6 +62,13 @@ class RecognizeRopeInterleaved(RegionPass):
             if 2 * m["half"] != width:
                 reason = f"rotates by {m['half']} angles, not half of {width}"
                 edit.decline(m, reason)
+                continue
+            if m["heads"] not in (_HEADS_FIRST, _TOKENS_FIRST):
+                edit.decline(m, f"spreads its tables over dimension {m['heads']}")
+                continue
+            if m["heads"] == _TOKENS_FIRST:
+                args = (m["x"], m["cos"], m["sin"])
+                edit.replace(m.root, edit.call(dsa.rope_interleaved.default, *args, before=m.root))
                 continue
             turned = edit.call(aten.transpose.int, m["x"], 1, 2, before=m.root)
             rotated = edit.call(

@@ -11,17 +11,18 @@ Before::                                                After::
     w = gather(scores, 1, indices);  w = w / (sum(w) + 1e-20);  weights = w * scale
 
 Source: DeepSeek-V3 technical report (arXiv:2412.19437), section 2.1.2. The division is absent where
-``norm_topk_prob`` is false.
+``norm_topk_prob`` is false. A.X-K2 fills with 0.0 instead of -inf, or has no groups at all.
 
 Declines: other score functions, other penalties.
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 
 from dsa_compile.ir.edit import Editor
-from dsa_compile.ir.match import ANY, Call, Cast, Const, Node, getitem
+from dsa_compile.ir.match import ANY, Call, Cast, Const, Match, Node, find, getitem
 from dsa_compile.ir.passes import RegionPass
 from dsa_compile.ir.program import Program
 from dsa_compile.ir.region import Region
@@ -33,17 +34,11 @@ aten, dsa = torch.ops.aten, torch.ops.dsa
 _EPSILON = 1e-20
 
 
-def _pattern(normalize: bool) -> Call:
+def _pattern(normalize: bool, grouped: bool = True) -> Call:
     logits = Call(aten.linear.default, Cast(Node("x")), Cast(Node("weight")))
     scores = Call(aten.sigmoid.default, logits)
     choice = Call(aten.add.Tensor, scores, Node("bias"))
-    by_group = Call(aten.view.default, choice, [-1, Const("n_group", int), ANY])
-    groups = Call(aten.sum.dim_IntList, getitem(Call(aten.topk.default, by_group, 2), 0), [-1])
-    best = getitem(Call(aten.topk.default, groups, Const("topk_group", int), -1, True, False), 1)
-    kept = Call(aten.scatter.value, Call(aten.zeros_like.default, groups), 1, best, 1)
-    spread = Call(aten.expand.default, Call(aten.unsqueeze.default, kept, -1), ANY)
-    dropped = Call(aten.bitwise_not.default, Cast(Call(aten.reshape.default, spread, ANY)))
-    masked = Call(aten.masked_fill.Scalar, choice, dropped, -math.inf)
+    masked = _masked(choice) if grouped else choice
     chosen = Call(aten.topk.default, masked, Const("top_k", int), -1, True, False)
     indices = getitem(chosen, 1, name="indices", shared=True)
     weights = Call(aten.gather.default, scores, 1, indices)
@@ -51,6 +46,17 @@ def _pattern(normalize: bool) -> Call:
         total = Call(aten.add.Tensor, Call(aten.sum.dim_IntList, weights, [-1], True), _EPSILON)
         weights = Call(aten.div.Tensor, weights, total)
     return Call(aten.mul.Tensor, weights, Const("scale", float))
+
+
+def _masked(choice: Call) -> Call:
+    """``choice`` with another score for experts of groups that are not kept."""
+    by_group = Call(aten.view.default, choice, [-1, Const("n_group", int), ANY])
+    groups = Call(aten.sum.dim_IntList, getitem(Call(aten.topk.default, by_group, 2), 0), [-1])
+    best = getitem(Call(aten.topk.default, groups, Const("topk_group", int), -1, True, False), 1)
+    kept = Call(aten.scatter.value, Call(aten.zeros_like.default, groups), 1, best, 1)
+    spread = Call(aten.expand.default, Call(aten.unsqueeze.default, kept, -1), ANY)
+    dropped = Call(aten.bitwise_not.default, Cast(Call(aten.reshape.default, spread, ANY)))
+    return Call(aten.masked_fill.Scalar, choice, dropped, Const("fill", float))
 
 
 class RecognizeRouter(RegionPass):
@@ -65,11 +71,19 @@ class RecognizeRouter(RegionPass):
     def rewrite(self, edit: Editor, program: Program) -> None:
         """Match from the final product of the weights."""
         normalize = program.spec.norm_topk_prob
-        for m in edit.matches(_pattern(normalize)):
-            args = (m["x"], m["weight"], m["bias"], m["n_group"], m["topk_group"], m["top_k"])
-            router = edit.call(
-                dsa.router.default, *args, normalize, m["scale"], before=m["indices"]
-            )
+        for m in self._sites(edit, normalize):
+            groups = [m.bound.get(name, 1) for name in ("n_group", "topk_group")]
+            fill = m.bound.get("fill", -math.inf)
+            if fill not in (0.0, -math.inf):
+                edit.decline(m, f"scores the experts of other groups {fill}")
+                continue
+            args = (m["x"], m["weight"], m["bias"], *groups, m["top_k"], normalize, m["scale"])
+            late = (0, None, True) if fill == 0.0 and groups[0] > 1 else ()
+            router = edit.call(dsa.router.default, *args, *late, before=m["indices"])
             edit.take(router, 1, m["indices"], "expert_indices")
             edit.take(router, 0, m.root, "expert_weights")
             edit.close_site()
+
+    def _sites(self, edit: Editor, normalize: bool) -> Sequence[Match]:
+        plain = find(edit.graph, _pattern(normalize, grouped=False)).found
+        return plain or list(edit.matches(_pattern(normalize)))

@@ -47,6 +47,12 @@ def in_place(program: Program, region: Region, place: Place, count: int = 1) -> 
     return count if program.place(region) is place else 0
 
 
+def each_draft(program: Program, region: Region, count: int = 1) -> int:
+    """``count`` sites in the prologues that take states as well as tokens."""
+    takes = bool(region.inputs_of(Role.VALUE))
+    return in_place(program, region, Place.PROLOGUE, count) if takes else 0
+
+
 def gated_mlps(program: Program, region: Region) -> int:
     """The dense MLP or the shared expert of a layer; none where that is one of the experts."""
     routers = calls(region.graph, torch.ops.dsa.router.default)

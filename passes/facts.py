@@ -1,0 +1,197 @@
+"""Facts of the passes: what they are called, need and run for, read without importing torch.
+
+The modules of the passes import torch, which takes seconds, and a wrong name should not wait for
+that. What is needed to check names stands in their sources as plain assignments in the class body
+(:class:`~dsa_compile.ir.passes.Pass`), and is read there; nothing is said twice.
+"""
+
+import ast
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dsa_compile.config import FP8_RECIPES, GPUS, RECIPES, TARGETS, CompileConfig
+from dsa_compile.layout import ATTENTION, EMBEDDING, EXPERTS, HEAD, MLPS, TOKENS
+
+if TYPE_CHECKING:
+    from dsa_compile.ir.passes import Pass
+    from dsa_compile.ir.program import Level
+
+GROUP = "dsa_compile.passes"
+"""The entry points by which installed packages add passes (:mod:`dsa_compile.passes.added`)."""
+
+Value = bool | int | float | str
+
+_FOLDER = Path(__file__).parent
+_NAMES = {
+    "FP8_RECIPES": FP8_RECIPES,
+    "GPUS": GPUS,
+    "TARGETS": TARGETS,
+    "ATTENTION": ATTENTION,
+    "EMBEDDING": EMBEDDING,
+    "EXPERTS": EXPERTS,
+    "TOKENS": TOKENS,
+    "HEAD": HEAD,
+    "MLPS": MLPS,
+}
+
+
+@dataclass(frozen=True)
+class PassFacts:
+    """A pass, for those who choose passes; see :class:`~dsa_compile.ir.passes.Pass`.
+
+    Attributes:
+        numerics: ``bitwise`` or ``tolerance``.
+        options: with their defaults.
+        about: the docstring of its module.
+        package: name and version of the package that adds it; empty for the project's own.
+        cuts: the part of the model that it cuts over ranks; empty for one that cuts none.
+    """
+
+    name: str
+    numerics: str
+    requires: tuple[str, ...]
+    recipes: tuple[str, ...]
+    targets: tuple[str, ...]
+    options: dict[str, Value]
+    about: str
+    package: str = ""
+    cuts: str = ""
+
+    def runs(self, config: CompileConfig) -> bool:
+        """Whether it runs in a compilation."""
+        return self.name not in config.disable and self.fits(config)
+
+    def fits(self, config: CompileConfig) -> bool:
+        """Whether it is for the recipe, target and layout of a compilation."""
+        return (
+            config.recipe in self.recipes
+            and config.target in self.targets
+            and (not self.cuts or self.cuts in config.layout.cuts)
+        )
+
+
+@dataclass(frozen=True)
+class LevelFacts:
+    """A level between passes: its name."""
+
+    name: str
+
+
+Step = PassFacts | LevelFacts
+
+
+def steps() -> tuple[Step, ...]:
+    """All steps, those of installed packages too; torch is imported only where there are such."""
+    if not metadata.entry_points(group=GROUP):
+        return built_in()
+    from dsa_compile.passes.added import assemble
+
+    config, pipeline = assemble(CompileConfig(target=TARGETS[0]), ())
+    return facts_of_pipeline(pipeline, {added.name: added.package for added in config.added_passes})
+
+
+def passes_of(listed: Sequence[Step]) -> list[PassFacts]:
+    """The passes among steps."""
+    return [step for step in listed if isinstance(step, PassFacts)]
+
+
+def facts_of_pipeline(
+    pipeline: "Sequence[Pass | Level]", packages: dict[str, str] | None = None
+) -> tuple[Step, ...]:
+    """The facts of steps that are imported; ``packages`` names those that add passes."""
+    from dsa_compile.ir.passes import Pass
+
+    return tuple(
+        facts_of(step, (packages or {}).get(step.name, ""))
+        if isinstance(step, Pass)
+        else LevelFacts(step.name)
+        for step in pipeline
+    )
+
+
+def facts_of(step: "Pass", package: str = "") -> PassFacts:
+    """The facts of a pass that is imported."""
+    from dsa_compile.passes.options import options_of
+
+    return PassFacts(
+        step.name,
+        step.numerics.value,
+        step.requires,
+        step.recipes,
+        step.targets,
+        options_of(step),
+        step.about,
+        package,
+        step.cuts,
+    )
+
+
+def built_in() -> tuple[Step, ...]:
+    """The steps of :data:`~dsa_compile.passes.pipeline.PIPELINE`, in order."""
+    tree = _parse("pipeline")
+    homes = {
+        alias.name: (node.module or "").rpartition(".")[2]
+        for node in tree.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    (listed,) = (
+        node.value
+        for node in tree.body
+        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "PIPELINE"
+    )
+    assert isinstance(listed, ast.Tuple)
+    return tuple(_step(entry, homes) for entry in listed.elts)
+
+
+def _parse(module: str) -> ast.Module:
+    return ast.parse((_FOLDER / f"{module}.py").read_bytes())
+
+
+def _step(entry: ast.expr, homes: dict[str, str]) -> Step:
+    if isinstance(entry, ast.Attribute):  # Level.LOGICAL
+        return LevelFacts(entry.attr)
+    assert isinstance(entry, ast.Call)
+    given = {str(word.arg): _value(word.value) for word in entry.keywords}
+    kind = ast.unparse(entry.func)
+    return _declared(homes[kind], kind, given)
+
+
+def _declared(module: str, kind: str, given: dict[str, Any]) -> PassFacts:
+    tree = _parse(module)
+    (body,) = (
+        node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == kind
+    )
+    said: dict[str, Any] = {}
+    options: dict[str, Value] = {}
+    for node in body:
+        if isinstance(node, ast.Assign):
+            said[ast.unparse(node.targets[0])] = node.value
+        elif isinstance(node, ast.FunctionDef) and node.name == "__init__":
+            options = _options(node.args)
+    numerics = ast.unparse(said["numerics"]) if "numerics" in said else "Numerics.BITWISE"
+    names = ("requires", "recipes", "targets", "cuts")
+    values = {name: _value(said[name]) for name in names if name in said}
+    return PassFacts(
+        module,
+        numerics.rpartition(".")[2].lower(),
+        values.get("requires", ()),
+        values.get("recipes", tuple(RECIPES)),
+        values.get("targets", TARGETS),
+        options | given,
+        ast.get_docstring(tree) or "",
+        cuts=values.get("cuts", ""),
+    )
+
+
+def _options(arguments: ast.arguments) -> dict[str, Value]:
+    given = arguments.args[len(arguments.args) - len(arguments.defaults) :]
+    names = (argument.arg for argument in given)
+    return dict(zip(names, map(_value, arguments.defaults), strict=True))
+
+
+def _value(node: ast.expr) -> Any:
+    return _NAMES[node.id] if isinstance(node, ast.Name) else ast.literal_eval(node)

@@ -13,7 +13,7 @@ class Provider:
         name: as artifacts record it.
         modules: what must be importable.
         install: how to get it.
-        peer: made by others; bound only where it is installed or asked for.
+        peer: made by others; bound only where it is installed or requested.
     """
 
     name: str
@@ -36,14 +36,14 @@ def _importable(module: str) -> bool:
         return False
 
 
-_EXTRA = "pip install 'dsa-compile[cuda]'"
+_CUDA = "pip install cuda-bindings nvidia-cuda-nvrtc nvidia-cuda-runtime"
 PROVIDERS: Mapping[str, Provider] = {
     provider.name: provider
     for provider in (
         Provider("reference"),
         Provider("torch"),
-        Provider("triton", ("triton",), _EXTRA),
-        Provider("cuda", ("cuda.bindings",), _EXTRA),
+        Provider("triton", ("triton",), "pip install triton"),
+        Provider("cuda", ("cuda.bindings",), _CUDA),
         Provider("deep_gemm", ("deep_gemm",), "build it from its repository", peer=True),
         Provider("flash_mla", ("flash_mla",), "build it from its repository", peer=True),
     )

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import torch
 
+from dsa_compile.kernels.entries import cuda_kernel, peer_kernel, torch_function, triton_kernel
 from dsa_compile.kernels.facts import (
-    Condition,
     dtype_in,
     size_at_most,
     size_in,
@@ -18,64 +18,26 @@ from dsa_compile.kernels.facts import (
     value_in,
     value_multiple,
 )
-from dsa_compile.kernels.implementation import GPUS, HOPPER, Implementation
-
-_TRITON = "dsa_compile.kernels.triton"
-_CUDA = "dsa_compile.kernels.cuda"
-_PEERS = "dsa_compile.kernels.peers"
+from dsa_compile.kernels.implementation import HOPPER, Implementation
 
 _BF16 = torch.bfloat16
 _WIDEST = 32768  # a row that one program of Triton's holds
 
 
-def _triton(
-    op: str, module: str, *conditions: Condition, note: str = "", mixed: bool = False
-) -> Implementation:
-    function = f"{_TRITON}.{module}:{op}"
-    return Implementation(op, "triton", function, GPUS, conditions, note=note, mixed=mixed)
-
-
-def _cuda(
-    op: str,
-    module: str,
-    *conditions: Condition,
-    targets: tuple[str, ...] = GPUS,
-    max_tokens: int | None = None,
-    note: str = "",
-) -> Implementation:
-    function = f"{_CUDA}.{module}:{op}"
-    return Implementation(op, "cuda", function, targets, conditions, max_tokens, note)
-
-
-def _peer(
-    op: str,
-    provider: str,
-    *conditions: Condition,
-    module: str = "",
-    max_tokens: int | None = None,
-    note: str = "",
-) -> Implementation:
-    function = f"{_PEERS}.{module or provider}:{op}"
-    return Implementation(op, provider, function, (HOPPER,), conditions, max_tokens, note)
-
-
-def _torch(op: str, module: str, note: str = "cuBLAS", *, traced: bool = False) -> Implementation:
-    function = f"dsa_compile.kernels.{module}:{op}"
-    return Implementation(op, "torch", function, GPUS, note=note, traced=traced)
-
-
 def _norm_quantize(op: str) -> tuple[Implementation, ...]:
     return (
-        _cuda(op, "norm_quantize", dtype_in("x", _BF16), size_multiple("x", -1, 256)),
-        _triton(op, "norm_quantize", size_multiple("x", -1, 128), size_at_most("x", -1, _WIDEST)),
+        cuda_kernel(op, "norm_quantize", dtype_in("x", _BF16), size_multiple("x", -1, 256)),
+        triton_kernel(
+            op, "norm_quantize", size_multiple("x", -1, 128), size_at_most("x", -1, _WIDEST)
+        ),
     )
 
 
 def _latent_row(op: str) -> tuple[Implementation, ...]:
     conditions = (dtype_in("kv", _BF16), size_multiple("weight", 0, 256), size_in("cos", -1, 64))
     return (
-        _cuda(op, "latent_row", *conditions),
-        _triton(op, "latent_cache", size_power_of_two("weight", 0)),
+        cuda_kernel(op, "latent_row", *conditions),
+        triton_kernel(op, "latent_cache", size_power_of_two("weight", 0)),
     )
 
 
@@ -92,7 +54,7 @@ def _attention() -> tuple[Implementation, ...]:
     """Rows of bf16: ours are ahead of FlashMLA at every shape measured."""
     op = "paged_latent_attention"
     return (
-        _cuda(
+        cuda_kernel(
             op,
             "mla",
             *_MLA,
@@ -100,8 +62,8 @@ def _attention() -> tuple[Implementation, ...]:
             targets=(HOPPER,),
             note="H200, 1,024 tokens × 128 heads: 929 µs, flash_mla 1,021 beside it",
         ),
-        _peer(op, "flash_mla", *_FLASH_MLA),
-        _triton(op, "mla", *_POWERS),
+        peer_kernel(op, "flash_mla", *_FLASH_MLA),
+        triton_kernel(op, "mla", *_POWERS),
     )
 
 
@@ -109,7 +71,7 @@ def _attention_fp8() -> tuple[Implementation, ...]:
     """656-byte rows: FlashMLA is ahead where ours has filled the device once but not yet twice."""
     op, peer = "paged_latent_attention_fp8", (*_FLASH_MLA, size_in("cache", 1, 64))
     return (
-        _cuda(
+        cuda_kernel(
             op,
             "mla",
             *_MLA,
@@ -117,29 +79,29 @@ def _attention_fp8() -> tuple[Implementation, ...]:
             max_tokens=66,
             note="H200, 128 heads: 1 token 11.5 µs, 64 tokens 96.8 (flash_mla 18.9, 106.0)",
         ),
-        _peer(
+        peer_kernel(
             op,
             "flash_mla",
             *peer,
             max_tokens=84,
             note="H200, 72 tokens × 128 heads: 137 µs (cuda 167)",
         ),
-        _cuda(
+        cuda_kernel(
             op,
             "mla",
             *_MLA,
             targets=(HOPPER,),
             note="H200, 128 heads: 256 tokens 379 µs, 8,192 8.8 ms (flash_mla 413, 13.5 ms)",
         ),
-        _triton(op, "mla_fp8", *_POWERS, size_multiple("q_latent", 2, 128)),
+        triton_kernel(op, "mla_fp8", *_POWERS, size_multiple("q_latent", 2, 128)),
     )
 
 
 def _attention_fp8_tensor() -> tuple[Implementation, ...]:
     op = "paged_latent_attention_fp8_tensor"
     return (
-        _cuda(op, "mla", *_MLA, targets=(HOPPER,)),
-        _triton(op, "mla_fp8", *_POWERS, size_multiple("q_latent", 2, 128)),
+        cuda_kernel(op, "mla", *_MLA, targets=(HOPPER,)),
+        triton_kernel(op, "mla_fp8", *_POWERS, size_multiple("q_latent", 2, 128)),
     )
 
 
@@ -147,54 +109,66 @@ def _attention_expand() -> Iterator[Implementation]:
     """As attention itself, by tokens; what follows it chooses its own kernel."""
     expand = (size_in("w_uv", 1, 128), size_in("w_uv", 2, 512))
     rows, peer = "paged_latent_attention_fp8_expand", (*_FLASH_MLA, size_in("cache", 1, 64))
-    yield _cuda(rows, "attention_expand", *_MLA, *expand, targets=(HOPPER,), max_tokens=66)
-    yield _peer(rows, "flash_mla", *peer, module="flash_mla_expand", max_tokens=84)
+    yield cuda_kernel(rows, "attention_expand", *_MLA, *expand, targets=(HOPPER,), max_tokens=66)
+    yield peer_kernel(rows, "flash_mla", *peer, module="flash_mla_expand", max_tokens=84)
     for op in (rows, "paged_latent_attention_fp8_tensor_expand"):
-        yield _cuda(op, "attention_expand", *_MLA, *expand, targets=(HOPPER,))
-        yield _triton(op, "mla_fp8_expand", *_POWERS, size_multiple("q_latent", 2, 128))
+        yield cuda_kernel(op, "attention_expand", *_MLA, *expand, targets=(HOPPER,))
+        yield triton_kernel(op, "mla_fp8_expand", *_POWERS, size_multiple("q_latent", 2, 128))
 
 
 _PROJECTION = (size_multiple("weight", 0, 8), size_multiple("weight", 1, 128))
 
 KERNELS: tuple[Implementation, ...] = (
     # norms, activations, quantisation
-    _triton("rms_norm", "norm", size_at_most("x", -1, _WIDEST)),
-    _triton("add_rms_norm", "norm", size_at_most("x", -1, _WIDEST)),
-    _triton("layer_norm", "norm", size_at_most("x", -1, _WIDEST)),
+    triton_kernel("rms_norm", "norm", size_at_most("x", -1, _WIDEST)),
+    triton_kernel("add_rms_norm", "norm", size_at_most("x", -1, _WIDEST)),
+    triton_kernel("layer_norm", "norm", size_at_most("x", -1, _WIDEST)),
     *_norm_quantize("rms_norm_quantize"),
     *_norm_quantize("rms_norm_quantize_keep"),
     *_norm_quantize("add_rms_norm_quantize"),
-    _triton("swiglu", "activation"),
-    _triton("swiglu_packed", "activation"),
-    _cuda(
+    cuda_kernel(
+        "all_reduce_add_rms_norm_quantize",
+        "all_reduce_norm",
+        dtype_in("x", _BF16),
+        size_multiple("x", -1, 256),
+    ),
+    triton_kernel(
+        "all_reduce_add_rms_norm_quantize",
+        "all_reduce_norm",
+        size_multiple("x", -1, 128),
+        size_at_most("x", -1, _WIDEST),
+    ),
+    triton_kernel("swiglu", "activation"),
+    triton_kernel("swiglu_packed", "activation"),
+    cuda_kernel(
         "swiglu_packed_quantize",
         "swiglu_quantize",
         dtype_in("gate_up", _BF16),
         size_multiple("gate_up", -1, 256),
     ),
-    _triton("swiglu_packed_quantize", "activation", size_multiple("gate_up", -1, 256)),
-    _triton("quantize_blocks", "quantize", size_multiple("x", -1, 128)),
-    _triton("embedding", "embedding"),
+    triton_kernel("swiglu_packed_quantize", "activation", size_multiple("gate_up", -1, 256)),
+    triton_kernel("quantize_blocks", "quantize", size_multiple("x", -1, 128)),
+    triton_kernel("embedding", "embedding"),
     # RoPE and the caches
-    _triton("rope_interleaved", "rope", size_power_of_two("x", -1)),
-    _triton("rope_half", "rope", size_power_of_two("x", -1)),
-    _triton("write_latent_cache", "latent_cache"),
-    _triton("write_index_cache", "latent_cache"),
+    triton_kernel("rope_interleaved", "rope", size_power_of_two("x", -1)),
+    triton_kernel("rope_half", "rope", size_power_of_two("x", -1)),
+    triton_kernel("write_latent_cache", "latent_cache"),
+    triton_kernel("write_index_cache", "latent_cache"),
     *_latent_row("norm_rope_write_latent_cache_fp8"),
     *_latent_row("norm_rope_write_latent_cache_fp8_tensor"),
-    _triton("dense_slots", "slots"),
+    triton_kernel("dense_slots", "slots"),
     # what is left between them
-    _torch("pointwise", "pointwise", note="Inductor", traced=True),
+    torch_function("pointwise", "pointwise", note="Inductor", traced=True),
     # the indexer
-    _cuda(
+    cuda_kernel(
         "write_index_key_fp8",
         "index_quantize",
         dtype_in("k", _BF16),
         size_in("k", 1, 128),
         size_in("cos", -1, 64),
     ),
-    _triton("write_index_key_fp8", "index_key", size_in("k", 1, 128), size_in("cos", -1, 64)),
-    _cuda(
+    triton_kernel("write_index_key_fp8", "index_key", size_in("k", 1, 128), size_in("cos", -1, 64)),
+    cuda_kernel(
         "index_query_quantize",
         "index_quantize",
         dtype_in("q", _BF16),
@@ -202,9 +176,11 @@ KERNELS: tuple[Implementation, ...] = (
         size_multiple("q", 1, 16),
         size_in("cos", -1, 64),
     ),
-    _triton("index_query_quantize", "index_query", size_in("q", 2, 128), size_in("cos", -1, 64)),
+    triton_kernel(
+        "index_query_quantize", "index_query", size_in("q", 2, 128), size_in("cos", -1, 64)
+    ),
     # the parts of attention's first projection
-    _cuda(
+    cuda_kernel(
         "attention_inputs_fp8",
         "attention_inputs",
         dtype_in("merged", _BF16),
@@ -214,7 +190,7 @@ KERNELS: tuple[Implementation, ...] = (
         size_in("cos", -1, 64),
         note="one launch up to 512 tokens",
     ),
-    _triton(
+    triton_kernel(
         "attention_inputs_fp8",
         "attention_inputs",
         size_multiple("q_weight", 0, 128),
@@ -223,7 +199,7 @@ KERNELS: tuple[Implementation, ...] = (
         size_in("cos", -1, 64),
         note="a launch for each part",
     ),
-    _cuda(
+    cuda_kernel(
         "index_head_weights",
         "head_weights",
         dtype_in("x", _BF16),
@@ -232,8 +208,8 @@ KERNELS: tuple[Implementation, ...] = (
         max_tokens=32,
         note="H200, 1 token: 4.1 µs (triton 7.3; conversion, cuBLAS and scale apart 8.6)",
     ),
-    _triton("index_head_weights", "head_weights"),
-    _triton(
+    triton_kernel("index_head_weights", "head_weights"),
+    triton_kernel(
         "paged_index_topk",
         "index_topk",
         value_multiple("topk", 4),
@@ -241,7 +217,7 @@ KERNELS: tuple[Implementation, ...] = (
         size_multiple("q", 2, 4),
         mixed=True,  # top-k
     ),
-    _cuda(
+    cuda_kernel(
         "paged_index_topk_fp8",
         "index_topk",
         size_in("q", 1, 16, 32, 64),
@@ -252,7 +228,7 @@ KERNELS: tuple[Implementation, ...] = (
         targets=(HOPPER,),
         note="H200, 2,048 × 65,536, scores and top-k: 1,812 µs (deep_gemm + vllm 2,479)",
     ),
-    _triton(
+    triton_kernel(
         "paged_index_topk_fp8",
         "index_topk",
         value_multiple("topk", 4),
@@ -265,31 +241,31 @@ KERNELS: tuple[Implementation, ...] = (
     *_attention_fp8(),
     *_attention_fp8_tensor(),
     *_attention_expand(),
-    _torch("absorb_query", "absorb"),
-    _torch("expand_output", "absorb"),
-    _cuda(
+    torch_function("absorb_query", "absorb"),
+    torch_function("expand_output", "absorb"),
+    cuda_kernel(
         "absorb_rope_query",
         "head_products",
         dtype_in("q", _BF16),
-        size_in("q", 2, 192),
-        size_in("w_uk", 1, 128),
+        size_in("q", 2, 192, 256),
+        size_in("w_uk", 1, 128, 192),
         size_in("w_uk", 2, 512),
         max_tokens=32,
         note="H200, 1 token: 5.2 µs (product and rotation apart 8.2); 32 tokens: 9.5 (10.1)",
     ),
-    _torch("absorb_rope_query", "absorb"),
-    _cuda(
+    torch_function("absorb_rope_query", "absorb"),
+    cuda_kernel(
         "expand_output_quantize",
         "head_products",
         dtype_in("o_latent", _BF16),
-        size_in("w_uv", 1, 128),
+        size_in("w_uv", 1, 128, 256),
         size_in("w_uv", 2, 512),
         max_tokens=32,
         note="H200, 1 token: 5.7 µs (product and quantisation apart 8.2); 64 tokens: 13.0 (9.1)",
     ),
-    _torch("expand_output_quantize", "absorb"),
+    torch_function("expand_output_quantize", "absorb"),
     # projections
-    _cuda(
+    cuda_kernel(
         "linear_fp8",
         "gemm_fp8",
         *_PROJECTION,
@@ -297,16 +273,16 @@ KERNELS: tuple[Implementation, ...] = (
         max_tokens=64,
         note="H200, a layer's six at 1 token: 61 µs (deep_gemm 93)",
     ),
-    _peer(
+    peer_kernel(
         "linear_fp8",
         "deep_gemm",
         *_PROJECTION,
         note="H200, a layer's six at 4,096 tokens: 1,331 µs (cuda 1,448)",
     ),
-    _cuda("linear_fp8", "gemm_fp8", *_PROJECTION, targets=(HOPPER,)),
-    _triton("linear_fp8", "gemm_fp8", size_multiple("weight", 1, 128)),
+    cuda_kernel("linear_fp8", "gemm_fp8", *_PROJECTION, targets=(HOPPER,)),
+    triton_kernel("linear_fp8", "gemm_fp8", size_multiple("weight", 1, 128)),
     # experts and their router
-    _cuda(
+    cuda_kernel(
         "router",
         "router",
         dtype_in("x", _BF16),
@@ -317,12 +293,15 @@ KERNELS: tuple[Implementation, ...] = (
         size_at_most("weight", 0, 512),
         value_in("n_group", 1, 2, 4, 8, 16, 32),
         value_at_most("top_k", 16),
+        value_in("zero_dropped", False),
         max_tokens=2,
-        note="H200, 1 token: 6.8 µs (triton 8.2); 4 tokens: 8.7 (8.4)",
+        note="H200, 1 token: 5.6 µs (triton 7.8); 16 tokens: 13.7 (8.4)",
     ),
-    _triton("router", "router", size_at_most("weight", 0, 1024)),
-    _triton("experts", "experts"),
-    _cuda(
+    triton_kernel(
+        *("router", "router", size_at_most("weight", 0, 1024)), value_in("zero_dropped", False)
+    ),
+    triton_kernel("experts", "experts"),
+    cuda_kernel(
         "experts_fp8",
         "experts_fp8",
         size_multiple("x", 1, 256),
@@ -331,12 +310,14 @@ KERNELS: tuple[Implementation, ...] = (
         targets=(HOPPER,),
         note="H200, 8,192 tokens: 7.3 ms (deep_gemm's products and what is around them 9.1)",
     ),
-    _peer(
+    peer_kernel(
         "experts_fp8",
         "deep_gemm",
         size_multiple("x", 1, 128),
         size_multiple("down", 2, 128),
         module="deep_gemm_experts",
     ),
-    _triton("experts_fp8", "experts", size_multiple("x", 1, 128), size_multiple("down", 2, 128)),
+    triton_kernel(
+        "experts_fp8", "experts", size_multiple("x", 1, 128), size_multiple("down", 2, 128)
+    ),
 )

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, fx
 
 from dsa_compile.ir.region import Role
-from dsa_compile.ir.tensor_info import TensorInfo, describe
+from dsa_compile.ir.tensor_info import TensorInfo, describe, size_in
 
 Choice = tuple[float, Callable[..., Any] | None]
 """The most tokens that a function takes, and the function; None for one that is not of interest."""
@@ -25,14 +25,14 @@ class Call:
 
     def __init__(self, node: fx.Node, choices: Sequence[Choice], device: str = "meta") -> None:
         self._node, self._choices, self._device = node, choices, device
-        self._symbols = sorted(
+        self._sizes = sorted(
             {size for leaf in _leaves(node) for size in _info(leaf).shape if isinstance(size, str)}
         )
         self._made: set[tuple[int, ...]] = set()
 
     def make(self, sizes: Mapping[str, int]) -> None:
         """Call the function for a step of these sizes, unless it has been called for them."""
-        key = tuple(sizes[symbol] for symbol in self._symbols)
+        key = tuple(size_in(size, sizes) for size in self._sizes)
         if key in self._made:
             return
         self._made.add(key)
@@ -48,7 +48,7 @@ class Call:
             args = fx.map_arg(node.args, lambda arg: self._value(arg, sizes))
             return node.target(*args)  # type: ignore[operator]
         info = _info(node)
-        shape = [size if isinstance(size, int) else sizes[size] for size in info.shape]
+        shape = [size_in(size, sizes) for size in info.shape]
         make = torch.empty if self._device == "meta" else torch.zeros
         # torch.compile tells tensors apart by whether they were made in inference mode
         kept = node.meta.get("role") in (Role.WEIGHT, Role.CACHE)

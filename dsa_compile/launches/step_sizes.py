@@ -15,8 +15,8 @@ TOKENS = (
     *range(1, 33), 48, 64, *range(65, 73), 85, 96, 128, 129, 192, 256, 265, 384, 512, 513, 768,
     1024, 1536, 2048, 2056, 3072, 4096, 6144, 8192, 8208, 16_384, 65_536, 262_144,
 )  # fmt: skip
-"""Of a step: as many as CUDA graphs have rows, the limits between kernels from both sides, and
-chunks of prompts. 2,056 and 8,208 are a few more than kernels take at a time (2,048)."""
+"""Tokens of a step: as many as CUDA graphs have rows, the limits between kernels from both sides,
+and chunks of prompts. 2,056 and 8,208 are a few more than kernels take at a time (2,048)."""
 CONTEXTS = (64, 2048, 16_384, 32_768, 65_536, 131_072, 163_840)
 """Keys that the block tables of a step hold, at most, beside the widths of top-k's kernels."""
 _EACH = (1, 2, 4, 8)
@@ -24,7 +24,7 @@ _EACH = (1, 2, 4, 8)
 _REQUESTS = (1, 7, 8)
 """Requests of steps between those of one prompt and those that only decode; seven are few."""
 _PAGES = (4096, 1 << 20)
-"""Of a cache: one whose rows all have a copy in a step's memory, and one that is taken in parts."""
+"""Pages of a cache: one whose rows all have a copy in a step's memory, one taken in parts."""
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,10 @@
 """The ``dsa::`` ops: what a compiled model is made of.
 
-Importing this package registers every op. Each has a schema, a fake for shape propagation and a
-plain function, also found in :data:`REFERENCE`, which is its CPU implementation and the meaning
-every other implementation is tested against. What else is known of an op, such as its family and
-its cost, stands beside its schema and is found in :data:`FACTS`.
+Importing this package registers every op. Each has a schema, declared types that every call is
+checked against (:mod:`dsa_compile.ops.signature`), and a plain function, also found in
+:data:`REFERENCE`, which is its CPU implementation and the meaning every other implementation is
+tested against. What else is known of an op, such as its family and its cost, stands beside its
+schema and is found in :data:`FACTS`.
 
 Logical ops take any leading dimensions and appear before tokens are flattened; kernel ops take flat
 tokens ``[T, ...]`` and know the paged caches.
@@ -26,6 +27,15 @@ from dsa_compile.ops.attention_fp8 import (
 )
 from dsa_compile.ops.attention_inputs import ATTENTION_INPUTS_FP8
 from dsa_compile.ops.cache import DENSE_SLOTS, WRITE_INDEX_CACHE, WRITE_LATENT_CACHE
+from dsa_compile.ops.collectives import (
+    ALL_GATHER,
+    ALL_GATHER_ROWS,
+    ALL_REDUCE,
+    ALL_REDUCE_ADD_RMS_NORM_QUANTIZE,
+    COMBINE,
+    LOCAL,
+    REDUCE_SCATTER,
+)
 from dsa_compile.ops.experts_fp8 import EXPERTS_FP8
 from dsa_compile.ops.facts import FACTS, CostFacts, Family, Form, OpFacts, names_of, ops_of
 from dsa_compile.ops.fused_cache import (
@@ -40,7 +50,7 @@ from dsa_compile.ops.indexer import INDEX_TOPK, PAGED_INDEX_TOPK
 from dsa_compile.ops.library import REFERENCE
 from dsa_compile.ops.linear_fp8 import LINEAR_FP8
 from dsa_compile.ops.mlp import EMBEDDING, LINEAR, SWIGLU, SWIGLU_PACKED
-from dsa_compile.ops.moe import EXPERTS, ROUTER
+from dsa_compile.ops.moe import EXPERTS, PLACE_EXPERTS, ROUTER
 from dsa_compile.ops.norm import ADD_RMS_NORM, LAYER_NORM, RMS_NORM
 from dsa_compile.ops.pointwise import POINTWISE
 from dsa_compile.ops.quantize import (
@@ -58,7 +68,12 @@ __all__ = [
     "ABSORB_ROPE_QUERY",
     "ADD_RMS_NORM",
     "ADD_RMS_NORM_QUANTIZE",
+    "ALL_GATHER",
+    "ALL_GATHER_ROWS",
+    "ALL_REDUCE",
+    "ALL_REDUCE_ADD_RMS_NORM_QUANTIZE",
     "ATTENTION_INPUTS_FP8",
+    "COMBINE",
     "DENSE_SLOTS",
     "EMBEDDING",
     "EXPAND_OUTPUT",
@@ -74,6 +89,7 @@ __all__ = [
     "LAYER_NORM",
     "LINEAR",
     "LINEAR_FP8",
+    "LOCAL",
     "NORM_ROPE_WRITE_LATENT_CACHE_FP8",
     "NORM_ROPE_WRITE_LATENT_CACHE_FP8_TENSOR",
     "ON_STREAM",
@@ -84,9 +100,11 @@ __all__ = [
     "PAGED_LATENT_ATTENTION_FP8_EXPAND",
     "PAGED_LATENT_ATTENTION_FP8_TENSOR",
     "PAGED_LATENT_ATTENTION_FP8_TENSOR_EXPAND",
+    "PLACE_EXPERTS",
     "POINTWISE",
     "QUANTIZE_BLOCKS",
     "RECORD_EVENT",
+    "REDUCE_SCATTER",
     "REFERENCE",
     "RMS_NORM",
     "RMS_NORM_QUANTIZE",

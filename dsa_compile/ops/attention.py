@@ -52,28 +52,14 @@ def sparse_attention(q: Tensor, k: Tensor, v: Tensor, indices: Tensor, scale: fl
     return out
 
 
-def _sparse_attention_fake(
-    q: Tensor, k: Tensor, v: Tensor, indices: Tensor, scale: float
-) -> Tensor:
-    return q.new_empty((*q.shape[:-1], v.shape[-1]))
-
-
 def absorb_query(q_nope: Tensor, w_uk: Tensor) -> Tensor:
     """Move a query into the latent space: ``[..., H, dn] x [H, dn, R] -> [..., H, R]``."""
     return _per_head(q_nope, w_uk)
 
 
-def _absorb_query_fake(q_nope: Tensor, w_uk: Tensor) -> Tensor:
-    return q_nope.new_empty((*q_nope.shape[:-1], w_uk.shape[2]))
-
-
 def expand_output(o_latent: Tensor, w_uv: Tensor) -> Tensor:
     """Bring a latent result back to heads: ``[..., H, R] x [H, dv, R] -> [..., H, dv]``."""
     return _per_head(o_latent, w_uv.transpose(1, 2))
-
-
-def _expand_output_fake(o_latent: Tensor, w_uv: Tensor) -> Tensor:
-    return o_latent.new_empty((*o_latent.shape[:-1], w_uv.shape[1]))
 
 
 def _per_head(x: Tensor, weight: Tensor) -> Tensor:
@@ -111,12 +97,6 @@ def latent_attention(
     return _attend(query, rows, slots.flatten(0, 1), scale, ckv.shape[2]).view(q_latent.shape)
 
 
-def _latent_attention_fake(
-    q_latent: Tensor, q_pe: Tensor, ckv: Tensor, k_pe: Tensor, indices: Tensor, scale: float
-) -> Tensor:
-    return q_latent.new_empty(q_latent.shape)
-
-
 def paged_latent_attention(
     q_latent: Tensor, q_pe: Tensor, cache: Tensor, slots: Tensor, scale: float
 ) -> Tensor:
@@ -136,12 +116,6 @@ def paged_latent_attention(
     return _attend(query, cache.view(-1, cache.shape[2]), slots, scale, q_latent.shape[2])
 
 
-def _paged_latent_attention_fake(
-    q_latent: Tensor, q_pe: Tensor, cache: Tensor, slots: Tensor, scale: float
-) -> Tensor:
-    return q_latent.new_empty(q_latent.shape)
-
-
 def _attend(query: Tensor, rows: Tensor, slots: Tensor, scale: float, latent: int) -> Tensor:
     """Attend from ``[T, H, W]`` to ``rows[slots]``, whose first ``latent`` columns are values."""
     tokens, heads, width = query.shape
@@ -157,12 +131,11 @@ def _attend(query: Tensor, rows: Tensor, slots: Tensor, scale: float, latent: in
 
 
 def _attend_chunk(query: Tensor, rows: Tensor, slots: Tensor, scale: float, latent: int) -> Tensor:
-    host = slots.numpy()
+    host = slots.numpy(force=True)  # on a GPU too, where verify compares kernels with this
     if host.size and host.min() >= 0:  # long contexts: nothing to trim, mask or blank
         gathered = _gather(rows, slots)
-        logits = torch.baddbmm(
-            _UNREAD, query.float(), gathered.transpose(1, 2), beta=0, alpha=scale
-        )
+        unread = _UNREAD.to(query.device)
+        logits = torch.baddbmm(unread, query.float(), gathered.transpose(1, 2), beta=0, alpha=scale)
         return torch.bmm(logits.softmax(-1), gathered[..., :latent]).to(query.dtype)
 
     used = np.flatnonzero((host >= 0).any(0))
@@ -196,34 +169,41 @@ PAGED_ATTENTION = OpFacts(Family.ATTENTION, skips="slots", cost=PAGED_ATTENTION_
 SPARSE_ATTENTION = define(
     "sparse_attention(Tensor q, Tensor k, Tensor v, Tensor indices, float scale) -> Tensor",
     sparse_attention,
-    _sparse_attention_fake,
+    "(q: f[*B, S, H, D], k: q[*B, S, H, D], v: q[*B, S, H, dv], indices: i32[*B, S, K])"
+    " -> q[*B, S, H, dv]",
     OpFacts(Family.ATTENTION, Form.DENSE, skips="indices"),
+    where=("len(B) <= 1",),
 )
 ABSORB_QUERY = define(
     "absorb_query(Tensor q_nope, Tensor w_uk) -> Tensor",
     absorb_query,
-    _absorb_query_fake,
+    "(q_nope: f[*L, H, dn], w_uk: q_nope[H, dn, R]) -> q_nope[*L, H, R]",
     OpFacts(Family.HEAD_PRODUCT, Form.ANY, cost=CostFacts(flops=products("w_uk"))),
+    where=("len(L) > 0",),
 )
 EXPAND_OUTPUT = define(
     "expand_output(Tensor o_latent, Tensor w_uv) -> Tensor",
     expand_output,
-    _expand_output_fake,
+    "(o_latent: f[*L, H, R], w_uv: o_latent[H, dv, R]) -> o_latent[*L, H, dv]",
     OpFacts(Family.HEAD_PRODUCT, Form.ANY, cost=CostFacts(flops=products("w_uv"))),
+    where=("len(L) > 0",),
 )
 LATENT_ATTENTION = define(
     "latent_attention(Tensor q_latent, Tensor q_pe, Tensor ckv, Tensor k_pe, Tensor indices,"
     " float scale) -> Tensor",
     latent_attention,
-    _latent_attention_fake,
+    "(q_latent: f[*B, S, H, R], q_pe: q_latent[*B, S, H, dr], ckv: q_latent[*B, S, R],"
+    " k_pe: q_latent[*B, S, dr], indices: i32[*B, S, K]) -> q_latent[*B, S, H, R]",
     OpFacts(Family.ATTENTION, Form.DENSE, skips="indices"),
+    where=("len(B) <= 1",),
     any_device=False,
 )
 PAGED_LATENT_ATTENTION = define(
     "paged_latent_attention(Tensor q_latent, Tensor q_pe, Tensor cache, Tensor slots,"
     " float scale) -> Tensor",
     paged_latent_attention,
-    _paged_latent_attention_fake,
+    "(q_latent: f[T, H, R], q_pe: q_latent[T, H, dr], cache: q_latent[P, bs, R + dr],"
+    " slots: i32[T, K]) -> q_latent[T, H, R]",
     PAGED_ATTENTION,
     any_device=False,
 )

@@ -6,7 +6,6 @@ together can go on with the product, and the result in the latent space is never
 
 from dataclasses import replace
 
-import torch
 from torch import Tensor
 
 from dsa_compile.ops.attention import PAGED_ATTENTION, PAGED_ATTENTION_COST
@@ -17,7 +16,6 @@ from dsa_compile.ops.attention_fp8 import (
 from dsa_compile.ops.facts import products
 from dsa_compile.ops.head_products import expand_output_quantize
 from dsa_compile.ops.library import define
-from dsa_compile.ops.quantize import BLOCK, E4M3
 
 
 def paged_latent_attention_fp8_expand(
@@ -76,39 +74,6 @@ def paged_latent_attention_fp8_tensor_expand(
     return expand_output_quantize(out, w_uv, ue8m0)
 
 
-def _fake(q_latent: Tensor, w_uv: Tensor) -> tuple[Tensor, Tensor]:
-    tokens, width = q_latent.shape[0], w_uv.shape[0] * w_uv.shape[1]
-    return (
-        q_latent.new_empty((tokens, width), dtype=E4M3),
-        q_latent.new_empty((tokens, width // BLOCK), dtype=torch.float32),
-    )
-
-
-def _fp8_fake(
-    q_latent: Tensor,
-    q_pe: Tensor,
-    cache: Tensor,
-    slots: Tensor,
-    scale: float,
-    w_uv: Tensor,
-    ue8m0: bool,
-) -> tuple[Tensor, Tensor]:
-    return _fake(q_latent, w_uv)
-
-
-def _fp8_tensor_fake(
-    q_latent: Tensor,
-    q_pe: Tensor,
-    cache: Tensor,
-    slots: Tensor,
-    scale: float,
-    cache_scale: Tensor,
-    w_uv: Tensor,
-    ue8m0: bool,
-) -> tuple[Tensor, Tensor]:
-    return _fake(q_latent, w_uv)
-
-
 _ARGUMENTS = "Tensor q_latent, Tensor q_pe, Tensor cache, Tensor slots, float scale"
 _EXPAND = "Tensor w_uv, bool ue8m0) -> (Tensor q, Tensor out_scale)"
 
@@ -124,12 +89,18 @@ _FACTS = replace(
 PAGED_LATENT_ATTENTION_FP8_EXPAND = define(
     f"paged_latent_attention_fp8_expand({_ARGUMENTS}, {_EXPAND}",
     paged_latent_attention_fp8_expand,
-    _fp8_fake,
+    "(q_latent: f[T, H, R], q_pe: q_latent[T, H, dr],"
+    " cache: u8[P, bs, fp8_row_bytes(R, dr)], slots: i32[T, K], w_uv: q_latent[H, dv, R])"
+    " -> (e4m3[T, H * dv], f32[T, H * dv // 128])",
     _FACTS,
+    where=("dv % 128 == 0",),
 )
 PAGED_LATENT_ATTENTION_FP8_TENSOR_EXPAND = define(
     f"paged_latent_attention_fp8_tensor_expand({_ARGUMENTS}, Tensor cache_scale, {_EXPAND}",
     paged_latent_attention_fp8_tensor_expand,
-    _fp8_tensor_fake,
+    "(q_latent: f[T, H, R], q_pe: q_latent[T, H, dr], cache: (e4m3 | u8)[P, bs, R + dr],"
+    " slots: i32[T, K], cache_scale: f32[1], w_uv: q_latent[H, dv, R])"
+    " -> (e4m3[T, H * dv], f32[T, H * dv // 128])",
     _FACTS,
+    where=("dv % 128 == 0",),
 )

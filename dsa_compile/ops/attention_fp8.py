@@ -146,19 +146,17 @@ def _attend(
     return out, lse
 
 
-def _out_fake(q_latent: Tensor, *_: Tensor | float) -> Tensor:
-    return q_latent.new_empty(q_latent.shape)
-
-
 PAGED_LATENT_ATTENTION_FP8 = define(
     f"paged_latent_attention_fp8({_ARGUMENTS}) -> Tensor",
     paged_latent_attention_fp8,
-    _out_fake,
+    "(q_latent: f[T, H, R], q_pe: q_latent[T, H, dr],"
+    " cache: u8[P, bs, fp8_row_bytes(R, dr)], slots: i32[T, K]) -> q_latent[T, H, R]",
     PAGED_ATTENTION,
 )
 PAGED_LATENT_ATTENTION_FP8_TENSOR = define(
     f"paged_latent_attention_fp8_tensor({_ARGUMENTS}, Tensor cache_scale) -> Tensor",
     paged_latent_attention_fp8_tensor,
-    _out_fake,
+    "(q_latent: f[T, H, R], q_pe: q_latent[T, H, dr], cache: (e4m3 | u8)[P, bs, R + dr],"
+    " slots: i32[T, K], cache_scale: f32[1]) -> q_latent[T, H, R]",
     PAGED_ATTENTION,
 )

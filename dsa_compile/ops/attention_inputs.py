@@ -5,7 +5,6 @@ parts' consumers do not depend on one another, so one launch serves them all; at
 launches are most of what the separate ops cost.
 """
 
-import torch
 from torch import Tensor
 
 from dsa_compile.ops.facts import Family, OpFacts
@@ -15,7 +14,7 @@ from dsa_compile.ops.fused_cache import (
 )
 from dsa_compile.ops.index_fused import write_index_key_fp8
 from dsa_compile.ops.library import bad_input, define
-from dsa_compile.ops.quantize import E4M3, block_count, rms_norm_quantize
+from dsa_compile.ops.quantize import rms_norm_quantize
 
 
 def attention_inputs_fp8(
@@ -82,17 +81,6 @@ def attention_inputs_fp8(
     return rms_norm_quantize(q, q_weight, q_eps, ue8m0)
 
 
-def _attention_inputs_fp8_fake(
-    merged: Tensor,
-    q_weight: Tensor,
-    q_eps: float,
-    *rest: object,
-) -> tuple[Tensor, Tensor]:
-    tokens, rank = merged.shape[0], q_weight.shape[0]
-    scale = merged.new_empty((tokens, block_count(rank)), dtype=torch.float32)
-    return merged.new_empty((tokens, rank), dtype=E4M3), scale
-
-
 ATTENTION_INPUTS_FP8 = define(
     "attention_inputs_fp8(Tensor merged, Tensor q_weight, float q_eps, Tensor k_weight,"
     " Tensor k_bias, float k_eps, Tensor kv_weight, float kv_eps, Tensor cos, Tensor sin,"
@@ -100,7 +88,16 @@ ATTENTION_INPUTS_FP8 = define(
     " Tensor(b!) index_cache, Tensor slot_mapping, Tensor? latent_scale=None)"
     " -> (Tensor q, Tensor scale)",
     attention_inputs_fp8,
-    _attention_inputs_fp8_fake,
+    "(merged: f[T, Rq + D + R + dr], q_weight: f[Rq], k_weight: f[D], k_bias: f[D],"
+    " kv_weight: f[R], cos: f[T, dr], sin: cos[T, dr],"
+    " latent_cache: u8[P, bs, fp8_row_bytes(R, dr) if latent_scale is None else R + dr],"
+    " index_cache: u8[P, bs, D + 4], slot_mapping: i64[T], latent_scale: f32[1])"
+    " -> (e4m3[T, Rq], f32[T, block_count(Rq)])",
     OpFacts(Family.ATTENTION_INPUTS, skips="slot_mapping", indexer_rope="index_interleaved"),
+    where=(
+        "D & (D - 1) == 0",
+        "dr <= D",
+        "dr % 2 == 0",
+    ),
     any_device=False,
 )

@@ -45,16 +45,6 @@ def write_rows(values: Tensor, cache: Tensor, slot_mapping: Tensor) -> None:
     cache.view(-1, cache.shape[2]).index_copy_(0, slot_mapping, values)
 
 
-def _write_latent_cache_fake(
-    ckv: Tensor, k_pe: Tensor, cache: Tensor, slot_mapping: Tensor
-) -> None:
-    return None
-
-
-def _write_index_cache_fake(k: Tensor, cache: Tensor, slot_mapping: Tensor) -> None:
-    return None
-
-
 def block_rows(block_tables: Tensor, block_size: int, blocks: int) -> Tensor:
     """Physical rows of positions ``0 .. blocks*block_size - 1`` of every request.
 
@@ -111,28 +101,17 @@ def dense_slots(
     return torch.nn.functional.pad(rows, (0, width - rows.shape[1]), value=-1)
 
 
-def _dense_slots_fake(
-    block_tables: Tensor,
-    cu_seqlens: Tensor,
-    context_lens: Tensor,
-    positions: Tensor,
-    block_size: int,
-    width: int,
-) -> Tensor:
-    return positions.new_empty((positions.shape[0], width), dtype=torch.int32)
-
-
 WRITE_LATENT_CACHE = define(
     "write_latent_cache(Tensor ckv, Tensor k_pe, Tensor(a!) cache, Tensor slot_mapping) -> ()",
     write_latent_cache,
-    _write_latent_cache_fake,
+    "(ckv: f[T, R], k_pe: ckv[T, dr], cache: ckv[P, bs, R + dr], slot_mapping: i64[T]) -> ()",
     OpFacts(Family.CACHE_WRITE, skips="slot_mapping"),
     any_device=False,
 )
 WRITE_INDEX_CACHE = define(
     "write_index_cache(Tensor k, Tensor(a!) cache, Tensor slot_mapping) -> ()",
     write_index_cache,
-    _write_index_cache_fake,
+    "(k: f[T, D], cache: k[P, bs, D], slot_mapping: i64[T]) -> ()",
     OpFacts(Family.CACHE_WRITE, skips="slot_mapping"),
     any_device=False,
 )
@@ -140,6 +119,11 @@ DENSE_SLOTS = define(
     "dense_slots(Tensor block_tables, Tensor cu_seqlens, Tensor context_lens, Tensor positions,"
     " int block_size, int width) -> Tensor",
     dense_slots,
-    _dense_slots_fake,
+    "(block_tables: i32[R, M], cu_seqlens: i32[R + 1], context_lens: i32[R],"
+    " positions: int[T]) -> i32[T, width]",
     OpFacts(Family.DENSE_SELECTION),
+    where=(
+        "block_size > 0",
+        "width > 0",
+    ),
 )

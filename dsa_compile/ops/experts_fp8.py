@@ -108,26 +108,15 @@ def check_experts_fp8(
         raise bad_input("experts_fp8", f"indices as int32 or int64, not {indices.dtype}")
 
 
-def _experts_fp8_fake(
-    x: Tensor,
-    x_scale: Tensor,
-    weights: Tensor,
-    indices: Tensor,
-    gate_up: Tensor,
-    gate_up_scale: Tensor,
-    down: Tensor,
-    down_scale: Tensor,
-) -> Tensor:
-    return x.new_empty(x.shape, dtype=torch.bfloat16)
-
-
 _COST = replace(experts_cost("gate_up", "gate_up_scale", "down", "down_scale"), e4m3_products=True)
 
 EXPERTS_FP8 = define(
     "experts_fp8(Tensor x, Tensor x_scale, Tensor weights, Tensor indices, Tensor gate_up,"
     " Tensor gate_up_scale, Tensor down, Tensor down_scale) -> Tensor",
     experts_fp8,
-    _experts_fp8_fake,
-    OpFacts(Family.EXPERTS, skips="indices", cost=_COST),
+    "(x: e4m3[N, H], x_scale: f32[N, block_count(H)], weights: f32[N, k], indices: int[N, k],"
+    " gate_up: e4m3[E, 2 * I, H], gate_up_scale: f32[E, 2 * block_count(I), block_count(H)],"
+    " down: e4m3[E, H, I], down_scale: f32[E, block_count(H), block_count(I)]) -> bf16[N, H]",
+    OpFacts(Family.EXPERTS, skips="indices", sums=("E", "I"), cost=_COST),
     any_device=False,
 )

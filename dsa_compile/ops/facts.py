@@ -20,6 +20,7 @@ class Family(Enum):
     ATTENTION = "attention"  # to selected rows, in head form or in latent form
     ATTENTION_INPUTS = "attention inputs"  # norms, RoPE and quantisation before attention
     CACHE_WRITE = "cache write"
+    COLLECTIVE = "collective"  # meets the same call on other ranks
     DENSE_SELECTION = "dense selection"  # the rows of all visible keys, without scores
     EMBEDDING = "embedding"
     EXPERTS = "experts"
@@ -118,6 +119,8 @@ class OpFacts:
         indexer_rope: the flag among its arguments by which the indexer's rotary pairs lie side by
             side; None if it rotates nothing of the indexer.
         collective: it meets other devices, which must all run it in one order.
+        sums: sizes of its signature over which it does nothing but sum products: where ranks share
+            one out, each has a term of the sum.
         torch_kernels: its reference is a few of torch's own kernels and needs no look at data, so
             it implements the op on any device.
         cost: for schedules.
@@ -128,12 +131,13 @@ class OpFacts:
     skips: str | None = None
     indexer_rope: str | None = None
     collective: bool = False
+    sums: tuple[str, ...] = ()
     torch_kernels: bool = False
     cost: CostFacts = CostFacts()
 
 
 FACTS: dict[OpOverload, OpFacts] = {}
-"""Of every ``dsa`` op, and of aten ops that a finished graph may hold in place of one."""
+"""Facts of every ``dsa`` op, and of aten ops that a finished graph may hold in place of one."""
 
 
 def ops_of(family: Family, form: Form | None = None) -> tuple[OpOverload, ...]:

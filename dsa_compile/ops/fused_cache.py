@@ -16,10 +16,12 @@ from torch import Tensor
 from dsa_compile.ops.cache import write_rows
 from dsa_compile.ops.facts import Family, OpFacts
 from dsa_compile.ops.library import bad_input, define
+from dsa_compile.ops.operand_types import size_function
 from dsa_compile.ops.quantize import E4M3, block_count, quantize_blocks, quantize_tensor
 from dsa_compile.ops.rope import rope_half, rope_interleaved
 
 
+@size_function
 def fp8_row_bytes(rank: int, rope_dim: int) -> int:
     """Bytes of one row in the ``fp8`` format: 656 for 512 and 64."""
     return rank + block_count(rank) * 4 + rope_dim * 2
@@ -113,23 +115,23 @@ def _norm_rope(
     return (ckv * inverse * weight.float()).to(kv.dtype), rotated.to(kv.dtype)
 
 
-def _returns_nothing(*args: object) -> None:
-    return None
-
-
 NORM_ROPE_WRITE_LATENT_CACHE_FP8 = define(
     "norm_rope_write_latent_cache_fp8(Tensor kv, Tensor weight, float eps, Tensor cos, Tensor sin,"
     " bool interleaved, bool ue8m0, Tensor(a!) cache, Tensor slot_mapping) -> ()",
     norm_rope_write_latent_cache_fp8,
-    _returns_nothing,
+    "(kv: bf16[T, R + dr], weight: f[R], cos: f[T, dr], sin: cos[T, dr],"
+    " cache: u8[P, bs, fp8_row_bytes(R, dr)], slot_mapping: i64[T]) -> ()",
     OpFacts(Family.CACHE_WRITE, skips="slot_mapping"),
+    where=("dr % 2 == 0",),
     any_device=False,
 )
 NORM_ROPE_WRITE_LATENT_CACHE_FP8_TENSOR = define(
     "norm_rope_write_latent_cache_fp8_tensor(Tensor kv, Tensor weight, float eps, Tensor cos,"
     " Tensor sin, bool interleaved, Tensor scale, Tensor(a!) cache, Tensor slot_mapping) -> ()",
     norm_rope_write_latent_cache_fp8_tensor,
-    _returns_nothing,
+    "(kv: f[T, R + dr], weight: f[R], cos: f[T, dr], sin: cos[T, dr], scale: f32[1],"
+    " cache: (e4m3 | u8)[P, bs, R + dr], slot_mapping: i64[T]) -> ()",
     OpFacts(Family.CACHE_WRITE, skips="slot_mapping"),
+    where=("dr % 2 == 0",),
     any_device=False,
 )

@@ -4,13 +4,12 @@ Into the latent space goes ``[q_nope | q_pe]``, whose second part is rotated; ou
 the output projection takes, quantised. A head of 128 values is one block of its scales.
 """
 
-import torch
 from torch import Tensor
 
 from dsa_compile.ops.attention import absorb_query, expand_output
 from dsa_compile.ops.facts import CostFacts, Family, OpFacts, products
 from dsa_compile.ops.library import bad_input, define
-from dsa_compile.ops.quantize import BLOCK, E4M3, quantize_blocks
+from dsa_compile.ops.quantize import BLOCK, quantize_blocks
 from dsa_compile.ops.rope import rope_interleaved
 
 
@@ -51,13 +50,6 @@ def check_absorb_rope_query(q: Tensor, w_uk: Tensor, cos: Tensor, sin: Tensor) -
         )
 
 
-def _absorb_rope_query_fake(
-    q: Tensor, w_uk: Tensor, cos: Tensor, sin: Tensor
-) -> tuple[Tensor, Tensor]:
-    heads = q.shape[:2]
-    return q.new_empty((*heads, w_uk.shape[2])), q.new_empty((*heads, cos.shape[-1]))
-
-
 def expand_output_quantize(o_latent: Tensor, w_uv: Tensor, ue8m0: bool) -> tuple[Tensor, Tensor]:
     """``quantize_blocks`` of all heads of ``expand_output``, rounded to its dtype in between.
 
@@ -94,26 +86,19 @@ def check_expand_output_quantize(o_latent: Tensor, w_uv: Tensor) -> None:
         )
 
 
-def _expand_output_quantize_fake(
-    o_latent: Tensor, w_uv: Tensor, ue8m0: bool
-) -> tuple[Tensor, Tensor]:
-    tokens, width = o_latent.shape[0], w_uv.shape[0] * w_uv.shape[1]
-    return (
-        o_latent.new_empty((tokens, width), dtype=E4M3),
-        o_latent.new_empty((tokens, width // BLOCK), dtype=torch.float32),
-    )
-
-
 ABSORB_ROPE_QUERY = define(
     "absorb_rope_query(Tensor q, Tensor w_uk, Tensor cos, Tensor sin)"
     " -> (Tensor q_latent, Tensor q_pe)",
     absorb_rope_query,
-    _absorb_rope_query_fake,
+    "(q: f[T, H, dn + dr], w_uk: q[H, dn, R], cos: q[T, dr], sin: q[T, dr])"
+    " -> (q[T, H, R], q[T, H, dr])",
     OpFacts(Family.HEAD_PRODUCT, cost=CostFacts(flops=products("w_uk"))),
+    where=("dr % 2 == 0",),
 )
 EXPAND_OUTPUT_QUANTIZE = define(
     "expand_output_quantize(Tensor o_latent, Tensor w_uv, bool ue8m0) -> (Tensor q, Tensor scale)",
     expand_output_quantize,
-    _expand_output_quantize_fake,
+    "(o_latent: f[T, H, R], w_uv: o_latent[H, dv, R]) -> (e4m3[T, H * dv], f32[T, H * dv // 128])",
     OpFacts(Family.HEAD_PRODUCT, cost=CostFacts(flops=products("w_uv"))),
+    where=("dv % 128 == 0",),
 )

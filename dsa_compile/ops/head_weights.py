@@ -37,13 +37,9 @@ def check_index_head_weights(x: Tensor, weight: Tensor) -> None:
         )
 
 
-def _index_head_weights_fake(x: Tensor, weight: Tensor, scale: float) -> Tensor:
-    return x.new_empty((x.shape[0], weight.shape[0]), dtype=torch.float32)
-
-
 INDEX_HEAD_WEIGHTS = define(
     "index_head_weights(Tensor x, Tensor weight, float scale) -> Tensor",
     index_head_weights,
-    _index_head_weights_fake,
+    "(x: f[T, H], weight: f32[h, H]) -> f32[T, h]",
     OpFacts(Family.INDEX_INPUTS, cost=CostFacts(flops=products("weight"))),
 )

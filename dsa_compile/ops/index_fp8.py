@@ -77,18 +77,6 @@ def paged_index_topk_fp8(
     return rows.masked_fill_(chosen < 0, -1)
 
 
-def _paged_index_topk_fp8_fake(
-    q: Tensor,
-    weights: Tensor,
-    cache: Tensor,
-    block_tables: Tensor,
-    cu_seqlens: Tensor,
-    context_lens: Tensor,
-    topk: int,
-) -> Tensor:
-    return q.new_empty((q.shape[0], topk), dtype=torch.int32)
-
-
 def dequantize_pages(pages: Tensor) -> Tensor:
     """FP8 index keys of pages.
 
@@ -110,7 +98,9 @@ PAGED_INDEX_TOPK_FP8 = define(
     "paged_index_topk_fp8(Tensor q, Tensor weights, Tensor cache, Tensor block_tables,"
     " Tensor cu_seqlens, Tensor context_lens, int topk) -> Tensor",
     paged_index_topk_fp8,
-    _paged_index_topk_fp8_fake,
+    "(q: e4m3[T, h, D], weights: f32[T, h], cache: u8[P, bs, D + 4], block_tables: i32[R, M],"
+    " cu_seqlens: i32[R + 1], context_lens: i32[R]) -> i32[T, topk]",
     OpFacts(Family.INDEX_SELECTION, cost=replace(SELECTION_COST, e4m3_products=True)),
+    where=("topk > 0",),
     any_device=False,
 )

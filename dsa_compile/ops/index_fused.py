@@ -18,7 +18,7 @@ from torch import Tensor
 
 from dsa_compile.ops.facts import Family, OpFacts
 from dsa_compile.ops.library import bad_input, define
-from dsa_compile.ops.quantize import E4M3, block_scale, saturate
+from dsa_compile.ops.quantize import block_scale, saturate
 from dsa_compile.ops.rope import rope_half
 
 SCALE_BYTES = 4
@@ -73,10 +73,6 @@ def write_index_key_fp8(
     scales[where] = scale.index_select(0, kept).view(torch.uint8)
 
 
-def _write_index_key_fp8_fake(*args: object) -> None:
-    return None
-
-
 def index_query_quantize(
     q: Tensor, weights: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, scale: float
 ) -> tuple[Tensor, Tensor]:
@@ -105,12 +101,6 @@ def index_query_quantize(
         )
     quantized, q_scale = _turn_and_quantize(q, cos, sin, interleaved)
     return quantized, (weights * q_scale * scale).contiguous()
-
-
-def _index_query_quantize_fake(
-    q: Tensor, weights: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, scale: float
-) -> tuple[Tensor, Tensor]:
-    return q.new_empty(q.shape, dtype=E4M3), weights.new_empty(weights.shape)
 
 
 def hadamard(x: Tensor) -> Tensor:
@@ -159,14 +149,26 @@ WRITE_INDEX_KEY_FP8 = define(
     "write_index_key_fp8(Tensor k, Tensor weight, Tensor bias, float eps, Tensor cos, Tensor sin,"
     " bool interleaved, Tensor(a!) cache, Tensor slot_mapping) -> ()",
     write_index_key_fp8,
-    _write_index_key_fp8_fake,
+    "(k: f[T, D], weight: f[D], bias: f[D], cos: f[T, dr], sin: cos[T, dr],"
+    " cache: u8[P, bs, D + 4], slot_mapping: i64[T]) -> ()",
     OpFacts(Family.CACHE_WRITE, skips="slot_mapping", indexer_rope="interleaved"),
+    where=(
+        "D & (D - 1) == 0",
+        "dr <= D",
+        "dr % 2 == 0",
+    ),
     any_device=False,
 )
 INDEX_QUERY_QUANTIZE = define(
     "index_query_quantize(Tensor q, Tensor weights, Tensor cos, Tensor sin, bool interleaved,"
     " float scale) -> (Tensor q8, Tensor weights_out)",
     index_query_quantize,
-    _index_query_quantize_fake,
+    "(q: f[T, H, D], weights: f32[T, H], cos: f[T, dr], sin: cos[T, dr])"
+    " -> (e4m3[T, H, D], f32[T, H])",
     OpFacts(Family.INDEX_INPUTS, indexer_rope="interleaved"),
+    where=(
+        "D & (D - 1) == 0",
+        "dr <= D",
+        "dr % 2 == 0",
+    ),
 )

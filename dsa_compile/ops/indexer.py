@@ -48,10 +48,6 @@ def index_topk(q: Tensor, k: Tensor, weights: Tensor, topk: int, scale: float) -
     return out
 
 
-def _index_topk_fake(q: Tensor, k: Tensor, weights: Tensor, topk: int, scale: float) -> Tensor:
-    return q.new_empty((*q.shape[:-2], topk), dtype=torch.int32)
-
-
 def paged_index_topk(
     q: Tensor,
     weights: Tensor,
@@ -120,19 +116,6 @@ def paged_index_topk(
         slots = block_rows(block_tables[r : r + 1], block_size, blocks)[0, :length]
         _select_sequence(q[rows_of], weights[rows_of], keys, slots, scale, out[rows_of])
     return out
-
-
-def _paged_index_topk_fake(
-    q: Tensor,
-    weights: Tensor,
-    cache: Tensor,
-    block_tables: Tensor,
-    cu_seqlens: Tensor,
-    context_lens: Tensor,
-    topk: int,
-    scale: float,
-) -> Tensor:
-    return q.new_empty((q.shape[0], topk), dtype=torch.int32)
 
 
 def _check(op: str, q: Tensor, weights: Tensor) -> None:
@@ -283,15 +266,21 @@ SELECTION_COST = CostFacts(launches=2, chain_us=4.0, fills=True, flops=_score_pr
 INDEX_TOPK = define(
     "index_topk(Tensor q, Tensor k, Tensor weights, int topk, float scale) -> Tensor",
     index_topk,
-    _index_topk_fake,
+    "(q: f[*B, S, h, D], k: q[*B, S, D], weights: f32[*B, S, h]) -> i32[*B, S, topk]",
     OpFacts(Family.INDEX_SELECTION, Form.DENSE),
+    where=(
+        "len(B) <= 1",
+        "topk > 0",
+    ),
     any_device=False,
 )
 PAGED_INDEX_TOPK = define(
     "paged_index_topk(Tensor q, Tensor weights, Tensor cache, Tensor block_tables,"
     " Tensor cu_seqlens, Tensor context_lens, int topk, float scale) -> Tensor",
     paged_index_topk,
-    _paged_index_topk_fake,
+    "(q: f[T, h, D], weights: f32[T, h], cache: q[P, bs, D], block_tables: i32[R, M],"
+    " cu_seqlens: i32[R + 1], context_lens: i32[R]) -> i32[T, topk]",
     OpFacts(Family.INDEX_SELECTION, cost=SELECTION_COST),
+    where=("topk > 0",),
     any_device=False,
 )

@@ -1,10 +1,10 @@
-"""How a ``dsa::`` op is declared: schema, fake, CPU reference and facts in one call.
+"""How a ``dsa::`` op is declared: schema, CPU reference, types and facts in one call.
 
 Every op returns fresh tensors that are contiguous whatever the strides of its inputs, so a fake
 needs to know shapes and dtypes only.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch._ops import OpOverload
 from torch.fx.node import has_side_effect
 
 from dsa_compile.ops.facts import FACTS, Family, OpFacts
+from dsa_compile.ops.signature import Signature
 
 NAMESPACE = "dsa"
 _LIBRARY = torch.library.Library(NAMESPACE, "DEF")
@@ -23,13 +24,17 @@ Calling it saves the dispatcher's share of a call, which at decode sizes is a fa
 It works in place on its own temporaries and knows no autograd: call it with gradients off.
 """
 
+SIGNATURES: dict[OpOverload, Signature] = {}
+"""The declared operands and results of ops."""
+
 
 def define(
     schema: str,
     reference: Callable[..., Any],
-    fake: Callable[..., Any],
+    types: str | Callable[..., Any],
     facts: OpFacts,
     *,
+    where: Sequence[str] = (),
     any_device: bool = True,
 ) -> OpOverload:
     """Declare ``dsa::<schema>`` and return its overload.
@@ -37,17 +42,23 @@ def define(
     Args:
         schema: name, arguments and results, in the dispatcher's schema language.
         reference: the implementation.
-        fake: results with the right shapes and dtypes; sizes may be symbolic, so it must neither
-            branch on them nor turn them into ints.
+        types: of operands and results, from which the fake comes: see
+            :mod:`dsa_compile.ops.signature`. Or a fake itself, of results with the right shapes and
+            dtypes; sizes may be symbolic, so it must neither branch on them nor turn them into
+            ints.
         facts: what is known of it beyond the schema.
+        where: conditions on sizes, as text.
         any_device: False for a reference that reads tensors on the host, which would be a silent
             synchronisation on an accelerator; it is then registered for the CPU alone.
     """
     name = schema.partition("(")[0]
     _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     _LIBRARY.impl(name, reference, "CompositeExplicitAutograd" if any_device else "CPU")
-    torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=_LIBRARY)
     overload: OpOverload = getattr(getattr(torch.ops, NAMESPACE), name).default
+    if isinstance(types, str):
+        SIGNATURES[overload] = signature = Signature(overload._schema, types, where)
+        types = signature.fake
+    torch.library.register_fake(f"{NAMESPACE}::{name}", types, lib=_LIBRARY)
     REFERENCE[overload] = reference
     FACTS[overload] = facts
     return overload

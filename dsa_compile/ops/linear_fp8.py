@@ -60,13 +60,14 @@ def check_linear_fp8(x: Tensor, x_scale: Tensor, weight: Tensor, weight_scale: T
         raise bad_input("linear_fp8", f"fp32 scales, not {x_scale.dtype} and {weight_scale.dtype}")
 
 
-def _linear_fp8_fake(x: Tensor, x_scale: Tensor, weight: Tensor, weight_scale: Tensor) -> Tensor:
-    return x.new_empty((x.shape[0], weight.shape[0]), dtype=torch.bfloat16)
-
-
 LINEAR_FP8 = define(
     "linear_fp8(Tensor x, Tensor x_scale, Tensor weight, Tensor weight_scale) -> Tensor",
     linear_fp8,
-    _linear_fp8_fake,
-    OpFacts(Family.LINEAR, cost=CostFacts(e4m3_products=True, flops=products("weight"))),
+    "(x: e4m3[T, K], x_scale: f32[T, block_count(K)], weight: e4m3[N, K],"
+    " weight_scale: f32[block_count(N), block_count(K)]) -> bf16[T, N]",
+    OpFacts(
+        Family.LINEAR,
+        sums=("K",),
+        cost=CostFacts(e4m3_products=True, flops=products("weight")),
+    ),
 )

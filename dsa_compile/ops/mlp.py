@@ -13,17 +13,9 @@ def linear(x: Tensor, weight: Tensor) -> Tensor:
     return F.linear(x, weight)
 
 
-def _linear_fake(x: Tensor, weight: Tensor) -> Tensor:
-    return x.new_empty((*x.shape[:-1], weight.shape[0]))
-
-
 def embedding(ids: Tensor, weight: Tensor) -> Tensor:
     """Rows of a table: integer ids ``[...]``, table ``[V, D]`` -> ``[..., D]``."""
     return F.embedding(ids, weight)
-
-
-def _embedding_fake(ids: Tensor, weight: Tensor) -> Tensor:
-    return weight.new_empty((*ids.shape, weight.shape[1]))
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
@@ -35,10 +27,6 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     # silu of a strided half differs in the last bit from silu of a contiguous one (the tail of
     # every row leaves the vector path); contiguous first keeps swiglu_packed bitwise equal
     return F.silu(gate.contiguous()).mul_(up)
-
-
-def _swiglu_fake(gate: Tensor, up: Tensor) -> Tensor:
-    return gate.new_empty(gate.shape)
 
 
 def swiglu_packed(gate_up: Tensor) -> Tensor:
@@ -56,35 +44,38 @@ def swiglu_packed(gate_up: Tensor) -> Tensor:
     return F.silu(gate.contiguous()).mul_(up)
 
 
-def _swiglu_packed_fake(gate_up: Tensor) -> Tensor:
-    return gate_up.new_empty((*gate_up.shape[:-1], gate_up.shape[-1] // 2))
-
-
 _EMBEDDING_COST = CostFacts(reads={"weight": lambda s: s.tokens / s.shape("weight")[0]})
 
 LINEAR = define(
     "linear(Tensor x, Tensor weight) -> Tensor",
     linear,
-    _linear_fake,
-    OpFacts(Family.LINEAR, Form.ANY, torch_kernels=True, cost=CostFacts(flops=products("weight"))),
+    "(x: f[*L, K], weight: x[N, K]) -> x[*L, N]",
+    OpFacts(
+        Family.LINEAR,
+        Form.ANY,
+        torch_kernels=True,
+        sums=("K",),
+        cost=CostFacts(flops=products("weight")),
+    ),
 )
 EMBEDDING = define(
     "embedding(Tensor ids, Tensor weight) -> Tensor",
     embedding,
-    _embedding_fake,
+    "(ids: int[*L], weight: f[V, D]) -> weight[*L, D]",
     OpFacts(Family.EMBEDDING, Form.ANY, torch_kernels=True, cost=_EMBEDDING_COST),
 )
 SWIGLU = define(
     "swiglu(Tensor gate, Tensor up) -> Tensor",
     swiglu,
-    _swiglu_fake,
+    "(gate: f[*L, I], up: gate[*L, I]) -> gate[*L, I]",
     OpFacts(Family.ACTIVATION, Form.ANY),
 )
 SWIGLU_PACKED = define(
     "swiglu_packed(Tensor gate_up) -> Tensor",
     swiglu_packed,
-    _swiglu_packed_fake,
+    "(gate_up: f[*L, W]) -> gate_up[*L, W // 2]",
     OpFacts(Family.ACTIVATION),
+    where=("W % 2 == 0",),
 )
 
 # The traced op, which stays where recognize_embedding is disabled.

@@ -25,6 +25,7 @@ def router(
     scale: float,
     shared_experts: int = 0,
     slot_mapping: Tensor | None = None,
+    zero_dropped: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Choose experts: sigmoid scores, group-limited top-k (``DeepseekV32TopkRouter``).
 
@@ -42,6 +43,8 @@ def router(
         shared_experts: S experts that are numbered from E on and taken by every token, weight 1.
         slot_mapping: int64 ``[N]`` or None; a token with -1 writes no cache row, is padding, and
             takes no expert: its indices are all -1.
+        zero_dropped: experts of groups that are not kept score 0 and not minus infinity, so that
+            they come before experts whose bias makes them negative (``AXK2TopkRouter``).
 
     Returns:
         weights fp32 ``[N, top_k + S]`` and expert indices int64 ``[N, top_k + S]``; those chosen
@@ -58,7 +61,8 @@ def router(
         group_scores = grouped.topk(2, sorted=False).values.sum(-1)
         kept = group_scores.topk(topk_group, sorted=False).indices
         dropped = torch.ones_like(group_scores, dtype=torch.bool).scatter_(1, kept, False)
-        choice = grouped.masked_fill(dropped.unsqueeze(-1), float("-inf")).view(choice.shape)
+        score = 0.0 if zero_dropped else float("-inf")
+        choice = grouped.masked_fill(dropped.unsqueeze(-1), score).view(choice.shape)
     indices = choice.topk(top_k, sorted=False).indices
     weights = scores.gather(1, indices)
     if normalize:
@@ -73,22 +77,6 @@ def router(
     return weights, indices
 
 
-def _router_fake(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    n_group: int,
-    topk_group: int,
-    top_k: int,
-    normalize: bool,
-    scale: float,
-    shared_experts: int = 0,
-    slot_mapping: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    shape = (x.shape[0], top_k + shared_experts)
-    return x.new_empty(shape, dtype=torch.float32), x.new_empty(shape, dtype=torch.int64)
-
-
 def experts(x: Tensor, weights: Tensor, indices: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
     """Weighted sum of the chosen experts' gated MLPs.
 
@@ -100,7 +88,8 @@ def experts(x: Tensor, weights: Tensor, indices: Tensor, gate_up: Tensor, down: 
     Args:
         x: ``[N, H]``.
         weights: fp32 ``[N, k]``.
-        indices: int64 ``[N, k]``, in ``[0, E)``.
+        indices: int64 ``[N, k]``, in ``[0, E)``; -1 for an expert that another rank has, which
+            weighs nothing here.
         gate_up: ``[E, 2I, H]``, gate rows first.
         down: ``[E, H, I]``.
 
@@ -113,6 +102,7 @@ def experts(x: Tensor, weights: Tensor, indices: Tensor, gate_up: Tensor, down: 
             f"weights as float32 {list(indices.shape)}, not {weights.dtype} {list(weights.shape)}",
         )
     tokens, top_k = indices.shape
+    weights, indices = weights.masked_fill(indices < 0, 0.0), indices.clamp(min=0)
     ordered, order = indices.reshape(-1).sort()
     every = torch.arange(gate_up.shape[0], device=x.device)
     ends = torch.searchsorted(ordered, every, right=True, out_int32=True)
@@ -121,6 +111,19 @@ def experts(x: Tensor, weights: Tensor, indices: Tensor, gate_up: Tensor, down: 
     outputs = torch.empty_like(outputs).index_copy_(0, order, outputs)
     weighted = outputs.view(tokens, top_k, x.shape[1]) * weights.unsqueeze(-1)
     return weighted.sum(1).to(x.dtype)
+
+
+def place_experts(indices: Tensor, places: Tensor) -> Tensor:
+    """Numbers of experts among all to numbers among those of this rank.
+
+    Args:
+        indices: int64 ``[N, k]``, in ``[0, E)``, or -1 for none.
+        places: int64 ``[E]``, each expert's number on this rank, or -1 where another has it.
+
+    Returns:
+        int64 ``[N, k]``, -1 for experts of other ranks.
+    """
+    return places[indices.clamp(min=0)].masked_fill(indices < 0, -1)
 
 
 def _grouped_linear(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
@@ -134,12 +137,6 @@ def _grouped_linear(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
             torch.mm(x[start:end], weight[expert].t(), out=out[start:end])
             start = end
     return out
-
-
-def _experts_fake(
-    x: Tensor, weights: Tensor, indices: Tensor, gate_up: Tensor, down: Tensor
-) -> Tensor:
-    return x.new_empty(x.shape)
 
 
 def experts_cost(*weights: str) -> CostFacts:
@@ -157,20 +154,34 @@ def experts_cost(*weights: str) -> CostFacts:
 
 ROUTER = define(
     "router(Tensor x, Tensor weight, Tensor bias, int n_group, int topk_group, int top_k,"
-    " bool normalize, float scale, int shared_experts=0, Tensor? slot_mapping=None)"
-    " -> (Tensor weights, Tensor indices)",
+    " bool normalize, float scale, int shared_experts=0, Tensor? slot_mapping=None,"
+    " bool zero_dropped=False) -> (Tensor weights, Tensor indices)",
     router,
-    _router_fake,
+    "(x: f[N, H], weight: f[E, H], bias: f32[E], slot_mapping: i64[N])"
+    " -> (f32[N, top_k + shared_experts], i64[N, top_k + shared_experts])",
     OpFacts(
         Family.ROUTER,
         Form.ANY,
         skips="slot_mapping",
         cost=CostFacts(chain_us=2.0, flops=products("weight")),
+        torch_kernels=True,
+    ),
+    where=(
+        "E % n_group == 0",
+        "0 < topk_group <= n_group",
+        "0 < top_k <= topk_group * (E // n_group)",
     ),
 )
 EXPERTS = define(
     "experts(Tensor x, Tensor weights, Tensor indices, Tensor gate_up, Tensor down) -> Tensor",
     experts,
-    _experts_fake,
-    OpFacts(Family.EXPERTS, Form.ANY, cost=experts_cost("gate_up", "down")),
+    "(x: f[N, H], weights: f32[N, k], indices: i64[N, k], gate_up: x[E, 2 * I, H],"
+    " down: x[E, H, I]) -> x[N, H]",
+    OpFacts(Family.EXPERTS, Form.ANY, sums=("E", "I"), cost=experts_cost("gate_up", "down")),
+)
+PLACE_EXPERTS = define(
+    "place_experts(Tensor indices, Tensor places) -> Tensor",
+    place_experts,
+    "(indices: i64[N, k], places: i64[E]) -> i64[N, k]",
+    OpFacts(Family.POINTWISE, Form.ANY, skips="indices", torch_kernels=True),
 )

@@ -32,10 +32,6 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return (weight * normed.to(x.dtype)).contiguous()
 
 
-def _rms_norm_fake(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, weight.dtype))
-
-
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """Layer norm over the last dimension.
 
@@ -49,10 +45,6 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
         ``[..., D]`` in ``x.dtype``.
     """
     return F.layer_norm(x, weight.shape, weight, bias, eps)
-
-
-def _layer_norm_fake(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    return x.new_empty(x.shape)
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -75,29 +67,23 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
     return rms_norm(total, weight, eps), total
 
 
-def _add_rms_norm_fake(
-    x: Tensor, residual: Tensor, weight: Tensor, eps: float
-) -> tuple[Tensor, Tensor]:
-    total = x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, residual.dtype))
-    return _rms_norm_fake(total, weight, eps), total
-
-
 RMS_NORM = define(
     "rms_norm(Tensor x, Tensor weight, float eps) -> Tensor",
     rms_norm,
-    _rms_norm_fake,
+    "(x: f[*L, D], weight: f[D]) -> promote(x, weight)[*L, D]",
     OpFacts(Family.NORM, Form.ANY),
 )
 LAYER_NORM = define(
     "layer_norm(Tensor x, Tensor weight, Tensor bias, float eps) -> Tensor",
     layer_norm,
-    _layer_norm_fake,
+    "(x: f[*L, D], weight: f[D], bias: f[D]) -> x[*L, D]",
     OpFacts(Family.NORM, Form.ANY),
 )
 ADD_RMS_NORM = define(
     "add_rms_norm(Tensor x, Tensor residual, Tensor weight, float eps)"
     " -> (Tensor normed, Tensor residual_out)",
     add_rms_norm,
-    _add_rms_norm_fake,
+    "(x: f[*L, D], residual: f[*L, D], weight: f[D])"
+    " -> (promote(x, residual, weight)[*L, D], promote(x, residual)[*L, D])",
     OpFacts(Family.NORM),
 )

@@ -52,6 +52,8 @@ CALLS: dict[str, Callable[..., Any]] = {
 }
 """What a chain may call, by name."""
 
+_MOST = 1000  # inputs, and calls; a layer has less
+
 
 def pointwise(inputs: Sequence[Tensor], program: str) -> list[Tensor]:
     """Run a chain.
@@ -78,11 +80,13 @@ def chain(program: str) -> Callable[..., tuple[Tensor, ...]]:
     """
     try:
         return _build(json.loads(program))
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
         raise bad_input("pointwise", f"a program of known calls, not {program!r:.120}") from error
 
 
 def _build(program: Any) -> Callable[..., tuple[Tensor, ...]]:
+    if not 0 < program["inputs"] <= _MOST or len(program["calls"]) > _MOST:
+        raise ValueError(f"more than {_MOST} inputs or calls")
     graph = fx.Graph()
     values = [graph.placeholder(f"x{index}") for index in range(program["inputs"])]
     for name, args in program["calls"]:

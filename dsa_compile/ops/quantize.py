@@ -12,6 +12,7 @@ from torch import Tensor
 
 from dsa_compile.ops.facts import Family, OpFacts
 from dsa_compile.ops.library import bad_input, define
+from dsa_compile.ops.operand_types import size_function
 
 E4M3 = torch.float8_e4m3fn
 E4M3_MAX = 448.0
@@ -43,6 +44,7 @@ def quantize_blocks(x: Tensor, ue8m0: bool) -> tuple[Tensor, Tensor]:
     return q[..., :width].contiguous(), scale.squeeze(-1)
 
 
+@size_function
 def block_count(width: int) -> int:
     """Blocks of a row; the last may be partial."""
     return (width + BLOCK - 1) // BLOCK
@@ -90,11 +92,6 @@ def saturate(x: Tensor) -> Tensor:
     return x.clamp(-E4M3_MAX, E4M3_MAX).to(E4M3)
 
 
-def _quantize_blocks_fake(x: Tensor, ue8m0: bool) -> tuple[Tensor, Tensor]:
-    scale = x.new_empty((*x.shape[:-1], block_count(x.shape[-1])), dtype=torch.float32)
-    return x.new_empty(x.shape, dtype=E4M3), scale
-
-
 def quantize_tensor(x: Tensor, scale: Tensor) -> Tensor:
     """Quantise with a scale known beforehand: ``x * (1 / scale)``, saturated.
 
@@ -136,22 +133,10 @@ def rms_norm_quantize_keep(
     return normed, *quantize_blocks(normed, ue8m0)
 
 
-def _rms_norm_quantize_keep_fake(
-    x: Tensor, weight: Tensor, eps: float, ue8m0: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    return x.new_empty(x.shape), *_quantize_blocks_fake(x, ue8m0)
-
-
 def rms_norm_quantize(x: Tensor, weight: Tensor, eps: float, ue8m0: bool) -> tuple[Tensor, Tensor]:
     """:func:`rms_norm_quantize_keep` for quantised consumers alone: ``(q, scale)``."""
     _, q, scale = rms_norm_quantize_keep(x, weight, eps, ue8m0)
     return q, scale
-
-
-def _rms_norm_quantize_fake(
-    x: Tensor, weight: Tensor, eps: float, ue8m0: bool
-) -> tuple[Tensor, Tensor]:
-    return _quantize_blocks_fake(x, ue8m0)
 
 
 def add_rms_norm_quantize(
@@ -182,13 +167,6 @@ def add_rms_norm_quantize(
     return normed, q, scale, out
 
 
-def _add_rms_norm_quantize_fake(
-    x: Tensor, residual: Tensor, weight: Tensor, eps: float, ue8m0: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    q, scale = _quantize_blocks_fake(x, ue8m0)
-    return x.new_empty(x.shape), q, scale, x.new_empty(x.shape)
-
-
 def swiglu_packed_quantize(gate_up: Tensor, ue8m0: bool) -> tuple[Tensor, Tensor]:
     """``silu(gate) * up`` in fp32, rounded once to the dtype, then quantised in blocks.
 
@@ -205,40 +183,37 @@ def swiglu_packed_quantize(gate_up: Tensor, ue8m0: bool) -> tuple[Tensor, Tensor
     return quantize_blocks((F.silu(gate) * up).to(gate_up.dtype), ue8m0)
 
 
-def _swiglu_packed_quantize_fake(gate_up: Tensor, ue8m0: bool) -> tuple[Tensor, Tensor]:
-    half = gate_up.shape[-1] // 2
-    return _quantize_blocks_fake(gate_up.new_empty((*gate_up.shape[:-1], half)), ue8m0)
-
-
 QUANTIZE_BLOCKS = define(
     "quantize_blocks(Tensor x, bool ue8m0) -> (Tensor q, Tensor scale)",
     quantize_blocks,
-    _quantize_blocks_fake,
+    "(x: f[*L, D]) -> (e4m3[*L, D], f32[*L, block_count(D)])",
     OpFacts(Family.QUANTIZATION),
 )
 RMS_NORM_QUANTIZE = define(
     "rms_norm_quantize(Tensor x, Tensor weight, float eps, bool ue8m0) -> (Tensor q, Tensor scale)",
     rms_norm_quantize,
-    _rms_norm_quantize_fake,
+    "(x: f[*L, D], weight: f[D]) -> (e4m3[*L, D], f32[*L, block_count(D)])",
     OpFacts(Family.NORM),
 )
 RMS_NORM_QUANTIZE_KEEP = define(
     "rms_norm_quantize_keep(Tensor x, Tensor weight, float eps, bool ue8m0)"
     " -> (Tensor normed, Tensor q, Tensor scale)",
     rms_norm_quantize_keep,
-    _rms_norm_quantize_keep_fake,
+    "(x: f[*L, D], weight: f[D]) -> (x[*L, D], e4m3[*L, D], f32[*L, block_count(D)])",
     OpFacts(Family.NORM),
 )
 ADD_RMS_NORM_QUANTIZE = define(
     "add_rms_norm_quantize(Tensor x, Tensor residual, Tensor weight, float eps, bool ue8m0)"
     " -> (Tensor normed, Tensor q, Tensor scale, Tensor residual_out)",
     add_rms_norm_quantize,
-    _add_rms_norm_quantize_fake,
+    "(x: f[*L, D], residual: x[*L, D], weight: f[D])"
+    " -> (x[*L, D], e4m3[*L, D], f32[*L, block_count(D)], x[*L, D])",
     OpFacts(Family.NORM),
 )
 SWIGLU_PACKED_QUANTIZE = define(
     "swiglu_packed_quantize(Tensor gate_up, bool ue8m0) -> (Tensor q, Tensor scale)",
     swiglu_packed_quantize,
-    _swiglu_packed_quantize_fake,
+    "(gate_up: f[*L, W]) -> (e4m3[*L, W // 2], f32[*L, block_count(W // 2)])",
     OpFacts(Family.ACTIVATION),
+    where=("W % 2 == 0",),
 )

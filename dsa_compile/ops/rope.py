@@ -35,16 +35,6 @@ def rope_tables(
     return torch.cat((cos, cos), -1).to(dtype), torch.cat((sin, sin), -1).to(dtype)
 
 
-def _rope_tables_fake(
-    positions: Tensor, inv_freq: Tensor, scaling: float, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    shape = (*positions.shape, 2 * inv_freq.shape[0])
-    return (
-        inv_freq.new_empty(shape, dtype=dtype),
-        inv_freq.new_empty(shape, dtype=dtype),
-    )
-
-
 def rope_interleaved(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate neighbouring pairs; the result is de-interleaved, first members first.
 
@@ -91,26 +81,24 @@ def _check(op: str, x: Tensor, cos: Tensor) -> None:
         )
 
 
-def _rope_fake(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    return x.new_empty(x.shape)
-
-
 ROPE_TABLES = define(
     "rope_tables(Tensor positions, Tensor inv_freq, float scaling, ScalarType dtype)"
     " -> (Tensor cos, Tensor sin)",
     rope_tables,
-    _rope_tables_fake,
+    "(positions: int[*L], inv_freq: f32[h]) -> (dtype[*L, 2 * h], dtype[*L, 2 * h])",
     OpFacts(Family.ROPE, Form.ANY, torch_kernels=True),
 )
 ROPE_INTERLEAVED = define(
     "rope_interleaved(Tensor x, Tensor cos, Tensor sin) -> Tensor",
     rope_interleaved,
-    _rope_fake,
+    "(x: f[*L, H, D], cos: x[*L, D], sin: x[*L, D]) -> x[*L, H, D]",
     OpFacts(Family.ROPE, Form.ANY),
+    where=("D % 2 == 0",),
 )
 ROPE_HALF = define(
     "rope_half(Tensor x, Tensor cos, Tensor sin) -> Tensor",
     rope_half,
-    _rope_fake,
+    "(x: f[*L, H, D], cos: x[*L, D], sin: x[*L, D]) -> x[*L, H, D]",
     OpFacts(Family.ROPE, Form.ANY),
+    where=("D % 2 == 0",),
 )

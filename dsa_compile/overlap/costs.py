@@ -14,7 +14,7 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
-from dsa_compile.ir.tensor_info import TensorInfo, describe
+from dsa_compile.ir.tensor_info import TensorInfo, describe, size_in
 from dsa_compile.ops import FACTS, CostFacts
 from dsa_compile.overlap.profile import call_key
 from dsa_compile.overlap.storage import arguments
@@ -158,7 +158,7 @@ class _Call:
         entries = info if isinstance(info, tuple) else (info,)
         return [
             (
-                tuple(n if isinstance(n, int) else self._sizes.get(n, 1) for n in e.shape),
+                tuple(size_in(n, self._sizes) for n in e.shape),
                 e.dtype.itemsize,
             )
             for e in entries

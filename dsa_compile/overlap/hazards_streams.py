@@ -1,5 +1,7 @@
 """Hazards between streams: races, memory given out too early, forks and joins that are missing."""
 
+from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Iterator
 from itertools import combinations
 
@@ -39,22 +41,25 @@ def early_frees(memory: Memory, time: Timeline) -> Iterator[tuple[Storage, int, 
         a call on stream 0. On a side stream the next region's first call waits for stream 0, which
         by then has waited for everything.
     """
-    homes = {
-        storage: moment
-        for moment in time.moments[:-1]
-        for storage in memory.uses[moment.node].makes
-    }
+    homes: dict[Storage, Moment] = {}
+    users: dict[Storage, list[Moment]] = defaultdict(list)
+    for moment in time.moments[:-1]:
+        uses = memory.uses[moment.node]
+        homes |= dict.fromkeys(uses.makes, moment)
+        for storage in uses.touches():
+            users[storage].append(moment)
+    streams = {made.stream for made in homes.values()}
+    calls = {stream: list(time.of_stream(stream)) for stream in streams}
     for storage, made in homes.items():
         released = memory.released.get(storage)
         if released is None:
             continue
-        later = (m for m in time.of_stream(made.stream) if m.index > released)
-        reuse = next(later, None)
-        if reuse is None:
+        later = bisect_right(calls[made.stream], released, key=lambda m: m.index)
+        if later == len(calls[made.stream]):
             continue
-        for use in time.moments[:-1]:
-            foreign = use.stream != made.stream and storage in memory.uses[use.node].touches()
-            if foreign and not reuse.follows(use):
+        reuse = calls[made.stream][later]
+        for use in users[storage]:
+            if use.stream != made.stream and not reuse.follows(use):
                 yield storage, made.stream, use, reuse
 
 
@@ -139,6 +144,8 @@ class _Checker:
                 )
 
     def races(self) -> Iterator[Hazard]:
+        if len({moment.stream for moment in self.time.moments}) == 1:
+            return
         for first, second in combinations(self.time.moments[:-1], 2):
             if first.stream == second.stream or second.follows(first):
                 continue

@@ -11,7 +11,6 @@ that each saw; ``calls`` has microseconds by :func:`call_key`.
 
 import hashlib
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from torch import fx
 
 from dsa_compile.errors import UserError
 from dsa_compile.ir.tensor_info import describe
+from dsa_compile.regular_files import read_regular
 
 FORMAT = 1
 
@@ -55,10 +55,10 @@ class Profile:
             UserError: it cannot be read, is no profile, or was measured on another target.
         """
         try:
-            data = json.loads(path.read_text(encoding="utf-8"))
+            data = json.loads(read_regular(path).decode())
         except OSError as error:
             raise UserError(f"--profile {path}: cannot be read ({error.strerror})") from None
-        except ValueError:
+        except (ValueError, RecursionError):
             raise UserError(f"--profile {path}: not JSON; {_REMEDY}") from None
         if not isinstance(data, dict) or data.pop("format", None) != FORMAT:
             raise UserError(f"--profile {path}: not a profile of format {FORMAT}; {_REMEDY}")
@@ -78,6 +78,7 @@ class Profile:
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
+_LONGEST_US = 1e12  # as whole numbers may be larger than any float
 _REMEDY = "make one with dsa-bench step --profile"
 
 
@@ -89,7 +90,7 @@ def _is_sound(data: Mapping[str, Any]) -> bool:
         and isinstance(data["target"], str)
         and all(type(data[name]) is int and data[name] > 0 for name in ("tokens", "context"))
         and isinstance(calls, dict)
-        and all(type(us) in (int, float) and 0 <= us < math.inf for us in calls.values())
+        and all(type(us) in (int, float) and 0 <= us < _LONGEST_US for us in calls.values())
     )
 
 

@@ -14,7 +14,7 @@ from dsa_compile.kernels.cuda.mla_decode import Format
 from dsa_compile.ops.quantize import E4M3
 
 MOST_PARTS = 72
-"""Of all tokens: what shared memory holds beside a head's matrix."""
+"""Parts of all tokens that shared memory holds beside a head's matrix."""
 EXPAND_TOKENS = 32
 """Up to which our own product is the faster one, as ``kernels/table.py`` has it."""
 _PART_BYTES = 1024

@@ -94,7 +94,8 @@ def _nvrtc() -> Any:
         from cuda.bindings import nvrtc
     except ImportError as error:
         raise UserError(
-            "the CUDA kernels need cuda-bindings and NVRTC: pip install 'dsa-compile[cuda]'"
+            "the CUDA kernels need cuda-bindings, NVRTC and CUDA's headers: "
+            "pip install cuda-bindings nvidia-cuda-nvrtc nvidia-cuda-runtime"
         ) from error
     return nvrtc
 

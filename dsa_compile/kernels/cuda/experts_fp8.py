@@ -66,7 +66,7 @@ token: at 128 tokens groups of 64 take 2,553 µs, of 32 2,578, of 16 2,602 (H200
 WIDE = Shape(tokens=144, stages=4)
 """For more, the widest that registers hold."""
 _FEW_ROWS, _NARROW_ROWS, _WIDE_ROWS = 0.5, 12, 48
-"""Of an expert on average, up to which FEW, NARROW and WIDE are taken; beyond, rows are ordered
+"""Mean rows of an expert up to which FEW, NARROW and WIDE are taken; beyond, rows are ordered
 first (:mod:`~dsa_compile.kernels.cuda.experts_fp8_many`)."""
 
 

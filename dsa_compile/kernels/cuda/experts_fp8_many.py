@@ -109,7 +109,7 @@ def combine_kernel(hidden: int, top_k: int) -> CudaKernel:
 
 
 def _resident_blocks(kernel: CudaKernel) -> int:
-    """Of all clusters that fit at once: items may wait for those of other clusters."""
+    """Blocks of all clusters that fit at once: items may wait for those of other clusters."""
     return kernel.cluster[0] * kernel.resident_clusters(THREADS, kernel.cluster)
 
 

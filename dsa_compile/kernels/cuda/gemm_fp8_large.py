@@ -11,7 +11,7 @@ from dsa_compile.kernels.cuda.launch import CudaKernel, tensor_map
 from dsa_compile.ops.quantize import BLOCK
 
 COLUMNS = 128
-"""Of the output that a block computes at a time."""
+"""Columns of the output that a block computes at a time."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Tile:
 
     @property
     def threads(self) -> int:
-        """Of a block: those that multiply and a warpgroup for the thread that copies."""
+        """Threads of a block: those that multiply and a warpgroup for the thread that copies."""
         return 128 * (self.groups + 1)
 
     @property

@@ -6,7 +6,7 @@ from dsa_compile.ops.quantize import BLOCK
 
 SHARED_LIMIT = 227 * 1024
 PROCESSORS = 132
-"""Of an H100 or H200: what the rule wants to keep busy."""
+"""Multiprocessors of an H100 or H200, which the rule wants to keep busy."""
 WIDTHS = (8, 16, 32, 64)
 """Tokens of a block."""
 _RING = 180 * 1024
@@ -39,7 +39,7 @@ class Tile:
 
     @property
     def threads(self) -> int:
-        """Of a block: the consumers and one warp that copies."""
+        """Threads of a block: the consumers and one warp that copies."""
         return 128 * self.row_groups * self.k_groups + 32
 
     def shared(self, blocks: int) -> int:

@@ -10,22 +10,31 @@ from dsa_compile.ops.library import bad_input
 from dsa_compile.ops.quantize import E4M3
 
 ROWS, COLUMNS, ROPE = 128, 512, 64
-"""Of a head's matrix, and rotary values of a head."""
+"""Rows and columns of a head's matrix, and rotary values of a head."""
+ABSORBED_ROWS = (ROWS, 192)
+"""Rows of a matrix that queries are multiplied with: DeepSeek-V3.2's and GLM-5's."""
+EXPANDED_ROWS = (ROWS, 2 * ROWS)
+"""Rows of a matrix that outputs are multiplied with: DeepSeek-V3.2's and GLM-5's."""
 _THREADS = 256
 BOX = (128, 64)
 """Rows and columns of a matrix that one bulk copy brings."""
 TILE_TOKENS = 16
-"""Of one tile, the M of an mma."""
+"""Tokens of one tile, the M of an mma."""
 
 
-def shared_bytes(width: int) -> int:
+def shared_bytes(width: int, rows: int = ROWS) -> int:
     """Dynamic shared memory: alignment, a matrix, two tiles of tokens ``width`` wide."""
-    return 1024 + ROWS * COLUMNS * 2 + 2 * TILE_TOKENS * (2 * width + 16)
+    return 1024 + rows * COLUMNS * 2 + 2 * TILE_TOKENS * (2 * width + 16)
 
 
-_ABSORB = CudaKernel(
-    "absorb_rope_query.cu", "absorb_rope_query", shared=shared_bytes(ROWS), overlap=True
-)
+_ABSORB = {
+    rows: CudaKernel(
+        *("absorb_rope_query.cu", "absorb_rope_query", {} if rows == ROWS else {"ROWS": rows}),
+        shared=shared_bytes(rows, rows),
+        overlap=True,
+    )
+    for rows in ABSORBED_ROWS
+}
 _EXPAND = CudaKernel(
     "expand_output_quantize.cu",
     "expand_output_quantize",
@@ -35,17 +44,18 @@ _EXPAND = CudaKernel(
 
 
 def absorb_rope_query(q: Tensor, w_uk: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """``dsa::absorb_rope_query`` in one launch, for bf16, matrices 128 × 512 and 64 rotary values.
+    """``dsa::absorb_rope_query`` in one launch, for bf16, :data:`ABSORBED_ROWS` × 512, 64 rotary.
 
     Raises:
         ValueError: operands do not fit together or are not supported.
     """
     name = "absorb_rope_query"
     check_absorb_rope_query(q, w_uk, cos, sin)
-    _check_matrices(name, w_uk)
+    _check_matrices(name, w_uk, ABSORBED_ROWS)
     tokens, heads, width = q.shape
-    if width != ROWS + ROPE or q.stride()[1:] != (width, 1):
-        raise bad_input(name, f"heads of {ROWS + ROPE} values side by side, not {list(q.shape)}")
+    matrix = w_uk.shape[1]
+    if width != matrix + ROPE or q.stride()[1:] != (width, 1):
+        raise bad_input(name, f"heads of {matrix + ROPE} values side by side, not {list(q.shape)}")
     rows = rows_of_16_bytes(name, q.flatten(1))
     cos, sin = rows_of_16_bytes(name, cos), rows_of_16_bytes(name, sin)
     if cos.stride(0) != sin.stride(0):
@@ -53,10 +63,10 @@ def absorb_rope_query(q: Tensor, w_uk: Tensor, cos: Tensor, sin: Tensor) -> tupl
     q_latent = torch.empty(tokens, heads, COLUMNS, dtype=q.dtype, device=q.device)
     q_pe = torch.empty(tokens, heads, ROPE, dtype=q.dtype, device=q.device)
     if tokens:
-        _ABSORB(
+        _ABSORB[matrix](
             (heads, 1, 1),
             _THREADS,
-            tensor_map(w_uk.view(-1, COLUMNS), BOX, l2_promotion=256),
+            tensor_map(w_uk.view(-1, COLUMNS), (matrix, BOX[1]), l2_promotion=256),
             rows,
             cos,
             sin,
@@ -70,13 +80,14 @@ def absorb_rope_query(q: Tensor, w_uk: Tensor, cos: Tensor, sin: Tensor) -> tupl
 
 
 def expand_output_quantize(o_latent: Tensor, w_uv: Tensor, ue8m0: bool) -> tuple[Tensor, Tensor]:
-    """``dsa::expand_output_quantize`` in one launch, for bf16 and matrices 128 × 512.
+    """``dsa::expand_output_quantize`` in one launch, for bf16 and :data:`EXPANDED_ROWS` × 512.
 
     Raises:
         ValueError: operands do not fit together or are not supported.
     """
-    check_expand(o_latent, w_uv)
-    tokens, heads = o_latent.shape[:2]
+    check_expand(o_latent, w_uv, EXPANDED_ROWS)
+    tokens, parts = o_latent.shape[0], w_uv.shape[1] // ROWS
+    heads = o_latent.shape[1] * parts  # of 128 values, each with a scale of its own
     o_latent = rows_of_16_bytes("expand_output_quantize", o_latent.contiguous())
     q = torch.empty(tokens, heads * ROWS, dtype=E4M3, device=w_uv.device)
     scale = torch.empty(tokens, heads, dtype=torch.float32, device=w_uv.device)
@@ -89,26 +100,33 @@ def expand_output_quantize(o_latent: Tensor, w_uv: Tensor, ue8m0: bool) -> tuple
             q,
             scale,
             tokens,
+            parts,
             ue8m0,
         )
     return q, scale
 
 
-def check_expand(o_latent: Tensor, w_uv: Tensor) -> None:
+def check_expand(o_latent: Tensor, w_uv: Tensor, rows: tuple[int, ...] = (ROWS,)) -> None:
     """Refuse what the kernels do not take of ``dsa::expand_output_quantize``.
+
+    Args:
+        o_latent: bf16 ``[T, H, 512]``.
+        w_uv: bf16 ``[H, dv, 512]``.
+        rows: values of dv that a kernel takes.
 
     Raises:
         ValueError: operands do not fit together or are not supported.
     """
     check_expand_output_quantize(o_latent, w_uv)
-    _check_matrices("expand_output_quantize", w_uv)
+    _check_matrices("expand_output_quantize", w_uv, rows)
 
 
-def _check_matrices(op: str, weight: Tensor) -> None:
-    fits = weight.dtype is torch.bfloat16 and weight.shape[1:] == (ROWS, COLUMNS)
+def _check_matrices(op: str, weight: Tensor, rows: tuple[int, ...]) -> None:
+    fits = weight.dtype is torch.bfloat16 and weight.shape[1] in rows and weight.shape[2] == COLUMNS
     if not fits or not weight.is_contiguous():
+        sizes = " or ".join(map(str, rows))
         raise bad_input(
             op,
-            f"contiguous bfloat16 matrices [H, {ROWS}, {COLUMNS}] on CUDA, not {weight.dtype} "
+            f"contiguous bfloat16 matrices [H, {sizes}, {COLUMNS}] on CUDA, not {weight.dtype} "
             f"{list(weight.shape)}",
         )

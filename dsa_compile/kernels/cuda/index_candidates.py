@@ -20,7 +20,7 @@ from dsa_compile.kernels.cuda.topk import topk as select_scores
 
 QUERIES = index_logits.SHARED_QUERIES
 SHORT_KEYS = 4096
-"""Of rows that see no more, all scores are listed."""
+"""Keys up to which all scores of a row are listed."""
 MAX_COLUMNS = 163_840
 """With more, the sample would be too small for lists of these capacities."""
 
@@ -63,7 +63,7 @@ class Sizes:
     capacity: int
 
     def list_bytes(self, rows: int) -> int:
-        """Of the lists of so many rows."""
+        """Bytes of the lists of so many rows."""
         return _sets(rows) * _LISTS * self.capacity * _ENTRY_BYTES
 
 
@@ -75,7 +75,7 @@ def sizes_for(columns: int) -> Sizes:
 
 
 def memory_bytes(rows: int, columns: int) -> int:
-    """Of what :func:`candidate_topk` needs: lists, or else scores."""
+    """Bytes that :func:`candidate_topk` needs: for lists, or else for scores."""
     return max(4 * rows * columns, sizes_for(columns).list_bytes(rows))
 
 
@@ -86,7 +86,7 @@ def most_rows(columns: int, limit: int) -> int:
 
 
 def _sets(rows: int) -> int:
-    """Of lists: one for each row, and for each block of the grid one for each of its queries."""
+    """Sets of lists: one for each row, and one for each query of each block of the grid."""
     return rows + QUERIES * multiprocessors()
 
 

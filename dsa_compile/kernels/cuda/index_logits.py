@@ -23,14 +23,14 @@ _FEW_REQUESTS, _FEW_KEYS = 8, 16_384
 SHARED_QUERIES = 8
 """Queries of a block whose warpgroups divide them, and not the keys."""
 _SHARED_BYTES = 228 * 1024
-"""Of a multiprocessor; each block takes one KB more than it asks for."""
+"""Shared memory of a multiprocessor; each block takes one KB more than it asks for."""
 _COPIERS = 4  # warps that copy; where tiles are divided, a stage is always of the same
 _PAGED = "paged_index_topk_fp8"  # the op whose operands the paged kernels take
 
 
 @dataclass(frozen=True)
 class Warpgroups:
-    """Of a thread block: ``math`` that multiply and one that copies, with registers per thread.
+    """Warpgroups of a thread block: ``math`` that multiply, and one that copies.
 
     ``blocks`` of these fit on a multiprocessor.
     """
@@ -42,7 +42,7 @@ class Warpgroups:
 
     @property
     def threads(self) -> int:
-        """Of the block."""
+        """Threads of the block."""
         return 128 * (self.math + 1)
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from dsa_compile.errors import UserError
 from dsa_compile.kernels.cuda.compiler import Defines, build
 from dsa_compile.kernels.cuda.device import multiprocessors, rehearsal
+from dsa_compile.kernels.cuda.launch_arguments import check_arguments
 from dsa_compile.kernels.cuda.shipped import kernels_in_use
 from dsa_compile.kernels.late_kernels import kernel_made_ready
 
@@ -94,6 +95,7 @@ class CudaKernel:
         config.blockDimX, config.blockDimY, config.blockDimZ = threads
         config.hStream = torch.cuda.current_stream().cuda_stream
         values, types = _pack(args)
+        check_arguments(driver, function, args, types, f"{self.source}: {self.name}")
         (status,) = driver.cuLaunchKernelEx(config, function, (values, types), 0)
         if status != driver.CUresult.CUDA_SUCCESS:
             raise UserError(f"{self.source}: {self.name} grid {grid} block {block}: {status.name}")
@@ -200,7 +202,7 @@ def tensor_map(
         dtype: reads the memory as this type of the same size.
         shape: sizes other than the tensor's own (then ``strides``, in elements, too).
         strides: in elements.
-        l2_promotion: bytes fetched into L2 around what is asked for: 0, 64, 128 or 256.
+        l2_promotion: bytes fetched into L2 around what is read: 0, 64, 128 or 256.
 
     Raises:
         UserError: the driver refuses the layout.
@@ -284,9 +286,7 @@ def _driver() -> Any:
     try:
         from cuda.bindings import driver
     except ImportError as error:
-        raise UserError(
-            "the CUDA kernels need cuda-bindings: pip install 'dsa-compile[cuda]'"
-        ) from error
+        raise UserError("the CUDA kernels need cuda-bindings: pip install cuda-bindings") from error
     return driver
 
 

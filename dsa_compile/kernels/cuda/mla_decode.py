@@ -36,7 +36,7 @@ class Format(IntEnum):
 
     @property
     def width(self) -> int:
-        """Of a row, in elements of the cache."""
+        """Width of a row, in elements of the cache."""
         return 656 if self is Format.FP8 else LATENT + ROPE
 
     @property
@@ -54,7 +54,7 @@ class Format(IntEnum):
 
 @dataclass(frozen=True)
 class Parts:
-    """Of attention whose keys several blocks shared; see ``src/mla_decode_part.cuh``.
+    """Parts of attention whose keys several blocks shared; see ``src/mla_decode_part.cuh``.
 
     Attributes:
         values: fp32 for rows of bf16, else fp16, ``[T * groups * splits * 64, 512]``.

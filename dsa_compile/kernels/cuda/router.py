@@ -44,6 +44,7 @@ def router(
     scale: float,
     shared_experts: int = 0,
     slot_mapping: Tensor | None = None,
+    zero_dropped: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """``dsa::router`` for bf16; of equal scores the lowest expert wins.
 
@@ -53,6 +54,8 @@ def router(
     Raises:
         ValueError: operands do not fit together or are not supported.
     """
+    if zero_dropped:
+        raise bad_input("router", "groups that are dropped, not scored zero")
     tokens, hidden = x.shape
     experts = weight.shape[0]
     columns = top_k + shared_experts

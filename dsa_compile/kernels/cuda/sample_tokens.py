@@ -32,8 +32,9 @@ OPTIONS = np.dtype(
 )
 """One row's options.
 
-``row`` is its place in ``last_tokens``; ``top_k`` is V or more to keep all; ``temperature`` 0 takes
-the likeliest; ``floor`` is the logarithm of min-p; ``top_p`` counts units of 2**-64, 0 keeps all;
+``row`` is its place in ``last_tokens``, or negative to write nothing there; ``top_k`` is V or more
+to keep all; ``temperature`` 0 takes the likeliest; ``floor`` is the logarithm of min-p; ``top_p``
+counts units of 2**-64, 0 keeps all;
 ``seed`` and ``step`` choose the uniform number (SplitMix64).
 """
 
@@ -56,7 +57,8 @@ def sample_tokens(
     Args:
         logits: fp32 or bf16 ``[N, V]``, dense along V; -inf marks an impossible token.
         options: uint8, at least N entries of :data:`OPTIONS`; on the device, or in pinned memory.
-        last_tokens: int64 ``[R]``; entry ``row`` takes the row's token, or 0 if it has none.
+        last_tokens: int64 ``[R]``; entry ``row``, unless negative,
+            takes the row's token, or 0 if it has none.
         tokens: int64, at least ``[N]``, on the device or in pinned memory; takes the tokens, -1 for
             a row that holds NaN or +inf, or nothing finite.
         threads: of a row, a power of two.

@@ -148,12 +148,15 @@ def router(
     scale: float,
     shared_experts: int = 0,
     slot_mapping: Tensor | None = None,
+    zero_dropped: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """``dsa::router`` for up to 1,024 experts; of equal scores the lowest expert wins.
 
     Raises:
         ValueError: operands do not fit together or are not supported.
     """
+    if zero_dropped:
+        raise bad_input("router", "groups that are dropped, not scored zero")
     tokens, hidden = x.shape
     experts = weight.shape[0]
     if bias.dtype is not torch.float32:

@@ -1,5 +1,5 @@
-// q_latent[t, h] = q[t, h, :128] w_uk[h] and q_pe[t, h] = rotated q[t, h, 128:192], interleaved
-// pairs, for few tokens. A block a head; a warp takes 64 columns of the result, one box.
+// q_latent[t, h] = q[t, h, :ROWS] w_uk[h] and q_pe[t, h] = the 64 values behind them rotated,
+// interleaved pairs, for few tokens. A block a head; a warp takes 64 columns of the result, one box.
 #include "head_products.cuh"
 
 constexpr int kRope = 64;
@@ -26,8 +26,8 @@ DEVICE void rotate(const __nv_bfloat16* q, const __nv_bfloat16* cos, const __nv_
   }
 }
 
-// q [tokens, heads, 192], tokens q_stride apart; the map is of w_uk [heads * 128, 512] in boxes of
-// 128 x 64. Out: q_latent [tokens, heads, 512], q_pe [tokens, heads, 64].
+// q [tokens, heads, ROWS + 64], tokens q_stride apart; the map is of w_uk [heads * ROWS, 512] in
+// boxes of ROWS x 64. Out: q_latent [tokens, heads, 512], q_pe [tokens, heads, 64].
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
     absorb_rope_query(const __grid_constant__ CUtensorMap w_uk, const __nv_bfloat16* q,
                       const __nv_bfloat16* cos, const __nv_bfloat16* sin,

@@ -1,20 +1,24 @@
-// Products of few tokens with a matrix a head, [128, 512] in bf16, each block with one of them.
+// Products of few tokens with a matrix a head, [ROWS (128), 512] in bf16, each block with one of them.
 //
 // The time is that of reading the matrices once. A block brings its own whole, 128 KB, before the
 // kernels in front of it have ended, and then takes TOKENS (16) tokens at a time, the M of an mma.
 #pragma once
 #include "quantize.cuh"
 
+#ifndef ROWS
+#define ROWS 128
+#endif
+
 constexpr int kThreads = 256;
 constexpr int kTokens = 16;     // of a tile
-constexpr int kRows = 128;      // of a matrix
+constexpr int kRows = ROWS;     // of a matrix
 constexpr int kColumns = 512;   // of a matrix
 constexpr int kBox = 64;        // columns of one bulk copy, 128 bytes
 constexpr int kBoxes = kColumns / kBox;
 constexpr int kBoxBytes = kRows * kBox * 2;
 constexpr int kMatrixBytes = kBoxes * kBoxBytes;
 
-// Dynamic shared memory: the matrix in boxes [128][64] with the 128-byte swizzle; the kernel's own
+// Dynamic shared memory: the matrix in boxes [ROWS][64] with the 128-byte swizzle; the kernel's own
 // part, from kMatrixBytes on; the host adds 1,024 to align the whole.
 extern __shared__ u8 dynamic[];
 

@@ -19,11 +19,12 @@ DEVICE float block_sum(float x) {
 // All threads of the block. Waits for the kernels before; a weight is constant and need not wait,
 // so where a thread has up to 16 values it is loaded ahead. `residual` is read and `total` written if
 // Add, `normed` is written if Keep.
-template <int Width, int Threads, bool Add, bool Keep, typename Weight>
-DEVICE void norm_quantize_row(const __nv_bfloat16* x, const __nv_bfloat16* residual,
-                              const Weight* weight, __nv_bfloat16* normed, u8* q, float* scale,
-                              __nv_bfloat16* total, float eps, int ue8m0, long long row,
-                              long long x_stride, long long residual_stride) {
+// `source` gives the 8 values of a chunk of the row, by the chunk's number in this thread.
+template <int Width, int Threads, bool Add, bool Keep, typename Weight, typename Source>
+DEVICE void norm_quantize_values(Source source, const __nv_bfloat16* residual,
+                                 const Weight* weight, __nv_bfloat16* normed, u8* q, float* scale,
+                                 __nv_bfloat16* total, float eps, int ue8m0, long long row,
+                                 long long residual_stride) {
   constexpr int kChunks = Width / (8 * Threads);
   static_assert(kChunks * 8 * Threads == Width, "a thread takes whole chunks of 8 values");
   const long long dense = row * Width;
@@ -41,7 +42,7 @@ DEVICE void norm_quantize_row(const __nv_bfloat16* x, const __nv_bfloat16* resid
 #pragma unroll
     for (int c = 0; c < kChunks; ++c) {
       const int column = (c * Threads + threadIdx.x) * 8;
-      raw[c] = load_16_once(x + row * x_stride + column);
+      raw[c] = source(c);
       if (Add) added[c] = load_16_once(residual + row * residual_stride + column);
     }
 #pragma unroll
@@ -95,4 +96,16 @@ DEVICE void norm_quantize_row(const __nv_bfloat16* x, const __nv_bfloat16* resid
         to_e4m3(pair[0], pair[1], factor), to_e4m3(pair[2], pair[3], factor));
     if (threadIdx.x % 16 == 0) scale[(dense + column) / 128] = block;
   }
+}
+
+// The same for a row in memory.
+template <int Width, int Threads, bool Add, bool Keep, typename Weight>
+DEVICE void norm_quantize_row(const __nv_bfloat16* x, const __nv_bfloat16* residual,
+                              const Weight* weight, __nv_bfloat16* normed, u8* q, float* scale,
+                              __nv_bfloat16* total, float eps, int ue8m0, long long row,
+                              long long x_stride, long long residual_stride) {
+  const __nv_bfloat16* first = x + row * x_stride + threadIdx.x * 8;
+  norm_quantize_values<Width, Threads, Add, Keep, Weight>(
+      [=](int c) { return load_16_once(first + c * Threads * 8); }, residual, weight, normed, q,
+      scale, total, eps, ue8m0, row, residual_stride);
 }

@@ -4,7 +4,7 @@
 #include "sample_order.cuh"
 
 struct Options {
-  int row;            // of the request, in `last_tokens`
+  int row;            // of the request, in `last_tokens`; negative: kept nowhere
   int top_k;          // at least the vocabulary's size to keep all
   float temperature;  // 0: the likeliest token
   float floor;        // logarithm of min-p
@@ -115,6 +115,6 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   if (threadIdx.x == 0) {
     tokens[blockIdx.x] = good ? (long long)token : -1;
     // The next step reads it before anybody can see that the row failed.
-    last_tokens[options.row] = good ? (long long)token : 0;
+    if (options.row >= 0) last_tokens[options.row] = good ? (long long)token : 0;
   }
 }

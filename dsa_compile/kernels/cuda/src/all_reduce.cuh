@@ -1,0 +1,111 @@
+// Sums over ranks by pushing: every rank stores its bf16 values into every peer's memory, and sums in
+// the order of ranks what arrives in its own. Values travel in lines of 16 bytes that carry a flag
+// beside each 4 bytes of data, as in NCCL's low-latency protocol: 8 bytes are stored at once, so
+// whoever sees the flag sees the data, and no fence or barrier is needed.
+//
+// The flag is the number of the call, which all ranks count alike, in graphs too. Calls take turns
+// with two buffers. That is enough: a rank begins call n + 2 when it has seen data of call n + 1 from
+// every peer, and a peer sends that only after its call n has ended.
+#pragma once
+#include "clock.cuh"
+#include "quantize.cuh"
+
+// Memory of all ranks, from the first to the last; `state` is this rank's own: the number of the last
+// call, and how many blocks have left the present one.
+struct Peers {
+  uint4* buffer[RANKS];
+  uint4* own;  // that of this rank: an array that is indexed by it would lie in memory
+  u32* state;
+  long long lines;    // of one rank in one buffer
+  long long patience; // nanoseconds to wait for a line
+};
+
+DEVICE void store_line(uint4* to, u32 low, u32 high, u32 flag) {
+  asm volatile("st.volatile.global.v4.u32 [%0], {%1, %2, %3, %2};" ::"l"(to), "r"(low), "r"(flag),
+               "r"(high)
+               : "memory");
+}
+
+DEVICE uint4 load_line(const uint4* from) {
+  uint4 line;
+  asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(line.x), "=r"(line.y), "=r"(line.z), "=r"(line.w)
+               : "l"(from)
+               : "memory");
+  return line;
+}
+
+// Ends the kernel, and with it the use of the GPU, if the peer is gone: nothing can be summed then.
+DEVICE uint2 await_line(const uint4* from, u32 flag, long long patience) {
+  uint4 line = load_line(from);
+  if (line.y == flag && line.w == flag) return make_uint2(line.x, line.z);
+  const u64 began = nanoseconds();
+  for (u32 turns = 1;; ++turns) {
+    line = load_line(from);
+    if (line.y == flag && line.w == flag) return make_uint2(line.x, line.z);
+    if (turns % 4096 == 0 && nanoseconds() - began > static_cast<u64>(patience)) __trap();
+  }
+}
+
+DEVICE u32 next_call(const Peers& peers) {
+  return *reinterpret_cast<volatile u32*>(peers.state) + 1;
+}
+
+DEVICE Peers make_peers(u32* state, long long lines, long long patience, uint4* own, uint4* b0,
+                        uint4* b1, uint4* b2, uint4* b3, uint4* b4, uint4* b5, uint4* b6,
+                        uint4* b7) {
+  uint4* const all[8] = {b0, b1, b2, b3, b4, b5, b6, b7};
+  Peers peers;
+#pragma unroll
+  for (int r = 0; r < RANKS; ++r) peers.buffer[r] = all[r];
+  peers.own = own, peers.state = state, peers.lines = lines, peers.patience = patience;
+  return peers;
+}
+
+// Where a rank's lines begin in any buffer.
+DEVICE long long lines_from(const Peers& peers, int from, u32 call) {
+  return ((call & 1) * RANKS + from) * peers.lines;
+}
+
+// Chunks are 16 bytes: 8 values, two lines.
+DEVICE void push_chunk(const Peers& peers, int rank, u32 call, long long chunk, uint4 x) {
+  const long long line = lines_from(peers, rank, call) + 2 * chunk;
+#pragma unroll
+  for (int peer = 0; peer < RANKS; ++peer) {
+    if (peer == rank) continue;
+    store_line(peers.buffer[peer] + line, x.x, x.y, call);
+    store_line(peers.buffer[peer] + line + 1, x.z, x.w, call);
+  }
+}
+
+DEVICE u32 add_pairs(u32 a, u32 b) {
+  return pack_bf16(low_half(a) + low_half(b), high_half(a) + high_half(b));
+}
+
+// The sum over ranks of one chunk, rounded after each.
+DEVICE uint4 summed_chunk(const Peers& peers, int rank, u32 call, long long chunk, uint4 own) {
+  uint4 total = own;
+#pragma unroll
+  for (int from = 0; from < RANKS; ++from) {
+    uint4 part = own;
+    if (from != rank) {
+      const uint4* lines = peers.own + lines_from(peers, from, call) + 2 * chunk;
+      const uint2 first = await_line(lines, call, peers.patience);
+      const uint2 second = await_line(lines + 1, call, peers.patience);
+      part = make_uint4(first.x, first.y, second.x, second.y);
+    }
+    total = from == 0 ? part
+                      : make_uint4(add_pairs(total.x, part.x), add_pairs(total.y, part.y),
+                                   add_pairs(total.z, part.z), add_pairs(total.w, part.w));
+  }
+  return total;
+}
+
+// By every thread of every block, after its last line.
+DEVICE void end_call(const Peers& peers, u32 call) {
+  __syncthreads();
+  if (threadIdx.x == 0 && atomicAdd(peers.state + 1, 1) == gridDim.x - 1) {
+    peers.state[1] = 0;
+    peers.state[0] = call;
+  }
+}

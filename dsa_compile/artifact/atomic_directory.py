@@ -14,9 +14,10 @@ import shutil
 from pathlib import Path
 
 from dsa_compile.artifact.manifest import MANIFEST
-from dsa_compile.artifact.records import PRODUCER
+from dsa_compile.artifact.records import ACCEPTANCE, PRODUCER, TIMINGS
 from dsa_compile.artifact.strict_json import load_json
 from dsa_compile.errors import ArtifactError
+from dsa_compile.regular_files import read_regular
 
 
 class AtomicDirectory:
@@ -31,9 +32,7 @@ class AtomicDirectory:
         """
         self.out = out
         self.force = force
-        parent = out.parent
-        if not parent.is_dir():
-            raise ArtifactError(f"{out}: {parent} is not a directory; create it first")
+        _require_parent(out)
         try:
             _clear_leftovers(out)
             _require_free(out, force)
@@ -73,6 +72,29 @@ class AtomicDirectory:
         os.close(self._lock)
 
 
+def check_free(out: Path, force: bool) -> None:
+    """Clear leftovers of ``out`` and check, before work is begun, that it may be written.
+
+    Raises:
+        ArtifactError: see :class:`AtomicDirectory`.
+    """
+    _require_parent(out)
+    if not os.access(out.parent, os.W_OK | os.X_OK):
+        raise ArtifactError(f"{out}: cannot write there (Permission denied)")
+    try:
+        _clear_leftovers(out)
+    except OSError as error:
+        raise ArtifactError(f"{out}: cannot write there ({error.strerror})") from error
+    _require_free(out, force)
+
+
+def _require_parent(out: Path) -> None:
+    if "\0" in str(out):
+        raise ArtifactError(f"{str(out)!r:.200} is no path: it holds a null character")
+    if not out.parent.is_dir():
+        raise ArtifactError(f"{out}: {out.parent} is not a directory; create it first")
+
+
 def _sibling(out: Path, role: str) -> Path:
     return out.parent / f".{out.name}.{role}-{os.getpid()}-{secrets.token_hex(4)}"
 
@@ -85,21 +107,43 @@ def _require_free(out: Path, force: bool) -> None:
         raise ArtifactError(f"{out}: exists already; use --force to replace it, or another path")
     if out.is_symlink() or not out.is_dir():
         raise ArtifactError(f"{out}: is not a directory, and --force replaces artifacts only")
-    if any(out.iterdir()) and not _is_artifact(out):
+    if not any(out.iterdir()):
+        return
+    listed = _listed_files(out)
+    if listed is None:
         raise ArtifactError(
             f"{out}: holds files but no artifact, and --force replaces artifacts only; "
             "remove it yourself or choose another path"
         )
+    for folder, _, names in os.walk(out):
+        for name in names:
+            path = Path(folder, name).relative_to(out)
+            ours = path.as_posix() in listed and path.parts[0] in _FOLDERS
+            if not ours and str(path) not in _BESIDE:
+                raise ArtifactError(
+                    f"{out / path}: not a file of the artifact that --force would replace; move "
+                    "it away or choose another path"
+                )
 
 
-def _is_artifact(path: Path) -> bool:
-    """Whether a directory holds an artifact of ours, of any version and even if damaged."""
+# What a manifest lists elsewhere is not ours, whatever it says.
+_FOLDERS = ("graphs", "kernels", "passes", "tokenizer", "weights")
+# What commands write that the manifest does not list.
+_BESIDE = (MANIFEST, TIMINGS, ACCEPTANCE, "verify.json")
+
+
+def _listed_files(path: Path) -> frozenset[str] | None:
+    """The files of an artifact of ours, of any version and even if damaged; None if it is none."""
     try:
-        manifest = load_json((path / MANIFEST).read_bytes(), MANIFEST)
+        manifest = load_json(read_regular(path / MANIFEST), MANIFEST)
     except (OSError, ArtifactError):
-        return False
+        return None
     producer = manifest.get("producer") if isinstance(manifest, dict) else None
-    return isinstance(producer, dict) and producer.get("name") == PRODUCER
+    if not isinstance(producer, dict) or producer.get("name") != PRODUCER:
+        return None
+    files = manifest.get("files")
+    records = [file for file in files if isinstance(file, dict)] if isinstance(files, list) else []
+    return frozenset(str(record.get("path")) for record in records)
 
 
 def _clear_leftovers(out: Path) -> None:

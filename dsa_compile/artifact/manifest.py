@@ -24,8 +24,9 @@ from dsa_compile.config import RECIPES, CompileConfig
 from dsa_compile.errors import ArtifactError
 from dsa_compile.ir.dtype_names import DTYPE_NAMES
 from dsa_compile.ir.plan import LONG, MODEL, SHORT, Call, Plan
+from dsa_compile.regular_files import read_regular
 
-FORMAT_VERSION = 5
+FORMAT_VERSION = 7
 MANIFEST = "manifest.json"
 _CALL_NAME = re.compile(r"[a-z][a-z0-9_]*")
 _REGION_NAME = re.compile(r"[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)?")
@@ -47,7 +48,7 @@ class Manifest:
         variants: ``("long", "short")`` if regions are split by context length, else empty.
         exported: the file with the graphs before the first pass, if records were kept.
         tokenizer: files of the tokenizer and the generation defaults.
-        files: every file but the manifest itself.
+        files: every file but the manifest itself and the timings.
         digest: hex SHA-256 of the rest of the manifest, and so, through the hashes in it, of
             the whole artifact: its identity.
     """
@@ -117,6 +118,12 @@ class Manifest:
         return self.plans[MODEL].layers
 
     @property
+    def stored_layers(self) -> tuple[int, ...]:
+        """Numbers of the layers whose weights are taken, those of all plans."""
+        numbers = (call.layer for call in self.calls)
+        return tuple(dict.fromkeys(number for number in numbers if number is not None))
+
+    @property
     def calls(self) -> tuple[Call, ...]:
         """The calls of all plans, plan by plan."""
         return tuple(call for plan in self.plans.values() for call in plan.calls)
@@ -128,7 +135,7 @@ class Manifest:
 
     def to_json(self) -> dict[str, Any]:
         """A JSON-ready dict; :func:`read_manifest` takes its text back."""
-        return asdict(self)
+        return asdict(self) | {"compile": self.compile.to_json()}
 
     def problems(self) -> Iterator[str]:
         """What does not hold between the fields, and what single types cannot say."""
@@ -175,8 +182,8 @@ class Manifest:
             yield f"plans: none is called {MODEL!r}"
             return
         spec = self.model.spec
-        if not {kind.name for kind in spec.kinds}.issuperset(spec.layer_kinds):
-            yield "model.spec: layer_kinds names a kind that kinds lacks"
+        for problem in spec.problems():
+            yield f"model.spec: {problem}"
         kinds = {region.name.partition(".")[0] for region in self.regions}
         calls = {call.name: call for call in self.calls}
         if len(calls) < len(self.calls):
@@ -186,10 +193,16 @@ class Manifest:
                 yield f"plans: {call.name!r:.80} is not the name of a call"
             if call.kind not in kinds:
                 yield f"plans: no region for kind {call.kind!r:.80} of call {call.name}"
-            if call.layer is not None and not 0 <= call.layer < self.model.spec.num_hidden_layers:
+            last = spec.num_hidden_layers - (spec.mtp_layer is None)
+            if call.layer is not None and not 0 <= call.layer <= last:
                 yield f"plans: the model has no layer {call.layer}"
             if call.caches is not None and call.caches not in calls:
                 yield f"plans: {call.name} shares the caches of {call.caches!r:.80}, not a call"
+        for name, plan in self.plans.items():
+            # a plan follows one before it, so that none follows itself
+            before = list(self.plans)[: list(self.plans).index(name)]
+            if plan.follows is not None and plan.follows not in before:
+                yield f"plans: {name:.80} follows {plan.follows!r:.80}, no plan before it"
         for kind, caches in self.caches.items():
             if kind not in kinds:
                 yield f"caches: no region for kind {kind!r:.80}"
@@ -248,7 +261,7 @@ def open_manifest(path: Path) -> Manifest:
     if file is None:
         raise ArtifactError(f"{path / MANIFEST}: missing; is this an artifact?")
     try:
-        data = file.read_bytes()
+        data = read_regular(file)
     except OSError as error:
         raise ArtifactError(f"{file}: cannot be read ({error.strerror})") from None
     return read_manifest(data, str(path / MANIFEST))

@@ -5,6 +5,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from dsa_compile.errors import ArtifactError, UserError
 from dsa_compile.ir.graph_json import region_from_json
 from dsa_compile.ir.region import Region
 from dsa_compile.overlap.hazards import find_hazards
+from dsa_compile.regular_files import LARGEST_JSON, read_regular
 from dsa_compile.weights.hashing import Hashes
 from dsa_compile.weights.safetensors_file import SafetensorsFile
 
@@ -42,6 +44,10 @@ class Artifact:
     verify: str
     later: bool = False
     _unsettled: list["_Contents"] = field(default_factory=list, repr=False, compare=False)
+
+    @cached_property
+    def _records(self) -> dict[str, FileRecord]:
+        return {record.path: record for record in self.manifest.files}
 
     @classmethod
     def open(
@@ -118,7 +124,14 @@ class Artifact:
         return region
 
     def read_json(self, path: str) -> Any:
-        """The content of a listed JSON file."""
+        """The content of a listed JSON file.
+
+        Raises:
+            ArtifactError: as :meth:`read_bytes`, not JSON, or larger than
+                :data:`~dsa_compile.regular_files.LARGEST_JSON`.
+        """
+        if (size := self._records[path].size if path in self._records else 0) > LARGEST_JSON:
+            raise ArtifactError(f"{self.path / path}: {size} bytes, more than JSON files have")
         return load_json(self.read_bytes(path), str(self.path / path))
 
     def read_bytes(self, path: str) -> bytes:
@@ -127,14 +140,14 @@ class Artifact:
         Raises:
             ArtifactError: not listed, missing or changed since the artifact was opened.
         """
-        records = {record.path: record for record in self.manifest.files}
-        if path not in records:
+        if path not in self._records:
             raise ArtifactError(f"{self.path}: has no file {path!r}")
+        record = self._records[path]
         try:
-            data = self._located(path).read_bytes()
+            data = read_regular(self._located(path), record.size)
         except OSError as error:
             raise ArtifactError(f"{self.path / path}: cannot be read ({error.strerror})") from None
-        _compare(self.path / path, records[path].sha256, hashlib.sha256(data).hexdigest())
+        _compare(self.path / path, record.sha256, hashlib.sha256(data).hexdigest())
         return data
 
     def tokenizer_bytes(self, name: str) -> bytes | None:
@@ -171,12 +184,12 @@ class Artifact:
             )
         # Links are followed wherever they lead: a download cache is made of them.
         files = {root / file.name: file for file in self.manifest.weights.files}
-        self._check_weights(_check_sizes(files, self.verify), trust_hub_cache=True)
+        self._check_weights(_check_sizes(files, self.verify))
         return root
 
-    def _check_weights(self, wanted: Mapping[Path, str], *, trust_hub_cache: bool) -> None:
+    def _check_weights(self, wanted: Mapping[Path, str]) -> None:
         if wanted:
-            self._unsettled.append(_Contents(wanted, trust_hub_cache=trust_hub_cache))
+            self._unsettled.append(_Contents(wanted))
         if not self.later:
             self.settle()
 
@@ -195,8 +208,8 @@ class Artifact:
             packed = {f"weights/{file.name}": file for file in self.manifest.weights.files}
         weights = {self._located(path): packed[path] for path in packed}
         others = {self._located(file.path): file for file in files if file.path not in packed}
-        _Contents(_check_sizes(others, "full"), trust_hub_cache=False).compare()
-        self._check_weights(_check_sizes(weights, self.verify), trust_hub_cache=False)
+        _Contents(_check_sizes(others, "full")).compare()
+        self._check_weights(_check_sizes(weights, self.verify))
         listed = {file.path for file in files}
         for folder in _CLOSED:
             for parent, _, names in os.walk(self.path / folder):
@@ -211,9 +224,9 @@ class Artifact:
 class _Contents:
     """Files whose contents are being hashed, with the hashes that they should have."""
 
-    def __init__(self, wanted: Mapping[Path, str], *, trust_hub_cache: bool) -> None:
+    def __init__(self, wanted: Mapping[Path, str]) -> None:
         self.wanted = wanted
-        self.hashes = Hashes(wanted, ArtifactError, trust_hub_cache=trust_hub_cache)
+        self.hashes = Hashes(wanted, ArtifactError)
 
     def compare(self) -> None:
         for path, digest in self.hashes.result().items():

@@ -11,6 +11,8 @@ from dsa_compile.version import __version__
 
 PRODUCER = "dsa-compile"
 ABOUT = "passes/about.json"
+ACCEPTANCE = "acceptance.json"  # of drafts, as dsa-eval measured it; not listed either
+TIMINGS = "timings.json"  # seconds by pass; not listed, so equal compilations are equal artifacts
 """Where records say what each pass is for: the docstring of its module, by the pass's name."""
 
 
@@ -138,7 +140,6 @@ class PassSummary:
     by_region: Mapping[str, int]
     nodes_before: int
     nodes_after: int
-    seconds: float
     near_misses: tuple[NearMissRecord, ...]
     before: str | None
     after: str | None

@@ -2,16 +2,19 @@
 
 import json
 import math
+import re
 import types
 import typing
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar
 
-from dsa_compile.errors import ArtifactError, UserError
+from dsa_compile.errors import ArtifactError, UserError, shown
 
 # Deeper than any file of an artifact goes, and shallow enough for every recursive reader.
 MAX_DEPTH = 32
+_UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 T = TypeVar("T")
 
@@ -20,7 +23,9 @@ def load_json(data: bytes, where: str) -> Any:
     """Parse UTF-8 JSON.
 
     Refuses what the standard parser lets pass: repeated keys, NaN and infinities, whole numbers
-    beyond 64 bits, nesting deeper than MAX_DEPTH.
+    beyond 64 bits, nesting deeper than MAX_DEPTH, and in texts what a terminal would obey or UTF-8
+    cannot hold: control characters but tab and newline, and surrogates. So whoever reads an
+    artifact may print what is in it.
 
     Args:
         data: the bytes of a file.
@@ -45,6 +50,8 @@ def load_json(data: bytes, where: str) -> Any:
         raise ArtifactError(f"{where}: not valid JSON ({error})") from None
     level = [value]
     for _ in range(MAX_DEPTH):
+        for item in level:
+            _require_printable(item, where)
         level = [child for item in level for child in _children(item)]
         if not level:
             return value
@@ -54,6 +61,12 @@ def load_json(data: bytes, where: str) -> Any:
 def dump_json(data: Any) -> str:
     """Indented JSON ending in a newline; fails on what :func:`load_json` would refuse."""
     return json.dumps(data, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+
+
+def _require_printable(value: Any, where: str) -> None:
+    for text in value if isinstance(value, dict) else (value,):
+        if isinstance(text, str) and (found := _UNPRINTABLE.search(text)):
+            raise ArtifactError(f"{where}: a text holds the control character {found[0]!a}")
 
 
 def _children(value: Any) -> typing.Iterable[Any]:
@@ -66,7 +79,7 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result = dict(pairs)
     if len(result) != len(pairs):
         names = [name for name, _ in pairs]
-        repeated = next(name for name in names if names.count(name) > 1)
+        repeated = Counter(names).most_common(1)[0][0]
         raise ValueError(f"key {repeated!r:.80} appears twice")
     return result
 
@@ -92,6 +105,8 @@ def _no_constant(name: str) -> typing.NoReturn:
 
 def parse(kind: type[T], data: Any, where: str) -> T:
     """Build a value of a type from parsed JSON, exactly: no field missing, none unknown.
+
+    A field of a dataclass may be missing where its metadata says ``optional``.
 
     Args:
         kind: a dataclass, or one of str, int, float, bool, ``X | None``, ``tuple[X, ...]``,
@@ -126,7 +141,7 @@ def _parse(kind: Any, data: Any, where: str) -> Any:
         return tuple(_parse(arguments[0], item, f"{where}[{i}]") for i, item in enumerate(data))
     if origin is not None and issubclass(origin, Mapping):
         _require(isinstance(data, dict), "an object", data, where)
-        return {key: _parse(arguments[1], item, f"{where}.{key}") for key, item in data.items()}
+        return {key: _parse(arguments[1], item, f"{where}.{key:.80}") for key, item in data.items()}
     if kind is float and type(data) is int:
         return float(data)
     # type(), not isinstance(): to Python a bool is an int
@@ -141,13 +156,14 @@ def _parse_dataclass(kind: Any, data: Any, where: str) -> Any:
     _require(isinstance(data, dict), "an object", data, where)
     hints = typing.get_type_hints(kind)
     names = [field.name for field in fields(kind)]
+    optional = {field.name for field in fields(kind) if field.metadata.get("optional")}
     for name in names:
-        if name not in data:
+        if name not in data and name not in optional:
             raise ArtifactError(f"{where}.{name} is missing")
     for name in data:
         if name not in names:
             raise ArtifactError(f"{where}: unknown field {name!r:.80}")
-    values = {name: _parse(hints[name], data[name], f"{where}.{name}") for name in names}
+    values = {name: _parse(hints[name], data[name], f"{where}.{name}") for name in data}
     try:
         return kind(**values)
     except UserError as error:
@@ -156,4 +172,4 @@ def _parse_dataclass(kind: Any, data: Any, where: str) -> Any:
 
 def _require(holds: bool, wanted: str, data: Any, where: str) -> None:
     if not holds:
-        raise ArtifactError(f"{where} should be {wanted}, found {data!r:.80}")
+        raise ArtifactError(f"{where} should be {wanted}, found {shown(data, 80)}")

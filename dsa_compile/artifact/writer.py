@@ -4,8 +4,7 @@ import errno
 import hashlib
 import json
 import os
-import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -14,8 +13,9 @@ from typing import Any
 from dsa_compile.artifact.atomic_directory import AtomicDirectory
 from dsa_compile.artifact.manifest import MANIFEST, Manifest
 from dsa_compile.artifact.paths import is_plain
-from dsa_compile.artifact.records import FileRecord, RegionRecord, WeightFile
+from dsa_compile.artifact.records import TIMINGS, FileRecord, RegionRecord, WeightFile
 from dsa_compile.artifact.strict_json import dump_json
+from dsa_compile.artifact.tokenizer_files import TOKENIZER_FILES, read_tokenizer_file
 from dsa_compile.errors import ArtifactError
 from dsa_compile.ir.graph_json import region_to_json
 from dsa_compile.ir.naming import with_readable_names
@@ -23,14 +23,6 @@ from dsa_compile.ir.printer import region_to_python
 from dsa_compile.ir.region import Region
 from dsa_compile.weights.pack import PackedFile
 
-# What a server needs of the model directory besides config and weights.
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "chat_template.jinja",
-    "generation_config.json",
-)
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -82,11 +74,6 @@ class ArtifactWriter:
         """Write a JSON file of plain data."""
         self.add_text(path, dump_json(data))
 
-    def add_file(self, path: str, source: Path) -> None:
-        """Copy a file in; a symbolic link is followed."""
-        with self._writing(path) as target:
-            shutil.copyfile(source, target)
-
     def add_dir(self, path: str) -> Path:
         """Make a directory if there is none, and return where it is for now, to be filled."""
         with self._writing(path) as target:
@@ -128,11 +115,22 @@ class ArtifactWriter:
         self.add_text(path, f'{{"regions": [\n{graphs}\n], "sites": [\n{rewrites}\n]}}\n')
 
     def add_tokenizer(self, model_dir: Path) -> tuple[str, ...]:
-        """Copy those of :data:`TOKENIZER_FILES` that the model has; returns their new paths."""
-        present = [name for name in TOKENIZER_FILES if (model_dir / name).is_file()]
+        """Copy those of :data:`TOKENIZER_FILES` that the model has; returns their new paths.
+
+        Raises:
+            ConfigError: one is not what its name says, or a link that leads elsewhere.
+        """
+        present = [name for name in TOKENIZER_FILES if os.path.lexists(model_dir / name)]
         for name in present:
-            self.add_file(f"tokenizer/{name}", model_dir / name)
+            path = f"tokenizer/{name}"
+            data = read_tokenizer_file(model_dir, name)
+            with self._writing(path) as target:
+                target.write_bytes(data)
         return tuple(f"tokenizer/{name}" for name in present)
+
+    def add_timings(self, seconds: Mapping[str, float]) -> None:
+        """Write how long each pass took, beside what the digest is of."""
+        self.add_json(TIMINGS, {name: round(value, 6) for name, value in seconds.items()})
 
     def commit(self, manifest: Manifest) -> Manifest:
         """Hash every file, write the manifest, flush to disk, and rename into place.
@@ -148,7 +146,7 @@ class ArtifactWriter:
             paths = sorted(
                 path.relative_to(root).as_posix() for path in root.rglob("*") if not path.is_dir()
             )
-            sealed = manifest.sealed(tuple(self._record(path) for path in paths))
+            sealed = manifest.sealed(tuple(self._record(p) for p in paths if p != TIMINGS))
         problems = list(sealed.problems())
         assert not problems, problems
         self.add_json(MANIFEST, sealed.to_json())

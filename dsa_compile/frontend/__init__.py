@@ -1,4 +1,5 @@
 """From a Hugging Face configuration to an exported program.
 
-The only part of the project that imports transformers, and never imported by the runtime.
+Imports transformers, as evaluation and debugging do for their reference; the runtime imports none
+of these.
 """

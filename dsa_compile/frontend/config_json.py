@@ -1,10 +1,12 @@
 """``config.json`` of a model directory, as a dict."""
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any, NoReturn
 
-from dsa_compile.errors import ConfigError
+from dsa_compile.errors import ConfigError, shown
+from dsa_compile.regular_files import read_regular
 
 
 def read_config_json(model_dir: Path) -> dict[str, Any]:
@@ -18,7 +20,7 @@ def read_config_json(model_dir: Path) -> dict[str, Any]:
         raise ConfigError(f"{model_dir}: no such directory; give a Hugging Face model directory")
     try:
         config = json.loads(
-            path.read_text(encoding="utf-8"),
+            read_regular(path).decode("utf-8"),
             object_pairs_hook=_unique_keys,
             parse_constant=_no_constant,
         )
@@ -34,15 +36,15 @@ def read_config_json(model_dir: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: expected a JSON object, found {type(config).__name__}")
     for name in ("rope_parameters", "rope_scaling", "quantization_config"):
         if not isinstance(config.get(name), dict | None):
-            raise ConfigError(f"config.json: {name}={config[name]!r} should be an object")
+            raise ConfigError(f"config.json: {name}={shown(config[name])} should be an object")
     return config
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     names = [name for name, _ in pairs]
     if len(set(names)) != len(names):
-        repeated = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"key {repeated!r} appears twice")
+        repeated = Counter(names).most_common(1)[0][0]
+        raise ValueError(f"key {shown(repeated)} appears twice")
     return dict(pairs)
 
 

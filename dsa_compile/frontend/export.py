@@ -6,7 +6,7 @@ export finds (``min(index_topk, S)``) are false restrictions for a paged runtime
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -43,10 +43,12 @@ def export_region(
     outputs: tuple[str, ...],
     mode: FakeTensorMode,
     world: FakeWorld,
+    wanted: Collection[str] | None = None,
 ) -> Region:
     """Trace ``module`` and type the graph in ``world``.
 
-    Weight placeholders get the parameter's name inside the module as their key.
+    Weight placeholders get the parameter's name inside the module as their key. Of ``outputs``, the
+    names of what the module returns, the region returns those that are ``wanted``; all without it.
     """
     with mode:
         examples = tuple(
@@ -61,9 +63,9 @@ def export_region(
     signature = exported.graph_signature
     weights = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
     given = dict(zip(signature.user_inputs, inputs, strict=True))
-    region = Region(kind, fx.Graph(), outputs)
-    region.graph = _convert(exported, weights, given, world)
-    return region
+    kept = tuple(index for index, name in enumerate(outputs) if wanted is None or name in wanted)
+    graph = _convert(exported, weights, given, world, kept)
+    return Region(kind, graph, tuple(outputs[index] for index in kept))
 
 
 def _convert(
@@ -71,12 +73,15 @@ def _convert(
     weights: Mapping[str, str],
     given: Mapping[object, Input],
     world: FakeWorld,
+    kept: Sequence[int],
 ) -> fx.Graph:
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     for node in exported.graph.nodes:
         if node.op == "output":
-            graph.output(tuple(copies[result] for result in node.args[0]))
+            results = node.args[0]
+            assert isinstance(results, tuple)
+            graph.output(tuple(copies[results[index]] for index in kept))
             continue
         if node.op == "placeholder":
             copies[node] = _placeholder(graph, node, weights, given, world)

@@ -10,7 +10,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import PreTrainedConfig
 
-from dsa_compile.frontend.architectures import Architecture
+from dsa_compile.frontend.architectures import Architecture, refused
+from dsa_compile.ir.dims import fake_mode
 from dsa_compile.weights.canonical import compute_dtype
 
 
@@ -21,6 +22,7 @@ class Reference:
     prologue: torch.nn.Module
     layers: dict[str, torch.nn.Module]  # by kind
     head: torch.nn.Module
+    draft: torch.nn.Module
     mode: FakeTensorMode
     inv_freq: torch.Tensor  # real, fp32 [qk_rope_head_dim / 2]
 
@@ -35,17 +37,24 @@ def build_reference(
 
     Parameters get the dtypes the reference keeps them in: ``dtype``, and fp32 for those that
     :func:`dsa_compile.weights.canonical.compute_dtype` names.
+
+    Raises:
+        ConfigError: transformers cannot make RoPE's frequencies of the configuration.
     """
-    small = architecture.config(**{**config.to_dict(), **architecture.config_of(kinds)})
+    try:
+        small = architecture.config(**{**config.to_dict(), **architecture.config_of(kinds)})
+        inv_freq = architecture.rotary(small).inv_freq.detach().clone().float()
+    except Exception as error:  # a parameter of RoPE of another type or size
+        raise refused(error) from None
     # scaled_dot_product_attention and the grouped GEMM leave short, regular graphs; the eager
     # experts loop over data and cannot be exported
     small._attn_implementation = "sdpa"
     small._experts_implementation = "grouped_mm"
-    inv_freq = architecture.rotary(small).inv_freq.detach().clone().float()
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    mode = fake_mode()
     with mode:
         model = architecture.model(small).eval()
-        for name, parameter in model.named_parameters():
+        draft = architecture.draft.module(model).eval()
+        for name, parameter in (*model.named_parameters(), *draft.named_parameters()):
             parameter.data = parameter.data.to(compute_dtype(name, dtype))
     return Reference(
         architecture.prologue.module(model),
@@ -54,6 +63,7 @@ def build_reference(
             for kind, layer in zip(kinds, model.model.layers, strict=True)
         },
         architecture.head.module(model),
+        draft,
         mode,
         inv_freq,
     )

@@ -5,7 +5,7 @@ requests); everything else is a number. A test that looks for an ``S×S`` tensor
 shows shapes, reads those names.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -36,13 +36,28 @@ DIM_EXAMPLES = {
 _NAMES: WeakKeyDictionary[ShapeEnv, dict[Any, str]] = WeakKeyDictionary()
 
 
+def fake_mode(env: ShapeEnv | None = None) -> FakeTensorMode:
+    """A mode that types tensors without memory.
+
+    It keeps no results: with symbolic sizes, filling the cache and reading it both take longer than
+    typing a call anew, and exporting a model takes twice the time.
+
+    Args:
+        env: of the symbols; one of its own if None.
+    """
+    mode = FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)
+    mode.cache_enabled = False
+    return mode
+
+
 class FakeWorld:
     """The fake-tensor mode and symbols shared by all regions of a program."""
 
     def __init__(self) -> None:
         env = ShapeEnv()
-        self.mode = FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)
+        self.mode = fake_mode(env)
         self._names = _NAMES[env] = {}
+        self._results: dict[Hashable, Any] = {}  # of ops, by what was given to them
 
     def tensor(self, shape: Sequence[int | str], dtype: torch.dtype) -> torch.Tensor:
         """A fake CPU tensor; a string size is a symbol of :data:`DIM_EXAMPLES`."""
@@ -61,16 +76,42 @@ class FakeWorld:
             return torch.empty_like(fake, device="cpu")
 
     def evaluate(self, target: Any, args: Any, kwargs: Any) -> Any:
-        """The fake result of calling ``target`` on nodes' ``meta["val"]`` and constants."""
+        """The fake result of calling ``target`` on nodes' ``meta["val"]`` and constants.
+
+        Calls of an op on operands of the same types have one result: passes are replayed, and a
+        symbolic size costs more than the rest of a rewrite.
+        """
 
         def value(node: fx.Node) -> Any:
             return node.meta["val"]
 
         args, kwargs = fx.node.map_arg((args, kwargs), value)
+        if not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable:
+            return self._typed(target, args, kwargs)
+        key = (target, _type_key(args), _type_key(kwargs))
+        if key not in self._results:
+            self._results[key] = self._typed(target, args, kwargs)
+        return self._results[key]
+
+    def _typed(self, target: Any, args: Any, kwargs: Any) -> Any:
         # composite operators in C++ may read sizes as numbers (matmul of torch 2.11 does) and so
         # make a number of the symbol everywhere; their Python forms do not
         with enable_python_dispatcher(), self.mode, torch.no_grad():
             return target(*args, **kwargs)
+
+
+def _type_key(value: Any) -> Hashable:
+    """What a fake result may depend on: a fake's type, a constant and its type."""
+    if isinstance(value, torch.Tensor):
+        sizes = (*value.shape, *value.stride(), value.storage_offset())
+        return (value.dtype, value.device, value.dim(), *map(_type_key, sizes))
+    if isinstance(value, torch.SymInt):
+        return value.node.expr  # type: ignore[no-any-return]
+    if isinstance(value, tuple | list):
+        return (type(value), *map(_type_key, value))
+    if isinstance(value, dict):
+        return tuple((name, _type_key(entry)) for name, entry in value.items())
+    return (type(value), repr(value) if isinstance(value, float) else value)
 
 
 def size_name(size: int | torch.SymInt) -> str:
@@ -95,6 +136,15 @@ def symbol_names(size: int | torch.SymInt) -> set[str]:
 def shape_names(value: torch.Tensor) -> tuple[str, ...]:
     """The sizes of a fake tensor by name."""
     return tuple(size_name(size) for size in value.shape)
+
+
+def describe(value: Any) -> str:
+    """``float32[T, 128]`` and the like, of a fake value."""
+    if isinstance(value, torch.Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')}[{', '.join(shape_names(value))}]"
+    if isinstance(value, tuple | list):
+        return f"({', '.join(describe(item) for item in value)})"
+    return type(value).__name__
 
 
 def same_type(a: Any, b: Any) -> bool:

@@ -10,10 +10,12 @@ from typing import Any
 import torch
 from torch import fx
 
-from dsa_compile.ir.dims import FakeWorld, same_type, shape_names
+from dsa_compile.errors import CompileError
+from dsa_compile.ir.dims import FakeWorld, same_type
 from dsa_compile.ir.journal import Journal, SiteNotes
 from dsa_compile.ir.match import Call, Match, NearMiss, find
 from dsa_compile.ir.program import add_input
+from dsa_compile.ir.refusal import introduce, refused_call
 from dsa_compile.ir.region import Region, Role
 
 
@@ -45,6 +47,7 @@ class Editor:
         self.misses: list[NearMiss] = []
         self.remarks: list[str] = []
         self._notes = SiteNotes(region.name, journal or Journal())
+        self._swapped: dict[fx.Node, fx.Node] = {}
 
     def call(
         self,
@@ -59,25 +62,40 @@ class Editor:
 
         Args:
             target: the operator.
-            args: its arguments.
+            args: its arguments. A node that was replaced stands for its replacement: matches are
+                found before the first of them is rewritten, and one may read another's root.
             before: where.
             name: what a reader sees in listings; the op's own name if None.
             path: the module the call stands for; that of ``before`` if None.
             kwargs: its arguments by name.
 
         Raises:
+            CompileError: the operator does not take these arguments.
             SiteLimit: this call would begin a rewrite that the journal does not allow; so do the
                 other methods that change the graph.
         """
         self._notes.begin()
+        path = before.meta.get("path", "") if path is None else path
+        args, kwargs = fx.node.map_arg((args, kwargs), self._present)
+        value = self._typed(path, target, args, kwargs)
         name = name or getattr(target, "_opname", None)
         with self.graph.inserting_before(before):
             node = self.graph.create_node("call_function", target, args, kwargs, name)
-        node.meta["path"] = before.meta.get("path", "") if path is None else path
-        node.meta["origin"] = self.pass_name
-        node.meta["val"] = self.world.evaluate(target, args, kwargs)
+        node.meta.update(path=path, origin=self.pass_name, site=self._notes.number, val=value)
         self._notes.made(node)
         return node
+
+    def _present(self, node: fx.Node) -> fx.Node:
+        while node in self._swapped:
+            node = self._swapped[node]
+        return node
+
+    def _typed(self, path: str, target: Any, args: Any, kwargs: Any) -> Any:
+        try:
+            return self.world.evaluate(target, args, kwargs)
+        except Exception as error:  # torch's fakes raise what they like
+            call = target, args, kwargs
+            raise refused_call(self.pass_name, path, call, error) from error
 
     def unpack(self, several: fx.Node, *names: str, before: fx.Node) -> list[fx.Node]:
         """The results of a call with several, in order."""
@@ -114,18 +132,25 @@ class Editor:
         old.replace_all_uses_with(new, delete_user_cb=lambda user: user is not new)
         for node in self.graph.nodes:
             if node.op == "call_function" and new < node:
-                node.meta["val"] = self.world.evaluate(node.target, node.args, node.kwargs)
+                path = node.meta.get("path", "")
+                node.meta["val"] = self._typed(path, node.target, node.args, node.kwargs)
         self._notes.replaced(old)
         self.close_site()
 
     def swap(self, old: fx.Node, new: fx.Node) -> None:
-        """As :meth:`replace` for one of several values of a site: a step of a rewrite."""
+        """As :meth:`replace` for one of several values of a site: a step of a rewrite.
+
+        Raises:
+            CompileError: they are of different types.
+        """
         self._notes.begin()
-        assert same_type(old.meta["val"], new.meta["val"]), (
-            f"{self.pass_name}: {old.name} is {describe(old.meta['val'])}, "
-            f"its replacement {new.name} is {describe(new.meta['val'])}"
-        )
+        if not same_type(old.meta["val"], new.meta["val"]):
+            raise CompileError(
+                f"pass {self.pass_name}: {old.meta.get('path') or 'top'}: {introduce(old)}; its "
+                f"replacement {introduce(new)}"
+            )
         old.replace_all_uses_with(new)
+        self._swapped[old] = new
         self._notes.replaced(old)
 
     def merge_duplicates(self) -> None:
@@ -234,12 +259,3 @@ class Editor:
 def miss_at(node: fx.Node, reason: str, depth: int) -> NearMiss:
     """The near-miss at a node; ``depth`` says how much of the site did fit."""
     return NearMiss(node.meta.get("path", ""), node.name, reason, depth)
-
-
-def describe(value: Any) -> str:
-    """``float32[T, 128]`` and the like."""
-    if isinstance(value, torch.Tensor):
-        return f"{str(value.dtype).removeprefix('torch.')}[{', '.join(shape_names(value))}]"
-    if isinstance(value, tuple | list):
-        return f"({', '.join(describe(item) for item in value)})"
-    return type(value).__name__

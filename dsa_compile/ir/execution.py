@@ -7,6 +7,7 @@ named values.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
 from typing import Any
 
 import torch
@@ -93,18 +94,24 @@ class Recorder:
     Args:
         nodes: the calls, in the order in which they run.
         inputs: nodes whose values are given.
+        function_of: what to call for each node.
     """
 
-    def __init__(self, nodes: Iterable[fx.Node], inputs: Sequence[fx.Node]) -> None:
+    def __init__(
+        self,
+        nodes: Iterable[fx.Node],
+        inputs: Sequence[fx.Node],
+        function_of: FunctionOf = reference,
+    ) -> None:
         self._inputs = [node.name for node in inputs]
         self._values: dict[str, Any] = {}
-        self._function = compile_nodes(nodes, inputs, (), observed(reference, self._keep))
+        self._function = compile_nodes(nodes, inputs, (), observed(function_of, self._keep))
 
     @classmethod
-    def of(cls, region: Region) -> "Recorder":
+    def of(cls, region: Region, function_of: FunctionOf = reference) -> "Recorder":
         """All calls of a region."""
         calls = (node for node in region.graph.nodes if node.op == "call_function")
-        return cls(calls, region.inputs())
+        return cls(calls, region.inputs(), function_of)
 
     def __call__(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Values of inputs and calls by the names of their nodes.
@@ -155,6 +162,12 @@ class BoundCall:
             else:
                 self._open.append((index, key))
                 self._arguments.append(None)
+
+    def within(self, around: Callable[[Function], Function]) -> "BoundCall":
+        """The same call, its function run as ``around`` makes it."""
+        other = copy(self)
+        other._function = around(self._function)
+        return other
 
     def run(self, values: dict[str, Any]) -> None:
         """Call with the step's values by name; results replace the values of their names.

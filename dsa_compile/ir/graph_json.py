@@ -39,6 +39,7 @@ _NOTES = ("path", "origin", "source", "was")
 _KEYWORDS = "keywords"  # a note too, but made of the op's schema
 _MAX_TEXT = 1000
 _MAX_NAME = 200
+_MAX_NODES = 20_000  # a layer of the released model has about 100
 
 
 def target_name(target: Callable[..., Any] | str) -> str:
@@ -125,8 +126,8 @@ def _region_fields(data: Any) -> tuple[str, tuple[str, ...], list[Any]]:
         raise ArtifactError(f"graph {name}: outputs must be a list of names; recompile")
     if len(set(outputs)) != len(outputs):
         raise ArtifactError(f"graph {name}: an output is named twice; recompile")
-    if not isinstance(nodes, list):
-        raise ArtifactError(f"graph {name}: nodes must be a list; recompile")
+    if not isinstance(nodes, list) or len(nodes) > _MAX_NODES:
+        raise ArtifactError(f"graph {name}: nodes must be a list of up to {_MAX_NODES}; recompile")
     return name, tuple(outputs), nodes
 
 

@@ -5,6 +5,7 @@ A rewrite is called a *site*. Sites are numbered within their pass in the order 
 is how a wrong rewrite is found by bisection (LLVM's ``-opt-bisect-limit`` does the same).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from torch import fx
@@ -22,9 +23,12 @@ class Journal:
 
     Args:
         limit: rewrites to allow; None for all.
+        between: called where a rewrite begins, with nothing changed for it, if another was made;
+            given that other.
     """
 
     limit: int | None = None
+    between: Callable[[Site], None] | None = None
     sites: list[Site] = field(default_factory=list)
 
     @property
@@ -46,6 +50,11 @@ class SiteNotes:
         self._open = False
         self._clear()
 
+    @property
+    def number(self) -> int:
+        """Number within the pass of the rewrite that is being made."""
+        return len(self._journal.sites) + 1
+
     def made(self, node: fx.Node) -> None:
         """A node was created."""
         self._made.append(node)
@@ -54,6 +63,8 @@ class SiteNotes:
         """The graph is about to be changed for a rewrite."""
         if not self._open and self._journal.full:
             raise SiteLimit
+        if not self._open and self._journal.between and self._journal.sites:
+            self._journal.between(self._journal.sites[-1])
         self._open = True
 
     def replaced(self, node: fx.Node) -> None:
@@ -71,9 +82,8 @@ class SiteNotes:
         heads = [node for node in self._replaced if not node.users]
         removed = [*self._erased, *self._unused(heads, set(self._made))]
         path = next((n.meta["path"] for n in (*removed, *made) if n.meta.get("path")), "")
-        number = len(self._journal.sites) + 1
         names = (tuple(sorted(node.name for node in nodes)) for nodes in (removed, made))
-        self._journal.sites.append(Site(number, self._region, path, *names))
+        self._journal.sites.append(Site(self.number, self._region, path, *names))
         self._open = False
         self._clear()
 

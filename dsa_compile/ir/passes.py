@@ -1,4 +1,4 @@
-"""What a pass is, and the record it leaves.
+"""What a pass is: how it runs, is held to its promise, and is accounted for.
 
 ``Pass.__call__`` alone removes dead code, checks the graph, keeps the promise on matches, times and
 records; a pass itself only says what to rewrite.
@@ -9,10 +9,8 @@ import inspect
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from enum import Enum
-from typing import Any, ClassVar
+from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 from dsa_compile.config import RECIPES, TARGETS, CompileConfig
 from dsa_compile.errors import CompileError
@@ -20,48 +18,14 @@ from dsa_compile.ir.edit import Editor
 from dsa_compile.ir.graph_json import region_to_json
 from dsa_compile.ir.journal import Journal, SiteLimit
 from dsa_compile.ir.match import NearMiss
+from dsa_compile.ir.pass_record import Numerics, PassRecord
 from dsa_compile.ir.program import Program
 from dsa_compile.ir.region import Region, Role
 from dsa_compile.ir.site import Site
 
+__all__ = ["Numerics", "Pass", "PassRecord", "RegionPass", "sweep"]
+
 NEAR_MISSES_KEPT = 5  # of each region, deepest first
-
-
-class Numerics(Enum):
-    """Whether a rewrite may change results."""
-
-    BITWISE = "bitwise"  # the same bits, those of zeros and NaNs too
-    TOLERANCE = "tolerance"  # the same mathematics in another order or precision
-
-
-@dataclass
-class PassRecord:
-    """What one pass did.
-
-    ``rewrites`` and ``expected`` count sites over all layers; ``by_region`` counts them once a
-    graph, ``left`` those that are better left as they are, of which nothing is expected, and
-    ``journal`` has them one by one. ``before`` and ``after`` hold readable Python of the regions
-    that changed, ``graphs`` the JSON form of those after it; all three are empty where the
-    configuration asks for no records. ``remarks`` are lines to read: what the pass went by.
-    ``about`` is :attr:`Pass.about`.
-    """
-
-    name: str
-    numerics: Numerics
-    about: str = ""
-    rewrites: int = 0
-    expected: int | None = None
-    by_region: dict[str, int] = field(default_factory=dict)
-    left: dict[str, int] = field(default_factory=dict)
-    nodes_before: int = 0
-    nodes_after: int = 0
-    seconds: float = 0.0
-    near_misses: list[NearMiss] = field(default_factory=list)
-    remarks: list[str] = field(default_factory=list)
-    journal: Journal = field(default_factory=Journal)
-    before: dict[str, str] = field(default_factory=dict)
-    after: dict[str, str] = field(default_factory=dict)
-    graphs: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
 class Pass:
@@ -69,13 +33,15 @@ class Pass:
 
     Subclasses set ``numerics``, name the passes whose results they build on in ``requires``, and
     implement :meth:`run`; most derive from :class:`RegionPass`. ``recipes`` and ``targets`` are
-    what a pass is for: under any other recipe or target it does not run.
+    what a pass is for: under any other recipe or target it does not run. One that cuts a part of
+    the model over ranks names it in ``cuts``, and runs where the layout cuts that part.
     """
 
     numerics: ClassVar[Numerics] = Numerics.BITWISE
     requires: ClassVar[tuple[str, ...]] = ()
     recipes: ClassVar[tuple[str, ...]] = tuple(RECIPES)
     targets: ClassVar[tuple[str, ...]] = TARGETS
+    cuts: ClassVar[str] = ""
 
     @property
     def name(self) -> str:
@@ -100,6 +66,7 @@ class Pass:
             self.name not in config.disable
             and config.recipe in self.recipes
             and config.target in self.targets
+            and (not self.cuts or self.cuts in config.layout.cuts)
         )
 
     def run(self, program: Program, record: PassRecord) -> None:
@@ -110,18 +77,24 @@ class Pass:
         """How many sites this pass must find in a region, or None if it makes no promise."""
         return None
 
-    def __call__(self, program: Program, limit: int | None = None) -> PassRecord:
+    def __call__(
+        self,
+        program: Program,
+        limit: int | None = None,
+        between: Callable[[Site], None] | None = None,
+    ) -> PassRecord:
         """Run and account for the rewrites.
 
         Args:
             program: rewritten in place.
             limit: make only the first so many rewrites, and hold the pass to no promise; a pass
                 that rewrites several regions together does so as one.
+            between: called between any two rewrites with the first, the graphs not yet swept.
 
         Raises:
             CompileError: fewer sites matched than promised; names the nearest near-miss.
         """
-        record = PassRecord(self.name, self.numerics, self.about, journal=Journal(limit))
+        record = PassRecord(self.name, self.numerics, self.about, journal=Journal(limit, between))
         started = time.perf_counter()
         promised = {name: self.expects(program, r) for name, r in program.regions.items()}
         keep = program.config.records
@@ -130,9 +103,7 @@ class Pass:
         record.nodes_before = _nodes(program)
         if not record.journal.full:
             self._run(program, record)
-        for region in program.regions.values():
-            Editor(region, program.world, self.name).sweep()
-        _drop_unused_values(program)
+        sweep(program, self.name)
         record.nodes_after = _nodes(program)
         for name, region in program.regions.items():
             if keep and before.get(name) != (text := texts.of(region)):
@@ -218,6 +189,13 @@ def _nodes(program: Program) -> int:
         program.region(kind, variant).node_count() * program.multiplicity(kind)
         for kind in program.order
     )
+
+
+def sweep(program: Program, pass_name: str) -> None:
+    """Take dead code and values that nobody reads out of every region, as after every pass."""
+    for region in program.regions.values():
+        Editor(region, program.world, pass_name).sweep()
+    _drop_unused_values(program)
 
 
 def _drop_unused_values(program: Program) -> None:

@@ -5,11 +5,14 @@ model's, calls the same or other regions with other weights. A step runs the cal
 order over one table of named values, each call replacing the values that its region returns.
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 MODEL = "model"
 """The plan that computes logits from tokens."""
+
+DRAFT, DEEPER = "draft", "deeper_draft"
+"""Plans that draft the token after the next: from the model's states, and from a draft's own."""
 
 LONG, SHORT = "long", "short"
 """Variants of regions, such as ``moe.long``: a step in which no context exceeds ``index_topk`` runs
@@ -45,10 +48,17 @@ class Call:
 
 @dataclass(frozen=True)
 class Plan:
-    """The calls of a step, in order, and the names of the values that the step returns."""
+    """The calls of a step, in order, and the names of the values that the step returns.
+
+    Attributes:
+        calls: in order.
+        results: names of values.
+        follows: name of the plan whose values it starts with; None for one that starts with none.
+    """
 
     calls: tuple[Call, ...]
     results: tuple[str, ...]
+    follows: str | None = None
 
     @property
     def layers(self) -> tuple[Call, ...]:
@@ -65,21 +75,9 @@ class Plan:
         """The same plan with its first ``count`` decoder layers alone."""
         kept = self.layers[:count]
         calls = (call for call in self.calls if call.layer is None or call in kept)
-        return Plan(tuple(calls), self.results)
+        return replace(self, calls=tuple(calls))
 
     @property
     def kinds(self) -> tuple[str, ...]:
         """Kinds of region in the order in which they are first called."""
         return tuple(dict.fromkeys(call.kind for call in self.calls))
-
-
-def weight_owners(calls: Iterable[Call]) -> dict[str, str]:
-    """For each call, by name, the call whose weights it takes: the first of its kind and variables.
-
-    A head that two plans call is so stored and loaded once.
-    """
-    first: dict[tuple[str, tuple[tuple[str, str], ...]], str] = {}
-    return {
-        call.name: first.setdefault((call.kind, tuple(sorted(call.vars.items()))), call.name)
-        for call in calls
-    }

@@ -1,22 +1,22 @@
 """A program: the graphs of a model, how layers use them, and where their weights come from."""
 
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import fx
 
 from dsa_compile.config import CompileConfig
 from dsa_compile.ir.dims import FakeWorld
+from dsa_compile.ir.pass_record import PassRecord
 from dsa_compile.ir.plan import MODEL, Call, Plan
 from dsa_compile.ir.region import Region, Role
 from dsa_compile.ir.texts import Texts
 from dsa_compile.model_spec import LayerKind, ModelSpec
+from dsa_compile.notebook import table_html
 from dsa_compile.weights.plan import WeightPlan
-
-if TYPE_CHECKING:
-    from dsa_compile.ir.passes import PassRecord
 
 
 class Level(IntEnum):
@@ -52,9 +52,23 @@ class Program:
     plans: dict[str, Plan]
     weights: WeightPlan
     level: Level = Level.EXPORTED
-    records: list["PassRecord"] = field(default_factory=list)
+    records: list[PassRecord] = field(default_factory=list)
     exported: dict[str, dict[str, Any]] = field(default_factory=dict)
     texts: Texts = field(default_factory=Texts)
+
+    def __repr__(self) -> str:
+        kinds = Counter(call.kind for call in self.layers)
+        layers = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
+        regions = ", ".join(self.regions)
+        passes = f"{len(self.records)} passes"
+        return f"<Program {self.level.name}: layers {layers}; regions {regions}; {passes}>"
+
+    def _repr_html_(self) -> str:
+        rows = (
+            (name, self.place(region).value, self.multiplicity(region.kind), region.node_count())
+            for name, region in self.regions.items()
+        )
+        return table_html(repr(self).strip("<>"), ("region", "place", "calls", "nodes"), rows)
 
     def place(self, region: Region) -> Place:
         """Where a region stands."""
@@ -77,6 +91,17 @@ class Program:
     def calls(self) -> tuple[Call, ...]:
         """The calls of all plans, plan by plan."""
         return tuple(call for plan in self.plans.values() for call in plan.calls)
+
+    @property
+    def whole(self) -> Plan:
+        """The plans one after another, for those who run all there is over one table of values.
+
+        A plan follows the one before it, so each finds there what it starts with.
+        """
+        names = [None, *self.plans]
+        follows = [plan.follows for plan in self.plans.values()]
+        assert all(f in (None, before) for f, before in zip(follows, names, strict=False))
+        return Plan(self.calls, self.plans[MODEL].results)
 
     @property
     def results(self) -> frozenset[str]:
@@ -105,10 +130,12 @@ class Program:
     def fork(self, config: CompileConfig) -> "Program":
         """An independent copy to rewrite under other options; fake values are shared.
 
-        The recipe and block size must be the same: they are part of the graphs already.
+        What is part of the graphs already must be the same.
         """
-        assert (config.recipe, config.layers) == (self.config.recipe, self.config.layers)
-        regions = {name: region.copy(name) for name, region in self.regions.items()}
+        mine = self.config
+        fixed = (mine.recipe, mine.layers, mine.draft)
+        assert (config.recipe, config.layers, config.draft) == fixed
+        regions = {name: region.fork() for name, region in self.regions.items()}
         weights = WeightPlan.from_json(self.weights.to_json())
         return replace(
             self,

@@ -78,6 +78,14 @@ class Region:
             new.meta = dict(old.meta)
         return Region(name, graph, self.outputs)
 
+    def fork(self) -> "Region":
+        """A copy whose next nodes are named as those of this region would be."""
+        made = self.copy(self.name)
+        theirs, mine = made.graph._graph_namespace, self.graph._graph_namespace
+        theirs._used_names |= mine._used_names  # also those of nodes that are gone
+        theirs._base_count.update(mine._base_count)
+        return made
+
     def node_count(self) -> int:
         """How many computing nodes the graph has: neither placeholders nor the output."""
         return sum(node.op not in ("placeholder", "output") for node in self.graph.nodes)

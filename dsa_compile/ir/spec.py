@@ -7,10 +7,11 @@ import torch
 from torch import fx
 
 from dsa_compile.errors import CompileError
-from dsa_compile.ir.dims import shape_names, symbol_names
-from dsa_compile.ir.edit import describe
+from dsa_compile.ir.dims import describe, shape_names, symbol_names
 from dsa_compile.ir.kernel_ops import allowed_targets
 from dsa_compile.ir.program import Level, Program
+from dsa_compile.ir.rank_check import rank_problems
+from dsa_compile.ir.refusal import made_by, node_problem
 from dsa_compile.ir.region import Region, Role
 from dsa_compile.ops import FACTS, Form
 from dsa_compile.overlap.hazards import find_hazards
@@ -55,11 +56,13 @@ def violations(program: Program, level: Level) -> Iterator[str]:
             reason = _node_problem(node, legal)
             if reason:
                 where = node.meta.get("path") or "top"
-                yield f"{region.name}: {where}: node {node.name} {reason}"
+                yield f"{region.name}: {where}: node {node.name} {reason}{made_by(node)}"
         yield from _weight_problems(program, region)
         if level is Level.KERNEL:
             yield from map(str, find_hazards(region))
     yield from _value_problems(program)
+    if level is Level.KERNEL and program.config.layout.world > 1:
+        yield from rank_problems(program)
 
 
 def verify(program: Program, level: Level) -> None:
@@ -87,7 +90,7 @@ def _node_problem(node: fx.Node, legal: Legal) -> str | None:
             return f"is quadratic in tokens: {describe(item)}"
         if any(symbol_names(s) - _KNOWN for s in item.shape):
             return f"has a size that depends on data: {', '.join(shape_names(item))}"
-    return None
+    return node_problem(node)
 
 
 _KNOWN = frozenset({"B", "S", "T", "R", "R+1", "M", "N", "P"})

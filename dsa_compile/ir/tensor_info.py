@@ -4,7 +4,7 @@ A graph under compilation carries FakeTensors in ``meta["val"]``; one read back 
 :class:`TensorInfo` there. :func:`describe` gives the same description of either.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +19,20 @@ class TensorInfo:
 
     def __str__(self) -> str:
         return f"{short_dtype(self.dtype)}[{', '.join(map(str, self.shape))}]"
+
+
+def size_in(size: int | str, symbols: Mapping[str, int]) -> int:
+    """A size of a step: of a symbol, or of a number times one, ``"2*T"``.
+
+    Raises:
+        KeyError: the symbol is not known.
+    """
+    if isinstance(size, int):
+        return size
+    if size in symbols:
+        return symbols[size]
+    count, _, symbol = size.partition("*")
+    return int(count) * symbols[symbol] if count.isdecimal() else symbols[size]
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
-"""The parameters of a DeepSeek-V3.2 model: names, shapes, and which of them never leave fp32.
+"""The parameters of a model: names, shapes, and which of them never leave fp32.
 
-Names are those of ``DeepseekV32ForCausalLM.state_dict()`` in transformers. Routed experts are
+Names are those of ``state_dict()`` of its class in transformers. Routed experts are
 fused: ``gate_up_proj`` [experts, 2 * intermediate, hidden] (gate rows first) and ``down_proj``
 [experts, hidden, intermediate].
 """
@@ -16,6 +16,13 @@ from dsa_compile.model_spec import ModelSpec
 # changes which tokens or experts are chosen.
 _FP32_SUFFIXES = (".indexer.weights_proj.weight", ".mlp.gate.e_score_correction_bias")
 
+# Templates of the parameters outside decoder layers, by their names in the modules that are traced.
+_OUTSIDE_LAYERS = {
+    "embed_tokens.weight": "model.embed_tokens.weight",
+    "norm.weight": "{norm}.weight",
+    "lm_head.weight": "lm_head.weight",
+}
+
 
 @dataclass(frozen=True)
 class ParameterInfo:
@@ -26,10 +33,22 @@ class ParameterInfo:
 
 
 def canonical_parameters(spec: ModelSpec, layers: Sequence[int]) -> dict[str, ParameterInfo]:
-    """Parameters of the embedding, the given ``layers``, the final norm and the head, in order."""
+    """Parameters of the embedding, the given ``layers``, the final norm and the head, in order.
+
+    The number of the MTP layer stands for that layer without the copies of embedding and head that
+    checkpoints store with it.
+    """
     return {
         name: ParameterInfo(shape, keep_fp32(name)) for name, shape in _parameters(spec, layers)
     }
+
+
+def template_of(key: str) -> str:
+    """The template of a parameter that the traced module of a region calls ``key``.
+
+    Such as ``{layer}.mlp.gate.weight``; the call of the region has the variables.
+    """
+    return _OUTSIDE_LAYERS.get(key, "{layer}." + key)
 
 
 def keep_fp32(name: str) -> bool:
@@ -47,24 +66,45 @@ def _parameters(spec: ModelSpec, layers: Sequence[int]) -> Iterator[tuple[str, t
     yield "model.embed_tokens.weight", (spec.vocab_size, hidden)
     for layer in layers:
         prefix = f"model.layers.{layer}."
-        kind = spec.kind(spec.layer_kinds[layer])
+        kind = spec.kind_of(layer)
         for name, shape in _attention(spec):
             yield f"{prefix}self_attn.{name}", shape
         for name, shape in _indexer(spec) if kind.indexer else ():
             yield f"{prefix}self_attn.indexer.{name}", shape
         for name, shape in _MLPS[kind.mlp](spec):
             yield f"{prefix}mlp.{name}", shape
-        yield f"{prefix}input_layernorm.weight", (hidden,)
-        yield f"{prefix}post_attention_layernorm.weight", (hidden,)
+        yield from _norm(spec, f"{prefix}input_layernorm", spec.gated_norm_rank)
+        gated = spec.gated_norm_rank if kind.mlp == "experts" else 0
+        yield from _norm(spec, f"{prefix}post_attention_layernorm", gated)
+        if layer == spec.mtp_layer:
+            yield f"{prefix}enorm.weight", (hidden,)
+            yield f"{prefix}hnorm.weight", (hidden,)
+            yield f"{prefix}eh_proj.weight", (hidden, 2 * hidden)
+            yield f"{prefix}shared_head.norm.weight", (hidden,)
     yield "model.norm.weight", (hidden,)
     yield "lm_head.weight", (spec.vocab_size, hidden)
+
+
+def _norm(spec: ModelSpec, name: str, gated: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """A norm, with the projections of its gate where that has a rank."""
+    hidden = spec.hidden_size
+    if not gated:
+        yield f"{name}.weight", (hidden,)
+        return
+    yield f"{name}.norm.weight", (hidden,)
+    yield f"{name}.mlp.fc1.weight", (gated, hidden)
+    yield f"{name}.mlp.fc2.weight", (hidden, gated)
 
 
 def _attention(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
     hidden, heads = spec.hidden_size, spec.num_attention_heads
     yield "q_a_proj.weight", (spec.q_lora_rank, hidden)
     yield "q_a_layernorm.weight", (spec.q_lora_rank,)
-    yield "q_b_proj.weight", (heads * spec.qk_head_dim, spec.q_lora_rank)
+    if spec.output_gate:  # of what comes before and after the norm: queries, and a gate of values
+        both = spec.qk_head_dim + spec.v_head_dim
+        yield "q_gate_proj.weight", (heads * both, 2 * spec.q_lora_rank)
+    else:
+        yield "q_b_proj.weight", (heads * spec.qk_head_dim, spec.q_lora_rank)
     yield "kv_a_proj_with_mqa.weight", (spec.latent_width, hidden)
     yield "kv_a_layernorm.weight", (spec.kv_lora_rank,)
     yield (

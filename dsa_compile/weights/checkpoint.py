@@ -3,16 +3,19 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
 from dsa_compile.errors import CheckpointError
 from dsa_compile.model_spec import ModelSpec
+from dsa_compile.weights.block_fp8 import BLOCK, scale_shape
 from dsa_compile.weights.canonical import ParameterInfo, canonical_parameters
 from dsa_compile.weights.hashing import hash_files
 from dsa_compile.weights.layout import Part, matrices, stored_parts
 from dsa_compile.weights.materialize import write_expr
+from dsa_compile.weights.mtp_copies import copies, require_equal
 from dsa_compile.weights.plan import WeightEntry
 from dsa_compile.weights.safetensors_file import SafetensorsFile
 from dsa_compile.weights.shard_index import read_shard_index
@@ -46,8 +49,10 @@ class Checkpoint:
         homes: Mapping[str, SafetensorsFile],
         block: tuple[int, int] | None,
         notes: tuple[str, ...],
+        copies: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.notes = notes
+        self._copies = copies
         self._model_dir = model_dir
         self._parameters = parameters
         self._parts = parts
@@ -73,6 +78,8 @@ class Checkpoint:
         model_dir = Path(model_dir)
         index = read_shard_index(model_dir)
         parameters = canonical_parameters(spec, layers)
+        found = copies(spec, index) if spec.mtp_layer in layers else {}
+        parameters |= {copy: parameters[original] for copy, original in found.items()}
         parts = {n: stored_parts(n, p.shape, index) for n, p in parameters.items()}
         wanted = [part for group in parts.values() for part in group]
         require_keys(model_dir, [part.key for part in wanted], index)
@@ -84,7 +91,16 @@ class Checkpoint:
             check_part(part, homes, block)
         unused = [key for key in index if key not in used]
         notes = set_aside(model_dir, unused, spec, layers)
-        return cls(model_dir, parameters, parts, homes, block, notes)
+        return cls(model_dir, parameters, parts, homes, block, notes, found)
+
+    def require_equal_copies(self) -> None:
+        """Check that the MTP layer's embedding and head, where they are stored, are the model's.
+
+        Raises:
+            CheckpointError: they differ.
+        """
+        for copy, original in self._copies.items():
+            require_equal(self, copy, original)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of a parameter; raises CheckpointError if there is none of that name."""
@@ -118,7 +134,12 @@ class Checkpoint:
                 self._reader.read(part, (mine, columns), target)
 
     def read_quantized(
-        self, name: str, stacked: int, values: Tensor | None, scales: Tensor | None
+        self,
+        name: str,
+        stacked: int,
+        values: Tensor | None,
+        scales: Tensor | None,
+        window: Window = (),
     ) -> None:
         """Fill e4m3 ``values`` and fp32 ``scales``, where given, with a parameter in FP8 blocks.
 
@@ -127,16 +148,31 @@ class Checkpoint:
         Args:
             name: of the parameter, a matrix ``[N, K]`` or experts ``[E, N, K]``.
             stacked: matrices one above the other in N that are quantised each on its own.
-            values: of the parameter's shape, any strides or device.
+            values: of the parameter's shape or the window's, any strides or device.
             scales: of :func:`~dsa_compile.weights.block_fp8.scale_shape`, likewise.
+            window: of the values or of the scales, whichever are given; all of both if empty. Only
+                what it shows is read, in whole blocks.
 
         Raises:
             CheckpointError: stored in blocks of another size.
         """
-        for part in self._parts[name]:
-            for matrix in matrices(part, stacked):
-                places = matrix.of(values), matrix.scales_of(scales)
-                self._reader.read_matrix(part, matrix, *places)
+        assert not window or values is None or scales is None
+        shape = self.shape(name)
+        for out, block, size in (
+            (values, 1, shape),
+            (scales, BLOCK, scale_shape(shape, stacked)),
+        ):
+            if out is None:
+                continue
+            shown = bounded(window, size)
+            for part in self._parts[name]:
+                for matrix in matrices(part, stacked):
+                    found = matrix.shown(shown, block)
+                    if found is not None:
+                        place, inner = found
+                        target = out[place].view(out[place].shape[-2:])
+                        pair = (target, None) if out is values else (None, target)
+                        self._reader.read_matrix(part, matrix, inner, *pair)
 
     def fill(
         self, stem: str, key: str, entry: WeightEntry, variables: Mapping[str, str], out: Tensor

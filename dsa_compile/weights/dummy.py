@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dsa_compile.weights.materialize import write_expr
-from dsa_compile.weights.plan import Constant, WeightEntry
+from dsa_compile.weights.plan import WeightEntry, loads
 from dsa_compile.weights.windows import Window
 
 # A block of weights that fills e4m3's range has its largest value at 448, some four deviations out.
@@ -38,7 +38,7 @@ class DummyWeights:
         self, stem: str, key: str, entry: WeightEntry, variables: Mapping[str, str], out: Tensor
     ) -> None:
         """See :class:`~dsa_compile.weights.materialize.WeightSource`."""
-        if isinstance(entry.expr, Constant):
+        if not any(loads(entry.expr)):
             write_expr(entry.expr, variables, _Nothing(), out)
             return
         generator = torch.Generator(out.device)
@@ -66,7 +66,12 @@ class _Nothing:
         raise AssertionError(name)
 
     def read_quantized(
-        self, name: str, stacked: int, values: Tensor | None, scales: Tensor | None
+        self,
+        name: str,
+        stacked: int,
+        values: Tensor | None,
+        scales: Tensor | None,
+        window: Window = (),
     ) -> None:
         raise AssertionError(name)
 

@@ -8,18 +8,15 @@ exception are quantised weights, which stay as stored, or are quantised from wha
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from dsa_compile.errors import ArtifactError
 from dsa_compile.weights.block_fp8 import scale_shape
-from dsa_compile.weights.dtypes import PLAN_DTYPES
 
 Shape: TypeAlias = tuple[int, ...]
 
 _VARIABLE = re.compile(r"\{([a-z_][a-z0-9_]*)\}")
-# Far beyond any plan a pass writes; an edited file must not exhaust the stack.
-_MAX_DEPTH = 32
 
 
 @dataclass(frozen=True)
@@ -29,7 +26,7 @@ class Load:
     key: str
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON-ready dict; :func:`expr_from_json` takes it back."""
+        """A JSON-ready dict; ``expr_json`` takes it back."""
         return {"op": "load", "key": self.key}
 
 
@@ -46,7 +43,7 @@ class QuantizedValues:
     stacked: int = 1
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON-ready dict; :func:`expr_from_json` takes it back."""
+        """A JSON-ready dict; ``expr_json`` takes it back."""
         return {"op": "quantized_values", "stacked": self.stacked, "of": self.of.to_json()}
 
 
@@ -58,7 +55,7 @@ class QuantizedScales:
     stacked: int = 1
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON-ready dict; :func:`expr_from_json` takes it back."""
+        """A JSON-ready dict; ``expr_json`` takes it back."""
         return {"op": "quantized_scales", "stacked": self.stacked, "of": self.of.to_json()}
 
 
@@ -70,7 +67,7 @@ class Concat:
     parts: tuple["Expr", ...]
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON-ready dict; :func:`expr_from_json` takes it back."""
+        """A JSON-ready dict; ``expr_json`` takes it back."""
         return {"op": "concat", "dim": self.dim, "parts": [p.to_json() for p in self.parts]}
 
 
@@ -84,12 +81,42 @@ class Narrow:
     of: "Expr"
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON-ready dict; :func:`expr_from_json` takes it back."""
+        """A JSON-ready dict; ``expr_json`` takes it back."""
         return {
             "op": "narrow",
             "dim": self.dim,
             "start": self.start,
             "length": self.length,
+            "of": self.of.to_json(),
+        }
+
+
+@dataclass(frozen=True)
+class Shard:
+    """This rank's part of ``of``: the ``length`` elements along ``dim`` that begin at rank times
+    ``length``; ``ranks`` parts along ``axis`` of the layout make up the whole.
+
+    ``stacked`` pieces of equal size lie one behind the other along ``dim``, such as the rows of
+    gate and up: a rank has its part of each. No expression with a shard is read before
+    :func:`~dsa_compile.weights.ranks.at_rank` has put the rank's window in its place.
+    """
+
+    axis: str
+    ranks: int
+    dim: int
+    length: int
+    of: "Expr"
+    stacked: int = 1
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON-ready dict; ``expr_json`` takes it back."""
+        return {
+            "op": "shard",
+            "axis": self.axis,
+            "ranks": self.ranks,
+            "dim": self.dim,
+            "length": self.length,
+            "stacked": self.stacked,
             "of": self.of.to_json(),
         }
 
@@ -102,7 +129,7 @@ class Reshape:
     of: "Expr"
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON-ready dict; :func:`expr_from_json` takes it back."""
+        """A JSON-ready dict; ``expr_json`` takes it back."""
         return {"op": "reshape", "shape": list(self.shape), "of": self.of.to_json()}
 
 
@@ -115,7 +142,7 @@ class Transpose:
     of: "Expr"
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON-ready dict; :func:`expr_from_json` takes it back."""
+        """A JSON-ready dict; ``expr_json`` takes it back."""
         return {"op": "transpose", "dim0": self.dim0, "dim1": self.dim1, "of": self.of.to_json()}
 
 
@@ -128,7 +155,7 @@ class Constant:
     values: tuple[float | int | bool, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON-ready dict; :func:`expr_from_json` takes it back."""
+        """A JSON-ready dict; ``expr_json`` takes it back."""
         return {
             "op": "constant",
             "dtype": self.dtype,
@@ -138,7 +165,15 @@ class Constant:
 
 
 Expr: TypeAlias = (
-    Load | QuantizedValues | QuantizedScales | Concat | Narrow | Reshape | Transpose | Constant
+    Load
+    | QuantizedValues
+    | QuantizedScales
+    | Concat
+    | Narrow
+    | Shard
+    | Reshape
+    | Transpose
+    | Constant
 )
 
 
@@ -162,6 +197,23 @@ def resolve(template: str, variables: Mapping[str, str]) -> str:
     return _VARIABLE.sub(value, template)
 
 
+def bound(expr: Expr, variables: Mapping[str, str]) -> Expr:
+    """``expr`` with its templates resolved.
+
+    Raises:
+        ArtifactError: as :func:`resolve`.
+    """
+    match expr:
+        case Load():
+            return Load(resolve(expr.key, variables))
+        case Concat():
+            return replace(expr, parts=tuple(bound(part, variables) for part in expr.parts))
+        case Constant():
+            return expr
+        case _:
+            return replace(expr, of=bound(expr.of, variables))
+
+
 def loads(expr: Expr) -> Iterator[str]:
     """Yield the key templates that ``expr`` reads, in order, repeats included."""
     match expr:
@@ -170,7 +222,7 @@ def loads(expr: Expr) -> Iterator[str]:
         case Concat():
             for part in expr.parts:
                 yield from loads(part)
-        case Narrow() | Reshape() | Transpose() | QuantizedValues() | QuantizedScales():
+        case Narrow() | Shard() | Reshape() | Transpose() | QuantizedValues() | QuantizedScales():
             yield from loads(expr.of)
         case Constant():
             pass
@@ -215,6 +267,15 @@ def infer_shape(
             if expr.dim >= len(shape) or expr.start + expr.length > shape[expr.dim]:
                 raise fail(f"cannot take {expr.start}+{expr.length} of {shape} along {expr.dim}")
             return _replace(shape, expr.dim, expr.length)
+        case Shard():
+            shape = infer_shape(expr.of, variables, lookup)
+            whole = expr.ranks * expr.stacked * expr.length
+            if expr.dim >= len(shape) or whole != shape[expr.dim]:
+                raise fail(
+                    f"cannot cut {shape} along {expr.dim} into {expr.ranks} parts of "
+                    f"{expr.stacked} times {expr.length}"
+                )
+            return _replace(shape, expr.dim, expr.stacked * expr.length)
         case Reshape():
             shape = infer_shape(expr.of, variables, lookup)
             if math.prod(shape) != math.prod(expr.shape):
@@ -230,107 +291,3 @@ def infer_shape(
 
 def _replace(shape: Shape, dim: int, size: int) -> Shape:
     return (*shape[:dim], size, *shape[dim + 1 :])
-
-
-_FIELDS = {
-    "load": {"key"},
-    "quantized_values": {"stacked", "of"},
-    "quantized_scales": {"stacked", "of"},
-    "concat": {"dim", "parts"},
-    "narrow": {"dim", "start", "length", "of"},
-    "reshape": {"shape", "of"},
-    "transpose": {"dim0", "dim1", "of"},
-    "constant": {"dtype", "shape", "values"},
-}
-
-
-def expr_from_json(data: object, depth: int = 0) -> Expr:
-    """Rebuild an expression from its :meth:`to_json`.
-
-    Raises:
-        ArtifactError: an unknown operation, a missing or unknown field, or a value of another kind.
-    """
-    if depth > _MAX_DEPTH:
-        raise ArtifactError(f"weight plan: an expression is nested deeper than {_MAX_DEPTH}")
-    if not isinstance(data, dict):
-        raise ArtifactError(f"weight plan: expected an expression, found {_shown(data)}")
-    op = data.get("op")
-    if not isinstance(op, str) or op not in _FIELDS:
-        raise ArtifactError(
-            f"weight plan: unknown operation {_shown(op)}; known: {', '.join(_FIELDS)}"
-        )
-    require_fields(data, _FIELDS[op] | {"op"}, f"weight plan: {op!r}")
-    match op:
-        case "load":
-            return Load(_text(data["key"]))
-        case "concat":
-            parts = data["parts"]
-            if not isinstance(parts, list) or not parts:
-                raise ArtifactError("weight plan: 'concat' needs a list of parts, and at least one")
-            joined = tuple(expr_from_json(part, depth + 1) for part in parts)
-            return Concat(size_from_json(data["dim"]), joined)
-        case "constant":
-            return _constant_from_json(data)
-    inner = expr_from_json(data["of"], depth + 1)
-    if op == "narrow":
-        dim, start, length = (size_from_json(data[n]) for n in ("dim", "start", "length"))
-        return Narrow(dim, start, length, inner)
-    if op == "quantized_values":
-        return QuantizedValues(inner, size_from_json(data["stacked"]))
-    if op == "quantized_scales":
-        return QuantizedScales(inner, size_from_json(data["stacked"]))
-    if op == "reshape":
-        return Reshape(shape_from_json(data["shape"]), inner)
-    return Transpose(size_from_json(data["dim0"]), size_from_json(data["dim1"]), inner)
-
-
-def _constant_from_json(data: Mapping[str, Any]) -> Constant:
-    values = data["values"]
-    if not isinstance(values, list) or not all(
-        isinstance(v, int | float) and math.isfinite(v) for v in values
-    ):
-        raise ArtifactError("weight plan: a constant's values must be a list of finite numbers")
-    shape = shape_from_json(data["shape"])
-    if math.prod(shape) != len(values):
-        raise ArtifactError(f"weight plan: constant of shape {shape} has {len(values)} values")
-    return Constant(plan_dtype_from_json(data["dtype"]), shape, tuple(values))
-
-
-def require_fields(data: Mapping[str, Any], wanted: set[str], what: str) -> None:
-    """Raise ArtifactError unless ``data`` has exactly the ``wanted`` fields."""
-    if data.keys() != wanted:
-        missing, extra = sorted(wanted - data.keys()), sorted(data.keys() - wanted)
-        problem = f"lacks {missing}" if missing else f"has unknown fields {extra}"
-        raise ArtifactError(f"{what} {problem}")
-
-
-def size_from_json(value: object) -> int:
-    """Take a non-negative integer, or raise ArtifactError."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ArtifactError(f"weight plan: expected a non-negative integer, found {_shown(value)}")
-    return value
-
-
-def shape_from_json(value: object) -> Shape:
-    """Take a list of non-negative integers, or raise ArtifactError."""
-    if not isinstance(value, list):
-        raise ArtifactError(f"weight plan: expected a shape, found {_shown(value)}")
-    return tuple(size_from_json(size) for size in value)
-
-
-def plan_dtype_from_json(value: object) -> str:
-    """Take a dtype name of :data:`PLAN_DTYPES`, or raise ArtifactError."""
-    if not isinstance(value, str) or value not in PLAN_DTYPES:
-        raise ArtifactError(f"weight plan: unknown dtype {_shown(value)}")
-    return value
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise ArtifactError(f"weight plan: expected a key, found {_shown(value)}")
-    return value
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."

@@ -8,6 +8,7 @@ from pathlib import Path
 from threading import Event, Lock
 
 from dsa_compile.errors import UserError
+from dsa_compile.regular_files import open_regular
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _CHUNK = 8 << 20
@@ -31,7 +32,7 @@ class Hashes:
         paths: Iterable[Path],
         error: type[UserError],
         *,
-        trust_hub_cache: bool,
+        trust_hub_cache: bool = False,
         progress: Callable[[int], None] | None = None,
     ) -> None:
         self._error, self._trusts, self._progress = error, trust_hub_cache, progress
@@ -61,7 +62,7 @@ class Hashes:
                 self._advance(path.stat().st_size)
                 return name
             sha256 = hashlib.sha256()
-            with path.open("rb", buffering=0) as file:
+            with open_regular(path) as file:
                 while not self._stopped.is_set() and (chunk := file.read(_CHUNK)):
                     sha256.update(chunk)
                     self._advance(len(chunk))
@@ -79,7 +80,7 @@ def hash_files(
     paths: Iterable[Path],
     error: type[UserError],
     *,
-    trust_hub_cache: bool,
+    trust_hub_cache: bool = False,
     progress: Callable[[int], None] | None = None,
 ) -> dict[Path, str]:
     """Hex SHA-256 of each file's content; see :class:`Hashes`."""

@@ -3,11 +3,14 @@
 from collections.abc import Container, Iterator
 from dataclasses import dataclass
 
-from torch import Tensor
-
-from dsa_compile.weights.block_fp8 import blocks
+from dsa_compile.weights.windows import Window, sizes
 
 SCALE_SUFFIX = "_scale_inv"
+_ALSO_CALLED = {
+    "layernorm.mlp.fc1.": "layernorm.W_down.",
+    "layernorm.mlp.fc2.": "layernorm.W_up.",
+    ".q_gate_proj.": ".q_b_proj.",
+}
 
 
 @dataclass(frozen=True)
@@ -50,19 +53,33 @@ class Matrix:
     expert: int | None
     number: int
 
-    def of(self, values: Tensor | None) -> Tensor | None:
-        """Its place in the parameter."""
-        return self._place(values, self.height)
+    def shown(self, window: Window, block: int = 1) -> tuple[Window, Window] | None:
+        """The part of a window of the parameter that is of this matrix; None if nothing is.
 
-    def scales_of(self, scales: Tensor | None) -> Tensor | None:
-        """The place of its scales among the parameter's."""
-        return self._place(scales, blocks(self.height))
+        Args:
+            window: of the parameter, or of its scales.
+            block: rows and columns for which the parameter has one entry: 1, or those of a block.
 
-    def _place(self, whole: Tensor | None, height: int) -> Tensor | None:
-        if whole is None:
+        Returns:
+            The place in the window, and the rows and columns of the matrix that go there.
+        """
+        height = -(-self.height // block)
+        *outer, rows, columns = window
+        place: Window = ()
+        if self.expert is not None:
+            (experts,) = outer
+            if not experts.start <= self.expert < experts.stop:
+                return None
+            at = self.expert - experts.start
+            place = (slice(at, at + 1),)
+        above = self.number * height
+        first, last = max(rows.start, above), min(rows.stop, above + height)
+        if first >= last:
             return None
-        mine = whole if self.expert is None else whole[self.expert]
-        return mine.narrow(0, self.number * height, height)
+        place += (slice(first - rows.start, last - rows.start), slice(0, sizes((columns,))[0]))
+        tall = slice((first - above) * block, min((last - above) * block, self.height))
+        wide = slice(columns.start * block, min(columns.stop * block, self.width))
+        return place, (tall, wide)
 
 
 def matrices(part: Part, stacked: int) -> Iterator[Matrix]:
@@ -89,11 +106,21 @@ def stored_parts(name: str, shape: tuple[int, ...], present: Container[str]) -> 
     """List the stored tensors that make up parameter ``name``.
 
     Fused experts are stored as such only if ``present`` has their name; both ``save_pretrained``
-    and the published checkpoints store one matrix an expert and projection.
+    and the published checkpoints store one matrix an expert and projection. A.X-K2's checkpoints
+    have other names for some, which ``save_pretrained`` writes too.
     """
     if ".mlp.experts." not in name or name in present:
-        return (Part(name, shape),)
+        return (Part(_stored_name(name, present), shape),)
     return tuple(_expert_parts(name, shape))
+
+
+def _stored_name(name: str, present: Container[str]) -> str:
+    """``name``, or what checkpoints call it if they have that instead."""
+    for ours, theirs in _ALSO_CALLED.items():
+        other = name.replace(ours, theirs)
+        if other != name and name not in present and other in present:
+            return other
+    return name
 
 
 def _expert_parts(name: str, shape: tuple[int, ...]) -> Iterator[Part]:

@@ -17,9 +17,9 @@ from dsa_compile.weights.plan import (
     QuantizedScales,
     QuantizedValues,
     Reshape,
+    Shard,
     Transpose,
     WeightEntry,
-    WeightPlan,
     infer_shape,
     resolve,
 )
@@ -38,9 +38,15 @@ class TensorReader(Protocol):
         ...
 
     def read_quantized(
-        self, name: str, stacked: int, values: Tensor | None, scales: Tensor | None
+        self,
+        name: str,
+        stacked: int,
+        values: Tensor | None,
+        scales: Tensor | None,
+        window: Window = (),
     ) -> None:
-        """Fill e4m3 ``values`` and fp32 ``scales``, where given, with a quantised parameter."""
+        """Fill e4m3 ``values`` and fp32 ``scales``, where given, with a quantised parameter, or one
+        of the two with a window of it."""
         ...
 
 
@@ -60,23 +66,6 @@ class WeightSource(Protocol):
             out: where it goes; any device.
         """
         ...
-
-
-def load_layer(
-    plan: WeightPlan,
-    kind: str,
-    variables: Mapping[str, str],
-    source: WeightSource,
-    *,
-    stem: str = "",
-    device: str | torch.device = "cpu",
-) -> dict[str, Tensor]:
-    """All weights of one region, by key; each is allocated, then filled in place."""
-    weights = {}
-    for key, entry in plan.entries(kind).items():
-        weights[key] = torch.empty(entry.shape, dtype=entry.torch_dtype, device=device)
-        source.fill(stem, key, entry, variables, weights[key])
-    return weights
 
 
 def materialize(
@@ -104,18 +93,19 @@ def write_expr(
 ) -> None:
     """Evaluate ``expr``, or a window of it, into ``out``, a tensor or view of the shape it yields.
 
-    Only what ``out`` needs is read, but for quantised weights, of which all is. Nothing is
-    allocated but for a part of those, and for what is reshaped into memory that has no such view.
+    Only what ``out`` needs is read, but for parameters that are quantised together, of which all
+    is. Nothing is allocated but for a part of those, and for what is reshaped into memory that has
+    no such view.
     """
     match expr:
         case Load():
             reader.read_into(resolve(expr.key, variables), out, window)
-        case QuantizedValues() | QuantizedScales() if window:
+        case QuantizedValues() | QuantizedScales() if window and not isinstance(expr.of, Load):
             out.copy_(_whole(expr, variables, reader, out)[window])
         case QuantizedValues():
-            _write_quantized(expr, variables, reader, out, None)
+            _write_quantized(expr, variables, reader, out, None, window)
         case QuantizedScales():
-            _write_quantized(expr, variables, reader, None, out)
+            _write_quantized(expr, variables, reader, None, out, window)
         case Concat():
             _write_parts(expr, variables, reader, out, window)
         case Transpose():
@@ -131,6 +121,8 @@ def write_expr(
             whole = bounded(window, infer_shape(expr.of, variables, reader.shape))
             inner = replaced(whole, expr.dim, start, start + out.shape[expr.dim])
             write_expr(expr.of, variables, reader, out, inner)
+        case Shard():
+            raise AssertionError("a shard is read at a rank: weights.ranks.at_rank")
         case Constant():
             dtype = PLAN_DTYPES[expr.dtype]
             out.copy_(torch.tensor(expr.values, dtype=dtype).view(expr.shape)[window])
@@ -178,9 +170,11 @@ def _write_quantized(
     reader: TensorReader,
     values: Tensor | None,
     scales: Tensor | None,
+    window: Window,
 ) -> None:
     if isinstance(expr.of, Load):
-        reader.read_quantized(resolve(expr.of.key, variables), expr.stacked, values, scales)
+        name = resolve(expr.of.key, variables)
+        reader.read_quantized(name, expr.stacked, values, scales, window)
         return
     whole = torch.empty(infer_shape(expr.of, variables, reader.shape))
     write_expr(expr.of, variables, reader, whole)

@@ -4,7 +4,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -39,6 +39,7 @@ def write_packed(
     regions: Iterable[tuple[str, str, Mapping[str, str]]],
     source: WeightSource,
     progress: Callable[[int], None] | None = None,
+    own: Mapping[str, Collection[str]] | None = None,
 ) -> tuple[PackedFile, ...]:
     """Write ``<stem>.safetensors`` for each (stem, kind, variables), holding one weight at a time.
 
@@ -48,6 +49,8 @@ def write_packed(
         regions: the regions; stems are unique.
         source: where the weights come from.
         progress: called with the number of bytes written since its last call.
+        own: keys of the weights to write for each stem, where regions have others in common, see
+            :mod:`dsa_compile.weights.sharing`; a region without any gets no file. None for all.
 
     Raises:
         ArtifactError: a file cannot be written (disk full, no permission).
@@ -59,6 +62,10 @@ def write_packed(
         assert _is_plain(path.name), stem
         assert path.name not in files, f"two regions are called {stem!r}"
         entries = plan.entries(kind)
+        if own is not None:
+            entries = {key: entry for key, entry in entries.items() if key in own[stem]}
+            if not entries:
+                continue
         try:
             with path.open("wb") as file:
                 sink = _HashedFile(file, progress)
@@ -155,7 +162,7 @@ class PackedWeights:
             opened[file.name.removesuffix(_SUFFIX)] = SafetensorsFile.open(path, ArtifactError)
         if verify == "full":
             paths = {Path(directory) / file.name: file.sha256 for file in files}
-            hashes = hash_files(paths, ArtifactError, trust_hub_cache=False)
+            hashes = hash_files(paths, ArtifactError)
             for path, digest in hashes.items():
                 if digest != paths[path]:
                     raise ArtifactError(f"{path}: its content is not what was compiled (SHA-256)")

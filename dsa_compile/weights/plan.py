@@ -24,13 +24,16 @@ from dsa_compile.weights.expr import (
     QuantizedValues,
     Reshape,
     Shape,
+    Shard,
     Transpose,
-    expr_from_json,
     infer_shape,
     loads,
+    resolve,
+)
+from dsa_compile.weights.expr_json import (
+    expr_from_json,
     plan_dtype_from_json,
     require_fields,
-    resolve,
     shape_from_json,
 )
 
@@ -44,6 +47,7 @@ __all__ = [
     "QuantizedValues",
     "Reshape",
     "Shape",
+    "Shard",
     "Transpose",
     "WeightEntry",
     "WeightPlan",
@@ -69,6 +73,11 @@ class WeightEntry:
     def torch_dtype(self) -> torch.dtype:
         """The dtype as torch names it."""
         return PLAN_DTYPES[self.dtype]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the weight."""
+        return torch.Size(self.shape).numel() * self.torch_dtype.itemsize
 
     def sources(self, variables: Mapping[str, str]) -> tuple[str, ...]:
         """Names of the parameters this weight reads, in order, for one layer's variables."""
@@ -133,10 +142,7 @@ class WeightPlan:
 
     def nbytes(self, kind: str) -> int:
         """Bytes of all weights of one region of this kind."""
-        return sum(
-            torch.Size(entry.shape).numel() * entry.torch_dtype.itemsize
-            for entry in self.entries(kind).values()
-        )
+        return sum(entry.nbytes for entry in self.entries(kind).values())
 
     def to_json(self) -> dict[str, Any]:
         """A JSON-ready dict; :meth:`from_json` takes it back."""

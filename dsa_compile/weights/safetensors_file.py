@@ -11,13 +11,15 @@ import json
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from dsa_compile.errors import UserError
+from dsa_compile.regular_files import open_regular
 from dsa_compile.weights.dtypes import SAFETENSORS_DTYPES
 
 # safetensors' own limit on the header
@@ -51,7 +53,7 @@ class SafetensorsFile:
             UserError: of the kind ``error``, naming the file and what is wrong with it.
         """
         try:
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 size = file.seek(0, 2)
                 file.seek(0)
                 header = _read_header(file, size, path, error)
@@ -89,7 +91,7 @@ class SafetensorsFile:
         stored = self.tensors[name]
         assert dtype == stored.dtype
         try:
-            with self.path.open("rb", buffering=0) as file:
+            with open_regular(self.path) as file:
                 for start, target in targets:
                     file.seek(stored.offset + start * stored.dtype.itemsize)
                     done = 0
@@ -118,7 +120,7 @@ def unique_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return result
 
 
-def _read_header(file: BinaryIO, size: int, path: Path, error: type[UserError]) -> bytes:
+def _read_header(file: FileIO, size: int, path: Path, error: type[UserError]) -> bytes:
     prefix = file.read(8)
     length = int.from_bytes(prefix, "little")
     if len(prefix) < 8 or length > _MAX_HEADER:

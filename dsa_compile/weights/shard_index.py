@@ -3,7 +3,8 @@
 import json
 from pathlib import Path, PurePosixPath
 
-from dsa_compile.errors import CheckpointError
+from dsa_compile.errors import CheckpointError, shown
+from dsa_compile.regular_files import read_regular
 from dsa_compile.weights.safetensors_file import SafetensorsFile, unique_object
 
 SINGLE_FILE = "model.safetensors"
@@ -30,7 +31,7 @@ def read_shard_index(model_dir: Path) -> dict[str, str]:
             "(--weights none compiles the structure alone)"
         )
     try:
-        data = json.loads(index.read_text(encoding="utf-8"), object_pairs_hook=unique_object)
+        data = json.loads(read_regular(index).decode(), object_pairs_hook=unique_object)
     except OSError as problem:
         raise CheckpointError(f"{index}: cannot be read ({problem.strerror})") from None
     except (ValueError, RecursionError) as problem:
@@ -46,9 +47,12 @@ def read_shard_index(model_dir: Path) -> dict[str, str]:
 def _check_file_name(index: Path, key: str, name: object) -> None:
     # The name alone is judged: in a hub cache the file is a link that leads elsewhere, rightly.
     if not isinstance(name, str) or not name.endswith(".safetensors"):
-        raise CheckpointError(f"{index}: {key!r} is said to be in {name!r}, no .safetensors file")
+        raise CheckpointError(
+            f"{index}: {shown(key)} is said to be in {shown(name)}, no .safetensors file"
+        )
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or "\\" in name or "\0" in name:
         raise CheckpointError(
-            f"{index}: {key!r} is said to be in {name!r}, which is outside the model directory"
+            f"{index}: {shown(key)} is said to be in {shown(name)}, which is outside the model "
+            "directory"
         )

@@ -83,41 +83,81 @@ class StoredReader:
                 out[first - rows.start : last - rows.start].copy_(values)
 
     def read_matrix(
-        self, part: Part, matrix: Matrix, values: Tensor | None, scales: Tensor | None
+        self,
+        part: Part,
+        matrix: Matrix,
+        window: Window,
+        values: Tensor | None,
+        scales: Tensor | None,
     ) -> None:
-        """Fill e4m3 values and fp32 scales, where given, with a matrix in blocks of 128×128.
+        """Fill e4m3 values and fp32 scales, where given, with blocks of 128×128 of a matrix.
 
-        What is stored in such blocks is copied; anything else is quantised so.
+        What is stored in such blocks is copied; anything else is quantised so. Only what the window
+        shows is read, and of stored scales the rows.
+
+        Args:
+            part: the stored tensor.
+            matrix: of it.
+            window: rows and columns of the matrix.
+            values: of the window's shape.
+            scales: one a block of the window.
 
         Raises:
             CheckpointError: stored in blocks of another size.
         """
         home = self._homes[part.key]
+        if home.tensors[part.key].dtype != FP8:
+            self._quantize(part, matrix, window, values, scales)
+            return
+        if self._block != (BLOCK, BLOCK):
+            raise CheckpointError(
+                f"{home.path}: {part.key} is quantised in blocks of {self._block}, recipe fp8 "
+                f"takes {BLOCK}x{BLOCK}; compile with --recipe bf16"
+            )
+        rows, columns = window
+        if scales is not None:
+            across = slice(columns.start // BLOCK, blocks(columns.stop))
+            down = slice(rows.start // BLOCK, blocks(rows.stop))
+            scales.copy_(self._scales(part, down)[:, across])
+        if values is None:
+            return
+        tall, wide = sizes(window)
+        step = max(BLOCK, _SLAB // wide)
+        for row in range(0, tall, step):
+            target = values[row : row + step]
+            slab = self._raw.take(target.shape, FP8)
+            start = matrix.first + (rows.start + row) * matrix.width + columns.start
+            home.read_rows(part.key, start, matrix.width, slab)
+            target.copy_(slab)
+
+    def _quantize(
+        self,
+        part: Part,
+        matrix: Matrix,
+        window: Window,
+        values: Tensor | None,
+        scales: Tensor | None,
+    ) -> None:
+        """Quantise the blocks in which a window lies; scales take one that begins a block."""
+        home = self._homes[part.key]
         dtype = home.tensors[part.key].dtype
-        if dtype == FP8:
-            if self._block != (BLOCK, BLOCK):
-                raise CheckpointError(
-                    f"{home.path}: {part.key} is quantised in blocks of {self._block}, recipe fp8 "
-                    f"takes {BLOCK}x{BLOCK}; compile with --recipe bf16"
-                )
-            if scales is not None:
-                scales.copy_(self._scales(part, slice(0, blocks(matrix.height))))
-            if values is None:
-                return
-        step = max(BLOCK, _SLAB // matrix.width // BLOCK * BLOCK)
-        for row in range(0, matrix.height, step):
-            height = min(step, matrix.height - row)
-            slab = self._raw.take((height, matrix.width), dtype)
-            home.read_elements(part.key, matrix.first + row * matrix.width, slab)
-            if dtype == FP8:
-                assert values is not None
-                values[row : row + height].copy_(slab)
-                continue
+        rows, columns = window
+        left = columns.start // BLOCK * BLOCK
+        wide = min(blocks(columns.stop) * BLOCK, matrix.width) - left
+        across = slice(columns.start - left, columns.stop - left)
+        top, bottom = rows.start // BLOCK * BLOCK, min(blocks(rows.stop) * BLOCK, matrix.height)
+        step = max(BLOCK, _SLAB // wide // BLOCK * BLOCK)
+        for row in range(top, bottom, step):
+            stop = min(row + step, bottom)
+            slab = self._raw.take((stop - row, wide), dtype)
+            home.read_rows(part.key, matrix.first + row * matrix.width + left, matrix.width, slab)
             quantized, scale = quantize_rows(slab.float())
+            first, last = max(row, rows.start), min(stop, rows.stop)
             if values is not None:
-                values[row : row + height].copy_(quantized)
+                target = values[first - rows.start : last - rows.start]
+                target.copy_(quantized[first - row : last - row, across])
             if scales is not None:
-                scales[row // BLOCK : blocks(row + height)].copy_(scale)
+                scales[(row - top) // BLOCK : blocks(stop - top)].copy_(scale)
 
     def _spread_scales(self, part: Part, rows: slice, columns: slice) -> Tensor:
         """Scales of rows of blocks, spread over some columns: fp32 [block rows, columns]."""

@@ -1,0 +1,92 @@
+"""Fields of ``config.json`` that transformers passes over, although a model may depend on them.
+
+Classes of transformers keep whatever fields they are given, and their models compute what they have
+code for. A checkpoint whose configuration has one field more may be of another model.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from typing import Any
+
+import torch
+from transformers import PreTrainedConfig
+
+from dsa_compile.errors import ConfigError, shown
+from dsa_compile.model_spec import CHECKED_FIELDS
+
+# Names of older versions, bookkeeping, training, and how it is generated: no logits depend on them.
+_WITHOUT_EFFECT = frozenset(
+    {
+        *("model_type", "auto_map", "torch_dtype", "torchscript", "use_return_dict", "rope_theta"),
+        *("rope_scaling", "output_attentions", "attn_implementation", "tokenizer_class"),
+        *("ep_size", "pretraining_tp", "aux_loss_alpha", "seq_aux", "router_aux_loss_coef"),
+        *("do_sample", "temperature", "top_k", "top_p", "max_length", "unsloth_version"),
+    }
+)
+# Those whose frequencies do not depend on the length of the sequence.
+_ROPE_TYPES = ("default", "yarn")
+_ROPE_FIELDS = frozenset(
+    {
+        *("type", "rope_type", "rope_theta", "factor", "original_max_position_embeddings"),
+        *("beta_fast", "beta_slow", "mscale", "mscale_all_dim", "attention_factor", "truncate"),
+    }
+)
+
+
+def check_fields(
+    raw: Mapping[str, Any], config: type[PreTrainedConfig], extra: Iterable[str]
+) -> None:
+    """Refuse fields that neither ``config`` nor our own checks read, but those that are null.
+
+    Args:
+        raw: ``config.json``.
+        config: class of the configuration.
+        extra: fields that it reads but does not declare.
+
+    Raises:
+        ConfigError: names such a field.
+    """
+    known = {field.name for field in fields(config)}
+    known |= {*config.attribute_map, *extra, *CHECKED_FIELDS, *_WITHOUT_EFFECT}
+    for name, value in raw.items():
+        if name not in known and not name.startswith("_") and value is not None:
+            raise ConfigError(
+                f"config.json: transformers would ignore {name}={shown(value)}, which its "
+                f"{raw['model_type']} has no code for; delete it if no result depends on it"
+            )
+
+
+def check_dtypes(raw: Mapping[str, Any]) -> None:
+    """Refuse a dtype that torch does not have; transformers takes any attribute of torch for one.
+
+    Raises:
+        ConfigError: names the field.
+    """
+    for name in ("dtype", "torch_dtype"):
+        value = raw.get(name)
+        known = isinstance(value, str) and isinstance(getattr(torch, value, None), torch.dtype)
+        if value is not None and not known:
+            raise ConfigError(f'config.json: {name}={shown(value)} is no dtype; write "bfloat16"')
+
+
+def check_rope(config: Mapping[str, Any]) -> None:
+    """Refuse a scaling of RoPE that is not taken, or a parameter of it that has no effect.
+
+    Args:
+        config: the dict form of a configuration as transformers understands it.
+
+    Raises:
+        ConfigError: names the type or the parameter.
+    """
+    rope = config.get("rope_parameters") or {}
+    found = rope.get("rope_type", "default")
+    if not isinstance(found, str) or found not in _ROPE_TYPES:
+        raise ConfigError(
+            f"config.json: rope_type={shown(found)} is not supported, only "
+            f"{' and '.join(_ROPE_TYPES)}"
+        )
+    for name in sorted(set(rope) - _ROPE_FIELDS):
+        raise ConfigError(
+            f"config.json: rope_parameters has {shown(name)}={shown(rope[name])}, which its model "
+            "in transformers would ignore; delete it if no result depends on it"
+        )

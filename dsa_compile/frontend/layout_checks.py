@@ -1,0 +1,69 @@
+"""Whether a layout divides a model: every size that ranks share, and the FP8 blocks in it."""
+
+from collections.abc import Iterator
+
+from dsa_compile.config import FP8_RECIPES
+from dsa_compile.errors import UserError
+from dsa_compile.layout import Layout
+from dsa_compile.model_spec import LayerKind, ModelSpec
+from dsa_compile.weights.block_fp8 import BLOCK
+
+
+def check_layout(spec: ModelSpec, layout: Layout, recipe: str) -> None:
+    """Refuse a layout that does not divide a model.
+
+    Raises:
+        UserError: names the first size that does not divide, or that ends inside an FP8 block.
+    """
+    if layout.world == 1:
+        return
+    for name, size, ranks, quantised in _shared(spec, layout):
+        unit = BLOCK if quantised and recipe in FP8_RECIPES else 1
+        if size % (ranks * unit):
+            flag = _flag(name, layout)
+            blocks = f" in whole blocks of {BLOCK}, as recipe {recipe} keeps" if unit > 1 else ""
+            raise UserError(
+                f"{flag}={ranks}: {name}={size} of the model does not divide by {ranks}{blocks}; "
+                f"give {_ways(flag)} that divides it{' or another --recipe' if blocks else ''}"
+            )
+    if layout.dp > 1 and "experts" not in {kind.mlp for kind in _kinds(spec)}:
+        raise UserError(
+            f"dp={layout.dp}: lanes share routed experts, and the layers that are kept have none; "
+            "leave out --dp, or keep a layer with experts"
+        )
+
+
+def _flag(name: str, layout: Layout) -> str:
+    if name == "n_routed_experts":
+        return "ep"
+    return "tp*dp" if name == "moe_intermediate_size" and layout.dp > 1 else "tp"
+
+
+def _ways(flag: str) -> str:
+    return " and ".join(f"a --{name}" for name in flag.split("*"))
+
+
+def _kinds(spec: ModelSpec) -> Iterator[LayerKind]:
+    return (kind for kind in spec.kinds if kind.name in spec.layer_kinds)
+
+
+def _shared(spec: ModelSpec, layout: Layout) -> Iterator[tuple[str, int, int, bool]]:
+    """Sizes that ranks share: name, size, ranks, whether FP8 blocks lie along it."""
+    tp = layout.tp
+    yield "num_attention_heads", spec.num_attention_heads, tp, False
+    queries, values = (spec.num_attention_heads * d for d in (spec.qk_head_dim, spec.v_head_dim))
+    yield "num_attention_heads * qk_head_dim", queries, tp, True
+    yield "num_attention_heads * v_head_dim", values, tp, True
+    mlps = {kind.mlp for kind in _kinds(spec)}
+    if "dense" in mlps:
+        yield "intermediate_size", spec.intermediate_size, tp, True
+    if "experts" in mlps:
+        shared = spec.n_shared_experts * spec.moe_intermediate_size
+        yield "n_shared_experts * moe_intermediate_size", shared, tp, True
+        if layout.ep > 1:
+            yield "n_routed_experts", spec.n_routed_experts, layout.ep, False
+        else:
+            yield "moe_intermediate_size", spec.moe_intermediate_size, layout.world, True
+    yield "vocab_size", spec.vocab_size, tp, False
+    if layout.shard_embedding:
+        yield "hidden_size", spec.hidden_size, tp, False

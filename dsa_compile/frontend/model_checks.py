@@ -1,0 +1,91 @@
+"""What of a model can be refused before transformers is imported."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from dsa_compile.config import RECIPES
+from dsa_compile.errors import ConfigError, UserError
+
+MODEL_TYPES = {
+    "deepseek_v32": "DeepSeek-V3.2",
+    "glm_moe_dsa": "GLM-5, 5.1, 5.2 and 5.3",
+    "axk2": "A.X-K2",
+}
+"""The model types that are taken, as ``config.json`` has them, and what people call each."""
+
+_NARROW = {"axk2": ("fp32", "bf16")}  # no pass quantises what comes out of a gated norm
+
+NOT_YET = {
+    "hy_v4": "HY-V4: attention sinks, hyper-connections between layers, a clamp in its experts",
+    "dots3_note_text": "dots3-note: layers with a sliding window, wider shared experts",
+    "deepseek_v4": "DeepSeek-V4: caches of compressed keys, sliding windows, hyper-connections",
+    "glm5_next_text": "GLM-5.3-Flash: linear attention, pooled index keys, hyper-connections",
+    "mistral_large4_text": "Mistral-Large-4: queries without a low rank, caches that layers share, "
+    "layers without RoPE, learned scales of the softmax, a softmax router",
+    "qwen4_exp_text": "Qwen4-Exp: linear attention, index keys in blocks, n-gram embeddings",
+    "minimax_m3_vl_text": "MiniMax-M3: attention without a latent, selection of blocks of keys",
+}
+"""Model types with sparse attention that are not taken: what people call each, what is missing."""
+
+# The whole of a model with vision or sound, by its part for text.
+_WHOLES = ("dots3_note", "glm5_next", "mistral_large4", "qwen4_exp", "minimax_m3_vl")
+
+
+def check_model_type(config: Mapping[str, Any]) -> str:
+    """The model type of a configuration.
+
+    Raises:
+        ConfigError: one that is not taken. A model type that is nearly one of these is not: its
+            configuration would be understood, and another model computed.
+    """
+    found = config.get("model_type")
+    if isinstance(found, str) and found in MODEL_TYPES:
+        return found
+    part = f"{found}_text" if found in _WHOLES else found
+    if isinstance(part, str) and part in NOT_YET:
+        title, _, missing = NOT_YET[part].partition(": ")
+        raise ConfigError(
+            f"config.json: model_type={found!r} ({title}) is not supported yet; what it has and "
+            f"dsa-compile lacks: {missing}"
+        )
+    taken = ", ".join(f"{name!r} ({title})" for name, title in MODEL_TYPES.items())
+    raise ConfigError(
+        f"config.json: model_type={found!r} is not supported; dsa-compile takes {taken}"
+    )
+
+
+def recipes_of(model_type: str) -> tuple[str, ...]:
+    """The recipes that a model type can be compiled with."""
+    return _NARROW.get(model_type, tuple(RECIPES))
+
+
+def check_recipe(model_type: str, recipe: str) -> None:
+    """Raise UserError for a recipe that a model type cannot be compiled with."""
+    recipes = recipes_of(model_type)
+    if recipe not in recipes:
+        raise UserError(
+            f"recipe {recipe!r} is not supported for model_type={model_type!r}; choose one of "
+            f"{', '.join(recipes)}"
+        )
+
+
+def model_listing() -> Iterator[str]:
+    """Lines that name the models that are taken, and those that are not yet, with the reasons."""
+    for model_type, title in MODEL_TYPES.items():
+        yield f"{model_type:<20} {title}; recipes {', '.join(recipes_of(model_type))}"
+    yield ""
+    yield "not yet, for what dsa-compile lacks:"
+    for model_type, text in NOT_YET.items():
+        yield f"{model_type:<20} {text}"
+
+
+def check_layers(keep: tuple[int, int] | None, count: int) -> tuple[int, int]:
+    """The first and the last layer to keep of a model with so many.
+
+    Raises:
+        UserError: ``keep`` lies outside the model.
+    """
+    first, last = keep if keep is not None else (0, count - 1)
+    if not 0 <= first <= last < count:
+        raise UserError(f"--layers {first}-{last}: the model has layers 0-{count - 1}")
+    return first, last

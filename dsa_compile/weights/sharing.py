@@ -1,0 +1,58 @@
+"""Which weights calls have in common: each is stored and loaded once."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import NamedTuple, Protocol
+
+from dsa_compile.weights.expr import bound
+from dsa_compile.weights.plan import WeightEntry, WeightPlan
+
+
+class Calling(Protocol):
+    """A call of a region, as plans list them."""
+
+    @property
+    def name(self) -> str:
+        """Unique among calls."""
+        ...
+
+    @property
+    def kind(self) -> str:
+        """Kind of the region, as the weight plan has it."""
+        ...
+
+    @property
+    def vars(self) -> Mapping[str, str]:
+        """The variables that weight templates name."""
+        ...
+
+
+class Home(NamedTuple):
+    """Where a weight is stored: the call and the key that it belongs to first."""
+
+    call: str
+    key: str
+
+
+def weight_homes(calls: Iterable[Calling], plan: WeightPlan) -> dict[str, dict[str, Home]]:
+    """For each call, by name, the home of each of its weights, by key.
+
+    Weights are the same that are made alike of the same parameters, whatever their kinds and keys:
+    an embedding that two prologues take, or a head that two plans call.
+
+    Raises:
+        ArtifactError: a template names a variable that its call lacks.
+    """
+    first: dict[WeightEntry, Home] = {}
+    homes: dict[str, dict[str, Home]] = {}
+    for call in calls:
+        own = homes[call.name] = {}
+        for key, entry in plan.entries(call.kind).items():
+            made = replace(entry, expr=bound(entry.expr, call.vars))
+            own[key] = first.setdefault(made, Home(call.name, key))
+    return homes
+
+
+def homes_of(homes: Mapping[str, Mapping[str, Home]], call: str) -> tuple[str, ...]:
+    """Keys of the weights whose home a call is."""
+    return tuple(key for key, home in homes[call].items() if home == (call, key))

@@ -1,21 +1,32 @@
 """An artifact to debug, with its compilation repeated on the model that it was compiled from."""
 
+import contextlib
 import difflib
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from dsa_compile.artifact.reader import Artifact
+from dsa_compile.artifact.records import Producer
+from dsa_compile.config import CompileConfig
 from dsa_compile.debugging.execution.replay import Replay
-from dsa_compile.debugging.inputs.parameters import RandomParameters, WeightStore
+from dsa_compile.debugging.inputs.parameters import Parameters, RandomParameters, WeightStore
 from dsa_compile.debugging.inputs.prompt import Prompt, random_tokens
-from dsa_compile.debugging.verify.artifact_check import emission_problems
-from dsa_compile.errors import UserError
+from dsa_compile.debugging.verify.artifact_check import (
+    emission_problems,
+    export_problems,
+    weight_problems,
+)
+from dsa_compile.errors import ArtifactError, UserError
 from dsa_compile.frontend.build import build_program
 from dsa_compile.ir.program import Program
+from dsa_compile.layout import ONE_RANK
+from dsa_compile.model_spec import ModelSpec
 from dsa_compile.runtime.requests.prompts import load_tokenizer, token_ids_of
+from dsa_compile.weights.canonical import canonical_parameters
 from dsa_compile.weights.checkpoint import Checkpoint
-from dsa_compile.weights.materialize import WeightSource
 
 MOST_TOKENS = 512
 """Tokens of the default prompt at most; where ``index_topk`` is larger, no step selects keys."""
@@ -43,7 +54,11 @@ class RecompiledArtifact:
 
     @classmethod
     def open(
-        cls, path: Path, model_dir: Path | None = None, dummy: bool = False
+        cls,
+        path: Path,
+        model_dir: Path | None = None,
+        dummy: bool = False,
+        recorded_export: bool = False,
     ) -> "RecompiledArtifact":
         """Open an artifact and compile its model again, as this installation does.
 
@@ -51,21 +66,32 @@ class RecompiledArtifact:
             path: the artifact.
             model_dir: the model, for an artifact that does not say where it is.
             dummy: take random weights; the model's configuration is enough then.
+            recorded_export: start at the exported graphs that the artifact records, where this
+                installation wrote them and they can be compared with transformers' model, and do
+                not export the model again. For those who compare them.
 
         Raises:
             ArtifactError: not a sound artifact, or its model is not in the directory it records.
             CheckpointError: the model's files do not hold what the artifact needs.
-            UserError: an artifact without a model and no ``model_dir``.
+            UserError: an artifact without a model and no ``model_dir``, or one of several lanes of
+                several ranks.
         """
         artifact = Artifact.open(path, verify="header")
         manifest = artifact.manifest
+        layout = manifest.compile.layout
+        if layout.tp > 1 and layout.dp > 1:
+            raise UserError(
+                f"{path}: compiled for {layout}; one process stands for all ranks where they lie "
+                "along one axis so far: compile with --tp or with --dp alone"
+            )
         if model_dir is None or manifest.weights.model_dir is not None:
             model_dir = _model_dir(artifact, model_dir, dummy)
-        exported = build_program(model_dir, replace(manifest.compile, records=False))
+        graphs = _recorded_export(artifact) if recorded_export and not dummy else None
+        exported = _exported(model_dir, replace(manifest.compile, records=False), graphs)
         if exported.spec != manifest.model.spec:
             raise UserError(f"{model_dir}: not the model that {path} was compiled from")
-        layers = [layer.index for layer in manifest.layers]
-        source: WeightSource = (
+        layers = manifest.stored_layers
+        source: Parameters = (
             RandomParameters(exported.spec, layers)
             if dummy
             else Checkpoint.open(model_dir, exported.spec, layers)
@@ -73,9 +99,34 @@ class RecompiledArtifact:
         replay = Replay(exported)
         return cls(artifact, exported, replay, WeightStore(source), model_dir, dummy)
 
+    def on_one_rank(self) -> "RecompiledArtifact":
+        """The same model and options, compiled for one rank; nothing is written."""
+        exported = self.exported.fork(replace(self.exported.config, layout=ONE_RANK))
+        compiled = replace(self.artifact.manifest.compile, layout=ONE_RANK)
+        manifest = replace(self.artifact.manifest, compile=compiled)
+        artifact = replace(self.artifact, manifest=manifest)
+        return replace(self, artifact=artifact, exported=exported, replay=Replay(exported))
+
+    @property
+    def small(self) -> bool:
+        """Whether transformers' model, in fp32, is small enough to be run beside this one."""
+        return _is_small(self.exported.spec)
+
     def problems(self) -> list[str]:
-        """Where the artifact is not what this installation compiles; sentences."""
-        return list(emission_problems(self.artifact, self.replay.final, self.store, self.dummy))
+        """Where the artifact is not what this installation compiles; sentences.
+
+        None where it compiles nothing because a pass cannot be run.
+        """
+        if self.replay.failure is not None:
+            return []
+        emitted = emission_problems(self.artifact, self.replay.final, self.store, self.dummy)
+        return [*export_problems(self.artifact, self.exported), *emitted]
+
+    def packed_weight_problems(self) -> Iterator[str]:
+        """Where packed weights are not what the plan makes; sentences."""
+        packed = self.artifact.manifest.weights.mode == "pack"
+        if packed and self.artifact.manifest.target == "cpu":
+            yield from weight_problems(self.artifact, self.replay.final, self.store)
 
     def pass_names(self, asked: Sequence[str]) -> tuple[str, ...]:
         """The passes of that name.
@@ -113,8 +164,32 @@ class RecompiledArtifact:
             tokenizer = load_tokenizer(self.artifact)
             ids = tuple(token_ids_of("prompt", text, spec.vocab_size, tokenizer))
         if not 2 <= len(ids) <= limit:
-            raise UserError(f"a prompt must have from 2 to {limit} tokens, not {len(ids)}")
+            given = len(ids) if tokens is None else tokens
+            raise UserError(f"a prompt must have from 2 to {limit} tokens, not {given}")
         return Prompt.of(ids, spec.index_topk, block)
+
+
+def _is_small(spec: ModelSpec, limit: int = 2 << 30) -> bool:
+    """Whether transformers' model fits into ``limit`` bytes in fp32."""
+    parameters = canonical_parameters(spec, range(spec.num_hidden_layers))
+    return 4 * sum(math.prod(p.shape) for p in parameters.values()) <= limit
+
+
+def _recorded_export(artifact: Artifact) -> dict[str, Any] | None:
+    """The JSON of the graphs before the first pass, by region; None if they cannot stand in for a
+    fresh export: another installation wrote them, or nothing will compare them."""
+    manifest = artifact.manifest
+    ours = manifest.producer == Producer.current() and _is_small(manifest.model.spec)
+    if manifest.exported is None or not ours:
+        return None
+    return {graph["name"]: graph for graph in artifact.read_json(manifest.exported)["regions"]}
+
+
+def _exported(model_dir: Path, config: CompileConfig, recorded: dict[str, Any] | None) -> Program:
+    if recorded is not None:
+        with contextlib.suppress(ArtifactError):  # exported again, they are whole
+            return build_program(model_dir, config, recorded)
+    return build_program(model_dir, config)
 
 
 def _model_dir(artifact: Artifact, given: Path | None, dummy: bool) -> Path:

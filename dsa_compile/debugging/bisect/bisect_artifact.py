@@ -1,21 +1,33 @@
-"""``dsa-inspect bisect``: chooses the check, and explains a failure that no rewrite causes."""
+"""``dsa-inspect bisect``: everything ordered that may be wrong, one kind of cause after another.
+
+Where the check compares with the reference: how the model was exported and its weights read; the
+passes, rewrite by rewrite; their rounding; the weights that the plan makes; the kernels that are
+bound; the runtime's options. What could not be tested is said.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from dsa_compile.debugging.bisect.command_check import CommandCheck
-from dsa_compile.debugging.bisect.criteria import Check, ReferenceCheck, TokensCheck, exceeds
-from dsa_compile.debugging.bisect.culprit import Culprit, find_culprit
+from dsa_compile.debugging.bisect.criteria import Check, ReferenceCheck, TokensCheck
+from dsa_compile.debugging.bisect.culprit import Cause, Culprit, explain, find_culprit
 from dsa_compile.debugging.bisect.localise import Finding, layers_text
-from dsa_compile.debugging.bisect.search import STATE, Log, Trial
-from dsa_compile.debugging.inputs.prompt import Prompt
-from dsa_compile.debugging.inputs.reference import (
-    compare_with_transformers,
-    exported_trace,
-    transformers_trace,
+from dsa_compile.debugging.bisect.other_causes import (
+    Found,
+    misread_weight,
+    other_causes,
+    weight_cause,
 )
+from dsa_compile.debugging.bisect.search import STATE, Log, NothingBadError, Trial
+from dsa_compile.debugging.execution.replay import Replay
+from dsa_compile.debugging.inputs.prompt import Prompt
+from dsa_compile.debugging.inputs.reference import LIMIT, compare_with_transformers
 from dsa_compile.debugging.recompiled_artifact import RecompiledArtifact
+from dsa_compile.debugging.verify.hazard_check import STREAMS
+from dsa_compile.debugging.verify.plan_check import PLAN
+from dsa_compile.debugging.verify.report import HazardReport
+from dsa_compile.debugging.verify.verify_compilation import verify
 from dsa_compile.errors import UserError
 
 
@@ -35,19 +47,25 @@ def bisect_artifact(
         prompt: the tokens to run, and to look at the culprit with.
         expected: token ids that should follow the prompt, or None.
         command: a check, or None; where both are None, the reference is.
-        limit: of the error against the reference, or None for the recipe's.
+        limit: of the error against the reference; None for what fp64 explains.
         out: directory for the trials and the reproducer; made if it is missing.
         progress: called with each trial.
 
     Raises:
-        UserError: the check passes on the artifact, or ``out`` cannot be used.
+        UserError: a check of the user's passes on the artifact, or ``out`` cannot be used.
     """
     check = _check(recompiled, prompt, expected, command, limit)
-    if isinstance(check, ReferenceCheck) and not recompiled.dummy:
-        # given their inputs, layers agree also where the plan leaves one out
-        early = _blame(recompiled, prompt, check, Culprit(None, check.count, 0, 0), limit)
-        if early.findings:
-            return early
+    untested: tuple[str, ...] = ()
+    if isinstance(check, ReferenceCheck):
+        if recompiled.dummy or not recompiled.small:
+            reason = "random weights" if recompiled.dummy else "transformers' model is too large"
+            untested = (f"{Cause.EXPORT.value}: {reason}",)
+        else:  # given their inputs, layers agree also where the plan leaves one out
+            early = _blame(recompiled, prompt, check, Culprit(None, check.count, 0, 0))
+            if early.findings:
+                misread = misread_weight(recompiled)
+                trials = (check.count, 0, 0)
+                return early if misread is None else _not_a_rewrite(misread, trials, ())
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -55,8 +73,24 @@ def bisect_artifact(
     digest = recompiled.artifact.manifest.digest
     key = f"{check.key}; {check.count} rewrites of {digest}; prompt {list(prompt.token_ids)}"
     log = Log.open(key, out / STATE)
-    found = find_culprit(recompiled.replay, recompiled.store, prompt, check, log, out, progress)
-    return found if found.rewrite is not None else _blame(recompiled, prompt, check, found, limit)
+    replay, store = recompiled.replay, recompiled.store
+    try:
+        found = find_culprit(replay, store, prompt, check, log, out, progress)
+    except NothingBadError as nothing:
+        if isinstance(check, TokensCheck):
+            raise UserError(
+                f"{nothing}; weights, kernels and runtime options were not tested: "
+                "--against reference does"
+            ) from None
+        if not isinstance(check, ReferenceCheck):
+            raise
+        if limit is not None:
+            rest = f"what --limit {limit} allows, and all that is no rewrite: leave it out"
+            return _nothing_wrong(recompiled, log, nothing, (*untested, rest))
+        return _beyond_rewrites(recompiled, prompt, log, out, untested, nothing)
+    if found.rewrite is None and found.cause is Cause.UNKNOWN:
+        found = _blame(recompiled, prompt, check, found)
+    return replace(found, untested=untested)
 
 
 def _check(
@@ -75,17 +109,66 @@ def _check(
                 raise UserError(f"--expect: the model has no token {token}")
         block_size = recompiled.artifact.manifest.block_size
         return TokensCheck(replay, store, prompt.token_ids, expected, block_size)
-    make = exported_trace if recompiled.dummy else transformers_trace
-    return ReferenceCheck(replay, store, prompt, make(recompiled, prompt), limit)
+    return ReferenceCheck(replay, store, prompt, recompiled.exported, limit)
 
 
-def _blame(
+def _beyond_rewrites(
     recompiled: RecompiledArtifact,
     prompt: Prompt,
-    check: Check,
-    found: Culprit,
-    limit: float | None,
+    log: Log,
+    out: Path,
+    untested: tuple[str, ...],
+    nothing: NothingBadError,
 ) -> Culprit:
+    """No rewrite is wrong in exact arithmetic: their rounding, and then what is no rewrite."""
+    trials = (recompiled.replay.count, len(log.trials), log.resumed)
+    weight = weight_cause(recompiled)  # first: its pass rounds wrongly too, and is right
+    if weight is not None:
+        return _not_a_rewrite(weight, trials, untested)
+    report = verify(recompiled.replay, recompiled.store, prompt)
+    if report.wrong:
+        worst = max(report.wrong, key=lambda site: (site.ratio or 0.0, -site.position))
+        rewrite = recompiled.replay.rewrite(worst.position)
+        found = explain(recompiled.replay, recompiled.store, prompt, rewrite, trials, out)
+        return replace(found, untested=untested)
+    wrong_pass = next((done for done in report.passes if done.problem), None)
+    if wrong_pass is not None:
+        return Culprit(None, *trials, problem=wrong_pass.problem, cause=Cause.PASS,
+                       name=wrong_pass.name, untested=untested)  # fmt: skip
+    for hazard in report.hazards:
+        return replace(_hazard(recompiled.replay, hazard, trials), untested=untested)
+    other, more = other_causes(recompiled, prompt)
+    untested = (*untested, *more)
+    if other is not None:
+        return _not_a_rewrite(other, trials, untested)
+    return _nothing_wrong(recompiled, log, nothing, untested)
+
+
+def _nothing_wrong(
+    recompiled: RecompiledArtifact, log: Log, nothing: NothingBadError, untested: tuple[str, ...]
+) -> Culprit:
+    trials = (recompiled.replay.count, len(log.trials), log.resumed)
+    return Culprit(None, *trials, problem=str(nothing), cause=Cause.NONE, untested=untested)
+
+
+def _hazard(replay: Replay, hazard: HazardReport, trials: tuple[int, int, int]) -> Culprit:
+    """What left a hazard: a rewrite, a whole pass, the plan, or the runtime's streams."""
+    name, problem = hazard.pass_name, hazard.problem
+    run = next((run for run in replay.runs if run.step.name == name), None)
+    if run is not None and hazard.number is not None:
+        return Culprit(replay.rewrite(run.first + hazard.number), *trials, problem=problem)
+    cause = {STREAMS: Cause.RUNTIME, PLAN: Cause.EXPORT}.get(name, Cause.PASS)
+    return Culprit(None, *trials, problem=problem, cause=cause, name=name)
+
+
+def _not_a_rewrite(
+    found: Found, trials: tuple[int, int, int], untested: tuple[str, ...]
+) -> Culprit:
+    cause, name, problem = found
+    return Culprit(None, *trials, problem=problem, cause=cause, name=name, untested=untested)
+
+
+def _blame(recompiled: RecompiledArtifact, prompt: Prompt, check: Check, found: Culprit) -> Culprit:
     """What to look at when the check fails without any rewrite."""
     if isinstance(check, CommandCheck):
         names = ", ".join(check.required)
@@ -97,9 +180,8 @@ def _blame(
     if recompiled.dummy:
         return replace(found, problem="with random weights there is no reference to tell more")
     layers = compare_with_transformers(recompiled, prompt)
-    recipe = recompiled.exported.config.recipe
     findings = [
-        Finding(layer, agreement, "differs" if exceeds(agreement, recipe, limit) else "")
+        Finding(layer, agreement, "differs" if agreement.error > LIMIT else "")
         for layer, agreement in layers.items()
     ]
     wrong = tuple(finding for finding in findings if finding.problem)
@@ -112,4 +194,5 @@ def _blame(
         "its weight plan and how its weights are read",
         layers=f"differs in: {layers_text(findings)}",
         findings=wrong,
+        cause=Cause.EXPORT,
     )

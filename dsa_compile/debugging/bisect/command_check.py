@@ -16,7 +16,7 @@ from dsa_compile.errors import CompileError, UserError
 from dsa_compile.ir.program import Level, Program
 from dsa_compile.lowering.binding import bind_kernels
 from dsa_compile.lowering.emit import emit
-from dsa_compile.passes.manager import RUNTIME_REQUIRES
+from dsa_compile.passes.selection import RUNTIME_REQUIRES
 from dsa_compile.weights.checkpoint import Checkpoint
 
 PLACE = "{artifact}"
@@ -49,6 +49,8 @@ class CommandCheck:
     Raises:
         UserError: the command names no artifact.
     """
+
+    subject = "the artifact as it is compiled"
 
     def __init__(self, recompiled: RecompiledArtifact, command: str) -> None:
         if PLACE not in command:

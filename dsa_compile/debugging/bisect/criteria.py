@@ -1,34 +1,23 @@
 """Checks for a bisection: whether a program stopped after any rewrite is good or bad."""
 
+import math
 from collections.abc import Sequence
 from typing import Protocol
 
 import torch
 
 from dsa_compile.debugging.bisect.search import Trial
-from dsa_compile.debugging.comparison.agreement import Agreement, worst
+from dsa_compile.debugging.comparison.agreement import worst
 from dsa_compile.debugging.comparison.stage_calls import compare_calls, run_against
+from dsa_compile.debugging.comparison.tolerances import EXACT
 from dsa_compile.debugging.execution.replay import Replay, Rewrite
-from dsa_compile.debugging.execution.stages import Stage, Trace, run_stage
+from dsa_compile.debugging.execution.stages import Stage, run_stage
+from dsa_compile.debugging.execution.traces import Trace
+from dsa_compile.debugging.inputs.exact_weights import ExactWeightStore
 from dsa_compile.debugging.inputs.parameters import WeightStore
 from dsa_compile.debugging.inputs.prompt import Prompt
 from dsa_compile.debugging.verify.rewrite_run import in_a_line
-
-LIMIT = {"fp32": 1e-4, "bf16": 5e-2, "fp8": 0.4, "fp8-kv-tensor": 0.4}
-"""Relative error of a layer, all rewrites together, that rounding explains: of the worst row in
-fp32, of the median row elsewhere, where rounding chooses other keys and experts for some rows."""
-
-
-def exceeds(found: Agreement, recipe: str, limit: float | None) -> bool:
-    """Whether an error is more than rounding.
-
-    Args:
-        found: of a layer.
-        recipe: which rows count.
-        limit: relative error; None for :data:`LIMIT`.
-    """
-    error = found.error if recipe == "fp32" else found.typical
-    return error > (LIMIT[recipe] if limit is None else limit) or found.error == float("inf")
+from dsa_compile.ir.program import Program
 
 
 class Check(Protocol):
@@ -37,10 +26,12 @@ class Check(Protocol):
     Attributes:
         key: names the check and its options, so that two searches are not mixed up.
         count: rewrites that may be left out.
+        subject: what it runs with all of them.
     """
 
     key: str
     count: int
+    subject: str
 
     def trial(self, position: int) -> Trial:
         """Try the program with the first ``position`` of these rewrites."""
@@ -54,7 +45,11 @@ class Check(Protocol):
 class StageCheck:
     """A check that runs a stage on the CPU, so that every rewrite may be left out."""
 
-    def __init__(self, key: str, replay: Replay, store: WeightStore, prompt: Prompt) -> None:
+    subject = "the finished graphs, run by the CPU's references"
+
+    def __init__(
+        self, key: str, replay: Replay, store: WeightStore | ExactWeightStore, prompt: Prompt
+    ) -> None:
         self.key = key
         self.count = replay.count
         self.rewrite = replay.rewrite
@@ -75,14 +70,18 @@ class StageCheck:
 
 
 class ReferenceCheck(StageCheck):
-    """Each layer, given the reference's input, returns what the reference returns.
+    """Each layer, given the exported program's input, returns what it returns there.
+
+    Both run in exact arithmetic, so that no recipe's rounding hides a wrong rewrite or looks like
+    one.
 
     Args:
         replay: the compilation.
         store: gives the weights.
         prompt: what to run.
-        reference: of the same prompt, watched.
-        limit: relative error above which a program is bad; None for :data:`LIMIT`.
+        exported: the program before any pass.
+        limit: relative error of a row above which a program is bad; None for
+            :data:`~dsa_compile.debugging.comparison.tolerances.EXACT`.
     """
 
     def __init__(
@@ -90,20 +89,30 @@ class ReferenceCheck(StageCheck):
         replay: Replay,
         store: WeightStore,
         prompt: Prompt,
-        reference: Trace,
+        exported: Program,
         limit: float | None = None,
     ) -> None:
-        self._recipe = replay.final.config.recipe
-        self._limit = LIMIT[self._recipe] if limit is None else limit
-        super().__init__(f"reference within {self._limit}", replay, store, prompt)
-        self._reference = reference
+        exact = ExactWeightStore(store.source)
+        self._limit = EXACT if limit is None else limit
+        super().__init__(f"reference within {self._limit}", replay, exact, prompt)
+        self._exported = exported
+        self._known: Trace | None = None
+
+    @property
+    def reference(self) -> Trace:
+        """The exported program in exact arithmetic, watched."""
+        if self._known is None:
+            stage = Stage.of(self._exported, self._store)
+            self._known = run_stage(stage, self._prompt, watch=True)
+        return self._known
 
     def _judge(self, stage: Stage) -> tuple[bool, str]:
-        made = run_against(stage, self._prompt, self._reference)
-        total = worst(compare_calls(self._reference, made))
-        error = total.error if self._recipe == "fp32" else total.typical
-        bad = exceeds(total, self._recipe, self._limit)
-        return bad, f"error {error:.1e} of a layer, limit {self._limit:.1e}"
+        made = run_against(stage, self._prompt, self.reference)
+        total = worst(compare_calls(self.reference, made))
+        bad = total.error > self._limit
+        if total.error == math.inf:
+            return bad, "a layer's result is not finite or not of the same kind"
+        return bad, f"error {total.error:.1e} of a layer, limit {self._limit:.1e}"
 
 
 class TokensCheck(StageCheck):

@@ -8,12 +8,16 @@ from dsa_compile.debugging.comparison.delta import Delta, find_delta
 from dsa_compile.debugging.comparison.stage_calls import compare_calls, run_against
 from dsa_compile.debugging.comparison.tolerances import pass_problem
 from dsa_compile.debugging.execution.replay import PassRun, Replay
-from dsa_compile.debugging.execution.stages import Stage, Trace, layer_of, run_stage
+from dsa_compile.debugging.execution.stages import Stage, layer_of, run_stage
+from dsa_compile.debugging.execution.traces import Trace
+from dsa_compile.debugging.inputs.exact_weights import ExactWeightStore
 from dsa_compile.debugging.inputs.parameters import WeightStore
 from dsa_compile.debugging.inputs.prompt import Prompt
 from dsa_compile.debugging.verify.region_rewrite import whole_example
-from dsa_compile.debugging.verify.rewrite_check import check_site, worst_of
+from dsa_compile.debugging.verify.rewrite_check import check_site, try_inputs
 from dsa_compile.debugging.verify.rewrite_run import SiteRun
+from dsa_compile.debugging.verify.verify_compilation import capture
+from dsa_compile.ir.passes import Numerics
 from dsa_compile.ir.program import Program
 
 
@@ -77,38 +81,48 @@ def localise(
     """
     before = replay.within(run, number - 1)
     after = replay.within(run, number)
-    stage = Stage.of(before, store)
-    trace = run_stage(stage, prompt, watch=True)
+    exact = run.step.numerics is not Numerics.BITWISE
+    wide = ExactWeightStore(store.source) if exact else None
     site = run.sites[number - 1]
     if not site.region:
-        return _whole(before, after, (stage, Stage.of(after, store)), trace, prompt, run)
+        return _whole(before, after, store, wide, prompt, run)
     delta = find_delta(before.regions[site.region], after.regions[site.region])
     if delta is None:
         return Localised(before, after, None, ())
-    weights = (store.planned(before.weights), store.planned(after.weights))
+    stores: list[WeightStore | ExactWeightStore] = [store] if wide is None else [store, wide]
+    traces = [run_stage(Stage.of(before, each), prompt, watch=True) for each in stores]
     findings = []
-    for captured in trace.calls:
-        if site.region in {region.name for region in captured.regions}:
-            tried = check_site(run.step.numerics, delta, captured, trace, prompt, weights)
-            made, problem = worst_of(tried, run.step.numerics)
-            findings.append(Finding(layer_of(captured.call), made.worst, problem, made))
+    for index, call in enumerate(traces[0].calls):
+        if site.region in {region.name for region in call.regions}:
+            captures = [
+                capture(each, trace, index, before, after)
+                for each, trace in zip(stores, traces, strict=True)
+            ]
+            found = check_site(
+                run.step.numerics, delta, prompt, captures[0], captures[1] if wide else None
+            )
+            worst = found.worst
+            # a reproducer shows what the recipe computes, not exact arithmetic
+            shown = try_inputs(delta, prompt, captures[0], worst.run.inputs).run
+            findings.append(Finding(layer_of(call.call), worst.run.worst, worst.problem, shown))
     return Localised(before, after, delta, tuple(findings))
 
 
 def _whole(
     before: Program,
     after: Program,
-    stages: tuple[Stage, Stage],
-    trace: Trace,
+    store: WeightStore,
+    wide: ExactWeightStore | None,
     prompt: Prompt,
     run: PassRun,
 ) -> Localised:
-    made = run_against(stages[1], prompt, trace)
-    recipe = run.before.config.recipe
+    stages, trace, made = _both(before, after, wide or store, prompt)
     findings = [
-        Finding(layer_of(call.call), found, pass_problem(run.step.numerics, found, recipe))
+        Finding(layer_of(call.call), found, pass_problem(run.step.numerics, found, trace.exact))
         for call, found in zip(trace.calls, compare_calls(trace, made), strict=True)
     ]
+    if wide is not None:
+        stages, trace, made = _both(before, after, store, prompt)
     example = whole_example(stages, (trace, made), prompt)
     if example is None:
         return Localised(before, after, None, tuple(findings))
@@ -118,17 +132,27 @@ def _whole(
     return Localised(before, after, delta, tuple(findings))
 
 
+def _both(
+    before: Program, after: Program, store: WeightStore | ExactWeightStore, prompt: Prompt
+) -> tuple[tuple[Stage, Stage], Trace, Trace]:
+    stages = Stage.of(before, store), Stage.of(after, store)
+    trace = run_stage(stages[0], prompt, watch=True)
+    return stages, trace, run_against(stages[1], prompt, trace)
+
+
 def layers_text(findings: Sequence[Finding]) -> str:
     """``layer 1 only``, ``layers 1-2``, ``all 58 layers``: where of all findings it is wrong."""
-    wrong = [finding.layer for finding in findings if finding.problem]
+    # the layer that drafts is run by two plans, and counts once
+    wrong = list(dict.fromkeys(finding.layer for finding in findings if finding.problem))
+    count = len({finding.layer for finding in findings})
     numbers = [layer for layer in wrong if isinstance(layer, int)]
     others = [str(layer) for layer in wrong if not isinstance(layer, int)]
     if not wrong:
         return "no layer on its own"
-    if len(findings) > 1 and len(wrong) == len(findings) and not others:
-        return f"all {len(findings)} layers that it is in"
+    if count > 1 and len(wrong) == count and not others:
+        return f"all {count} layers that it is in"
     parts = ([f"layer{'s' * (len(numbers) > 1)} {_ranges(numbers)}"] if numbers else []) + others
-    return ", ".join(parts) + (" only" if len(wrong) == 1 and len(findings) > 1 else "")
+    return ", ".join(parts) + (" only" if len(wrong) == 1 and count > 1 else "")
 
 
 def _ranges(numbers: Sequence[int]) -> str:

@@ -18,6 +18,7 @@ from torch import Tensor, fx
 
 from dsa_compile.debugging.bisect.localise import Finding, Localised
 from dsa_compile.debugging.comparison.delta import Side
+from dsa_compile.debugging.execution.ranks import Ranks
 from dsa_compile.debugging.execution.replay import Rewrite
 from dsa_compile.debugging.verify.rewrite_run import Step
 from dsa_compile.ir.graph_json import region_to_json
@@ -101,10 +102,12 @@ def _worst_step(finding: Finding) -> Step | None:
 
 
 def _stored(key: str, value: Any, tensors: dict[str, Tensor]) -> Any:
-    """Where a value is: the key of a tensor, a list of these, or the value itself."""
+    """Where a value is: the key of a tensor, a list of these, one a rank, or the value itself."""
     if isinstance(value, Tensor):
         tensors[key] = value.detach().clone().contiguous()
         return {"tensor": key}
+    if isinstance(value, Ranks):
+        return {"ranks": [_stored(f"{key}/rank{i}", each, tensors) for i, each in enumerate(value)]}
     if isinstance(value, tuple | list):
         return [_stored(f"{key}/{i}", entry, tensors) for i, entry in enumerate(value)]
     return {"value": value}

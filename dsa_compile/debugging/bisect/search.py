@@ -8,8 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from dsa_compile.errors import UserError
+from dsa_compile.regular_files import read_regular
 
 STATE = "bisect.json"
+
+
+class NothingBadError(UserError):
+    """The check passes with all rewrites."""
 
 
 @dataclass(frozen=True)
@@ -54,11 +59,11 @@ class Log:
         if not path.exists():
             return log
         try:
-            data = json.loads(path.read_text(encoding="utf-8"))
+            data = json.loads(read_regular(path).decode())
             known = [Trial(int(t["position"]), bool(t["bad"]), str(t["detail"]))
                      for t in data["trials"]]  # fmt: skip
             found = data["key"]
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError, OverflowError):
             raise UserError(
                 f"{path}: not the state of a search; remove it to start again"
             ) from None
@@ -89,7 +94,11 @@ class Log:
 
 
 def first_bad(
-    count: int, check: Callable[[int], Trial], log: Log, progress: Callable[[Trial], None]
+    count: int,
+    check: Callable[[int], Trial],
+    log: Log,
+    progress: Callable[[Trial], None],
+    subject: str = "the artifact as it is compiled",
 ) -> int:
     """The number of the first rewrite with which the check fails; 0 if it fails without any.
 
@@ -100,9 +109,10 @@ def first_bad(
         check: tries a program with its first so many rewrites.
         log: the trials; those in it are not made again.
         progress: called with each trial, also with those known.
+        subject: what the check runs with all rewrites.
 
     Raises:
-        UserError: the check passes with all rewrites.
+        NothingBadError: the check passes with all rewrites.
     """
 
     def bad(position: int) -> bool:
@@ -114,9 +124,8 @@ def first_bad(
         return trial.bad
 
     if not bad(count):
-        raise UserError(
-            f"the check passes on the artifact as it is compiled ({log.trials[-1].detail}): "
-            "there is nothing to bisect"
+        raise NothingBadError(
+            f"the check passes on {subject} ({log.trials[-1].detail}): there is nothing to bisect"
         )
     if count == 0 or bad(0):
         return 0

@@ -3,10 +3,14 @@
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from dsa_compile.debugging.execution.exact import numbers
+from dsa_compile.debugging.execution.ranks import Ranks, parts_of
 
 # A row is not held to more than this share of the usual row's norm: differences of rows that are
 # almost zero say little.
@@ -53,22 +57,27 @@ def worst(found: Iterable[Agreement]) -> Agreement:
     return total
 
 
-def compare(theirs: Any, ours: Any, tokens: int) -> Agreement:
+def compare(theirs: Any, ours: Any, tokens: int, padding: int = 0) -> Agreement:
     """Compare a value with what stands for it.
 
     Args:
         theirs: the value, a tensor or several; other values must be equal.
         ours: as many elements, perhaps in another shape.
         tokens: size of the dimension whose entries are rows.
+        padding: rows at its end that say nothing.
     """
+    if isinstance(theirs, Ranks) != isinstance(ours, Ranks):  # alike on all ranks, or not
+        every = product(parts_of(theirs), parts_of(ours))
+        return worst(compare(b, a, tokens, padding) for b, a in every)
     if isinstance(theirs, tuple | list) and isinstance(ours, tuple | list):
         pairs = zip(theirs, ours, strict=True)
-        return worst(compare(b, a, tokens) for b, a in pairs)
+        return worst(compare(b, a, tokens, padding) for b, a in pairs)
     if not isinstance(theirs, Tensor) or not isinstance(ours, Tensor):
         return Agreement() if theirs == ours else UNLIKE
     if theirs.numel() != ours.numel() or theirs.dtype != ours.dtype:
         return UNLIKE
-    theirs, ours = _rows(theirs, tokens), _rows(ours.reshape(theirs.shape), tokens)
+    theirs, ours = numbers(theirs), numbers(ours)
+    theirs, ours = (_rows(v, tokens, padding) for v in (theirs, ours.reshape(theirs.shape)))
     if theirs.is_floating_point():
         return _floats(theirs, ours)
     return _integers(theirs, ours)
@@ -92,12 +101,12 @@ def _bytes(value: Tensor) -> Tensor:
     return value.contiguous().view(-1).view(torch.uint8)
 
 
-def _rows(value: Tensor, tokens: int) -> Tensor:
+def _rows(value: Tensor, tokens: int, padding: int) -> Tensor:
     """[rows, elements], a row for each token if there is such a dimension."""
     at = next((dim for dim, size in enumerate(value.shape) if size == tokens), None)
     if at is None:
         return value.reshape(1, -1)
-    return value.movedim(at, 0).reshape(tokens, -1)
+    return value.movedim(at, 0).reshape(tokens, -1)[: tokens - padding]
 
 
 def _floats(theirs: Tensor, ours: Tensor) -> Agreement:

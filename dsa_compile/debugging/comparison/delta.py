@@ -7,14 +7,15 @@ another type than before is part of what changed, so that the values of a pair h
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import fx
 
+from dsa_compile.debugging.execution.interpreter import Interpreter
 from dsa_compile.debugging.execution.stages import result_nodes
 from dsa_compile.ir.region import Region, Role
-from dsa_compile.ir.tensor_info import Info, describe
+from dsa_compile.ir.tensor_info import describe
 
 Pair = tuple[str, str]
 
@@ -32,6 +33,13 @@ class Side:
     region: Region
     nodes: tuple[fx.Node, ...]
     inputs: tuple[fx.Node, ...]
+    _interpreters: dict[bool, Interpreter] = field(default_factory=dict, compare=False, repr=False)
+
+    def interpreter(self, exact: bool) -> Interpreter:
+        """What runs the part, in exact arithmetic or not; made once."""
+        if exact not in self._interpreters:
+            self._interpreters[exact] = Interpreter(self.nodes, self.inputs, exact)
+        return self._interpreters[exact]
 
 
 @dataclass(frozen=True)
@@ -96,15 +104,18 @@ def _named(region: Region) -> dict[str, fx.Node]:
 
 def _same_call(b: fx.Node, a: fx.Node) -> bool:
     """Whether two calls differ in nothing but the values that they take, of the same types."""
-    if b.target is not a.target or _types(b) != _types(a):
+    if b.target is not a.target or not _same_types(b, a):
         return False
     blank = [fx.node.map_arg((n.args, n.kwargs), lambda _: "%") for n in (b, a)]
     return bool(blank[0] == blank[1])
 
 
-def _types(node: fx.Node) -> list[Info]:
-    """Types of a call's result and of what it takes: values of others cannot be compared."""
-    return [describe(n.meta.get("val")) for n in (node, *node.all_input_nodes)]
+def _same_types(b: fx.Node, a: fx.Node) -> bool:
+    """Whether two calls yield and take the same types: values of others cannot be compared."""
+    values = [[n.meta.get("val") for n in (node, *node.all_input_nodes)] for node in (b, a)]
+    return len(values[0]) == len(values[1]) and all(
+        one is other or describe(one) == describe(other) for one, other in zip(*values, strict=True)
+    )
 
 
 def _taken(node: fx.Node) -> list[fx.Node]:

@@ -1,16 +1,18 @@
 """Two stages compared call by call, each call of the second given the inputs of the first."""
 
+import operator
+from typing import Any
+
 import torch
-from torch import Tensor
 
 from dsa_compile.debugging.comparison.agreement import Agreement, compare
 from dsa_compile.debugging.comparison.delta import find_delta
-from dsa_compile.debugging.execution.stages import CallTrace, Stage, Trace, run_stage
+from dsa_compile.debugging.execution.handed_selections import SELECTED
+from dsa_compile.debugging.execution.ranks import on_ranks, parts_of
+from dsa_compile.debugging.execution.stages import Stage, run_stage
+from dsa_compile.debugging.execution.traces import IN_STEP, CallTrace, Trace
 from dsa_compile.debugging.inputs.prompt import Prompt
 from dsa_compile.ir.region import Region, Role
-
-# Of all pairs of tokens, which only dense stages have.
-_QUADRATIC = frozenset({"causal_mask"})
 
 
 def run_against(stage: Stage, prompt: Prompt, before: Trace) -> Trace:
@@ -38,23 +40,31 @@ def compare_calls(before: Trace, after: Trace) -> list[Agreement]:
         before: watched.
         after: see :func:`run_against`.
     """
-    tokens = before.chunks[-1].stop
+    tokens = sum(map(len, before.places))
     found = [Agreement() for _ in before.calls]
     for index, (old, new) in enumerate(zip(before.calls, after.calls, strict=True)):
-        for key in sorted(_always(old) & _always(new) - _QUADRATIC):
+        both = _always(old) & _always(new)
+        if SELECTED in both:
+            theirs, ours = before.selected(index), after.selected(index)
+            found[index] = found[index].and_(compare(theirs, ours, tokens))
+        for key in sorted(both - IN_STEP):
             theirs, ours = before.result(index, key), after.result(index, key)
             found[index] = found[index].and_(compare(theirs, ours, tokens))
         if not (before.alike(after) and before.watched):
             continue
-        parts: dict[tuple[int, str], list[tuple[Tensor, Tensor]]] = {}
+        parts: dict[tuple[int, str], list[tuple[Any, Any]]] = {}
         for number in range(len(before.chunks)):
             for name, key in handed(old.regions[number], new.regions[number]):
-                made_by = maker(after, index, number, key)
-                pair = old.nodes[number][name], after.calls[made_by].outputs[number][key]
+                made_by = after.maker(index, number, key)
+                kept = before.chunks[number].tokens
+                theirs, ours = (old.nodes[number][name], after.calls[made_by].outputs[number][key])
+                own = on_ranks(operator.getitem)
+                pair = own(theirs, slice(kept)), own(ours, slice(kept))
                 parts.setdefault((made_by, key), []).append(pair)
         for (made_by, _), pairs in parts.items():
-            theirs, ours = (torch.cat(side) for side in zip(*pairs, strict=True))
-            found[made_by] = found[made_by].and_(compare(theirs, ours, len(theirs)))
+            theirs, ours = (on_ranks(torch.cat)(side) for side in zip(*pairs, strict=True))
+            rows = len(parts_of(theirs)[0])
+            found[made_by] = found[made_by].and_(compare(theirs, ours, rows))
     return found
 
 
@@ -72,11 +82,6 @@ def handed(before: Region, after: Region) -> list[tuple[str, str]]:
     made = {node.name for node in delta.before.nodes}
     names = {name: key for key, name in keys.items()}
     return [(b, names[a]) for b, a in delta.pairs if b in made and a in names]
-
-
-def maker(trace: Trace, index: int, number: int, key: str) -> int:
-    """The last call before ``index`` that returned a value."""
-    return max(i for i in range(index) if key in trace.calls[i].outputs[number])
 
 
 def _always(call: CallTrace) -> set[str]:

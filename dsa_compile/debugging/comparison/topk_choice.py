@@ -1,5 +1,6 @@
 """Keys chosen by a rewritten indexer, judged by the scores of the indexer that it replaces."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -7,7 +8,8 @@ import torch
 from torch import Tensor, fx
 
 from dsa_compile.debugging.comparison.delta import Delta, Pair
-from dsa_compile.debugging.execution.stages import Values
+from dsa_compile.debugging.execution.exact import numbers
+from dsa_compile.debugging.execution.interpreter import Values
 from dsa_compile.debugging.inputs.prompt import Chunk, Prompt
 from dsa_compile.evaluation.indexer_overlap import RowOverlap, compare_rows
 from dsa_compile.ops import INDEX_TOPK, PAGED_INDEX_TOPK
@@ -31,7 +33,12 @@ class Choice:
 
 
 def judge_choice(
-    delta: Delta, pair: Pair, values: tuple[Values, Values], prompt: Prompt, chunk: Chunk
+    delta: Delta,
+    pair: Pair,
+    values: tuple[Values, Values],
+    positions: Any,
+    prompt: Prompt,
+    chunk: Chunk,
 ) -> Choice | None:
     """Judge the keys that stand for those of a pair; None if the pair is no choice of keys.
 
@@ -39,6 +46,7 @@ def judge_choice(
         delta: the rewrite.
         pair: names of two values that must agree.
         values: of its two sides, in one step.
+        positions: the second value of the pair, as positions where it is a selection handed on.
         prompt: the sequence.
         chunk: the step.
     """
@@ -46,16 +54,24 @@ def judge_choice(
     if node is None or node.target not in (INDEX_TOPK, PAGED_INDEX_TOPK):
         return None
     given: list[Any] = fx.node.map_arg(list(node.args), lambda n: values[0][n.name])
-    chosen: Tensor = values[1][pair[1]]
     if node.target is INDEX_TOPK:
-        q, keys, weights, topk, scale = given
-        q, keys, weights, chosen = (t[0] if q.dim() == 4 else t for t in (q, keys, weights, chosen))
-    else:
-        q, weights, cache, _, _, _, topk, scale = given
-        slots = prompt.slots[: chunk.stop]
-        keys = cache.flatten(0, 1)[slots]
-        chosen = _positions(chosen, slots)
-    return _summary(compare_rows(_scores(q, keys, weights, scale), chosen, topk))
+        q, keys, weights, topk, scale = map(_numbers, given)
+        chosen: Tensor = positions.flatten(0, -2)
+        q, keys, weights = (t[0] if q.dim() == 4 else t for t in (q, keys, weights))
+        return _summary([compare_rows(_scores(q, keys, weights, scale), chosen, topk)])
+    q, weights, cache, _, _, _, topk, scale = map(_numbers, given)
+    chosen, found, first = values[1][pair[1]], [], 0
+    for part in chunk.parts:
+        mine = slice(first, first + len(part))
+        slots = prompt.slots(part.request)[: part.stop]
+        scores = _scores(q[mine], cache.flatten(0, 1)[slots], weights[mine], scale)
+        found.append(compare_rows(scores, _positions(chosen[mine], slots), topk))
+        first += len(part)
+    return _summary(found)
+
+
+def _numbers(value: Any) -> Any:
+    return numbers(value) if isinstance(value, Tensor) else value
 
 
 def _positions(rows: Tensor, slots: Tensor) -> Tensor:
@@ -74,10 +90,10 @@ def _scores(q: Tensor, keys: Tensor, weights: Tensor, scale: float) -> Tensor:
     return scores.masked_fill(torch.arange(length) > position, -torch.inf)
 
 
-def _summary(rows: RowOverlap) -> Choice:
-    margin = rows.margin.nanmedian().item()
+def _summary(parts: Sequence[RowOverlap]) -> Choice:
+    margin = torch.cat([rows.margin for rows in parts]).nanmedian().item()
     return Choice(
-        overlap=rows.share.min().item(),
+        overlap=min(rows.share.min().item() for rows in parts),
         margin=None if margin != margin else margin,
-        deficit=rows.deficit.max().item(),
+        deficit=max(rows.deficit.max().item() for rows in parts),
     )

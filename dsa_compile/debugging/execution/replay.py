@@ -4,8 +4,10 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from dsa_compile.ir.passes import Pass, PassRecord
+from dsa_compile.ir.edit import Editor
+from dsa_compile.ir.passes import Pass, PassRecord, sweep
 from dsa_compile.ir.program import Level, Program
+from dsa_compile.ir.region import Region, Role
 from dsa_compile.ir.site import Site
 from dsa_compile.passes.added import pipeline_of
 
@@ -42,12 +44,15 @@ class PassRun:
         before: the program that it was given.
         record: what it did.
         first: how many rewrites were made before it.
+        between: the program between any two of its rewrites, one fewer than these; graphs that a
+            rewrite leaves alone are shared with the program before it.
     """
 
     step: Pass
     before: Program
     record: PassRecord
     first: int
+    between: tuple[Program, ...]
 
     @property
     def sites(self) -> Sequence[Site]:
@@ -80,12 +85,13 @@ class Replay:
                 program.level = step
             elif step.runs(exported.config):
                 before = self._fork(program)
+                between: list[Program] = []
                 try:
-                    record = step(program)
+                    record = _run(step, program, between)
                 except Exception as error:  # a broken promise, or whatever a wrong graph leads to
                     self.failure, program = (step.name, str(error)), before
                     break
-                self.runs.append(PassRun(step, before, record, first))
+                self.runs.append(PassRun(step, before, record, first, tuple(between)))
                 first += len(record.journal.sites)
                 if step.name == exported.config.stop_after:
                     break
@@ -99,17 +105,22 @@ class Replay:
         return Rewrite(position, run.step.name, site.number, site.region, site.path)
 
     def at(self, position: int) -> Program:
-        """A new program, with the first ``position`` rewrites made and no others."""
+        """The program with the first ``position`` rewrites made; not to be changed."""
         if position == 0:
-            return self._fork(self.runs[0].before)
+            return self.runs[0].before
         run = self._run_of(position)
-        return self.within(run, position - run.first)
+        return self.between(run)[position - run.first - 1]
 
     def within(self, run: PassRun, limit: int) -> Program:
         """A new program in which a pass has made its first ``limit`` rewrites."""
         program = self._fork(run.before)
         run.step(program, limit)
         return program
+
+    def between(self, run: PassRun) -> tuple[Program, ...]:
+        """What :meth:`within` gives for 1, 2, … rewrites, up to all; not to be changed."""
+        index = next(index for index, other in enumerate(self.runs) if other is run)
+        return (*run.between, self.after(index))
 
     def after(self, index: int) -> Program:
         """The program that pass ``index`` left; not to be changed."""
@@ -122,3 +133,37 @@ class Replay:
     @staticmethod
     def _fork(program: Program) -> Program:
         return program.fork(replace(program.config, records=False))
+
+
+def _run(step: Pass, program: Program, between: list[Program]) -> PassRecord:
+    """Run a pass, and add to ``between`` the program between any two of its rewrites."""
+
+    def stop(site: Site) -> None:
+        last = between[-1] if between else None
+        between.append(_snapshot(program, last, site.region, step.name))
+
+    return step(program, None, stop)
+
+
+def _snapshot(program: Program, last: Program | None, changed: str, pass_name: str) -> Program:
+    """A program as it stands between two rewrites, swept.
+
+    Args:
+        program: left as it is.
+        last: its snapshot before the rewrite, whose other graphs are taken; None if there is none.
+        changed: name of the graph that the rewrite changed; empty for several.
+        pass_name: whose rewrite.
+    """
+    if last is not None and changed and program.regions.keys() == last.regions.keys():
+        one = replace(program, regions={changed: program.regions[changed]}).fork(program.config)
+        Editor(one.regions[changed], one.world, pass_name).sweep()
+        if _values(one.regions[changed]) == _values(last.regions[changed]):
+            return replace(one, regions={**last.regions, **one.regions})
+    whole = program.fork(program.config)
+    sweep(whole, pass_name)
+    return whole
+
+
+def _values(region: Region) -> tuple[set[str], tuple[str, ...]]:
+    """What a graph takes of others and gives to others."""
+    return {node.meta["key"] for node in region.inputs_of(Role.VALUE)}, region.outputs

@@ -6,30 +6,64 @@ each step is the one the runtime would choose. Layers are run one after another,
 steps: that is the same computation, as a layer's caches are its own.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import operator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
-from dsa_compile.debugging.inputs.parameters import Weights, WeightStore
+from dsa_compile.debugging.execution.exact import exact_cache
+from dsa_compile.debugging.execution.handed_selections import SELECTED, convert_selection
+from dsa_compile.debugging.execution.interpreter import Interpreter, Values
+from dsa_compile.debugging.execution.known_calls import (
+    CacheStates,
+    Key,
+    KnownCalls,
+    number_of,
+)
+from dsa_compile.debugging.execution.ranks import on_ranks
+from dsa_compile.debugging.execution.traces import IN_STEP, CallTrace, Trace
+from dsa_compile.debugging.inputs.exact_weights import ExactWeightStore
+from dsa_compile.debugging.inputs.parameters import WeightStore
 from dsa_compile.debugging.inputs.prompt import Chunk, Prompt
-from dsa_compile.ir.execution import Recorder
-from dsa_compile.ir.plan import LONG, MODEL, SHORT, Call, Plan
+from dsa_compile.ir.plan import LONG, SHORT, Call, Plan
 from dsa_compile.ir.program import Program
 from dsa_compile.ir.region import Region, Role
 from dsa_compile.ops import FACTS, Form
-
-HIDDEN, LOGITS = "hidden", "logits"
+from dsa_compile.weights.plan import WeightPlan
 
 # What takes a whole sequence at once.
 _DENSE = frozenset(op for op, facts in FACTS.items() if facts.form is Form.DENSE)
 
-Values = dict[str, Any]
-
 Handed = Callable[[Region, Region], Sequence[tuple[str, str]]]
 """Calls of a region in whose place another has an input value, by name and by key."""
+
+
+@dataclass(frozen=True)
+class StageWeights:
+    """The weights of a stage.
+
+    Attributes:
+        store: makes them.
+        plan: how.
+    """
+
+    store: WeightStore | ExactWeightStore
+    plan: WeightPlan
+
+    def of(self, call: Call, keys: Collection[str]) -> dict[str, Tensor]:
+        """Weights by key, for one call of a step."""
+        return self.store.planned(self.plan).of(call, keys)
+
+    def names(self, call: Call, made: Mapping[str, Tensor]) -> dict[int, Key]:
+        """What tells the weights of a call apart, by ``id``: how they are made, and of what."""
+        entries = self.plan.entries(call.kind)
+        return {
+            id(weight): ("weight", number_of((entries[key], entries[key].sources(call.vars))))
+            for key, weight in made.items()
+        }
 
 
 @dataclass(frozen=True)
@@ -38,22 +72,29 @@ class Stage:
 
     Attributes:
         regions: by name.
-        plan: what a step calls.
+        plan: what a step calls, and what drafts call after it.
         weights: as this stage takes them.
         topk: ``index_topk`` of the model.
+        exact: whether it runs in exact arithmetic.
     """
 
     regions: Mapping[str, Region]
     plan: Plan
-    weights: Weights
+    weights: StageWeights
     topk: int
-    _recorders: dict[str, Recorder] = field(default_factory=dict, compare=False, repr=False)
+    exact: bool = False
+    _interpreters: dict[str, Interpreter] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
-    def of(cls, program: Program, store: WeightStore) -> "Stage":
-        """A program with weights made by its own plan."""
-        weights = store.planned(program.weights)
-        return cls(program.regions, program.plans[MODEL], weights, program.spec.index_topk)
+    def of(cls, program: Program, store: WeightStore | ExactWeightStore) -> "Stage":
+        """A program with weights made by its own plan; exact ones make exact arithmetic."""
+        return cls(
+            program.regions,
+            program.whole,
+            StageWeights(store, program.weights),
+            program.spec.index_topk,
+            isinstance(store, ExactWeightStore),
+        )
 
     @property
     def flat(self) -> bool:
@@ -78,12 +119,22 @@ class Stage:
 
     def chunks(self, prompt: Prompt) -> tuple[Chunk, ...]:
         """The steps in which this stage takes a sequence."""
-        return prompt.chunks if self.paged else (prompt.whole,)
+        return prompt.chunks if self.paged else prompt.wholes
+
+    def takes_as(self, trace: Trace, prompt: Prompt) -> bool:
+        """Whether this stage takes a sequence in the steps and the layout of a trace."""
+        return self.flat == trace.flat and self.chunks(prompt) == trace.chunks
 
     def region(self, kind: str, chunk: Chunk) -> Region:
         """What a step of that context runs."""
-        variant = SHORT if chunk.stop <= self.topk else LONG
+        variant = SHORT if chunk.longest <= self.topk else LONG
         return self.regions.get(f"{kind}.{variant}") or self.regions[kind]
+
+    def interpreter(self, region: Region) -> Interpreter:
+        """What runs one of this stage's regions; made once."""
+        if region.name not in self._interpreters:
+            self._interpreters[region.name] = Interpreter.of(region, self.exact)
+        return self._interpreters[region.name]
 
     def record(self, region: Region, tables: Mapping[Role, Mapping[str, Any]]) -> Values:
         """Run a region of this stage and return the value of every node by name.
@@ -92,67 +143,7 @@ class Stage:
             region: one of this stage's.
             tables: the inputs by role and key.
         """
-        recorder = self._recorders.get(region.name)
-        if recorder is None:
-            recorder = self._recorders[region.name] = Recorder.of(region)
-        return recorder({n.name: tables[n.meta["role"]][n.meta["key"]] for n in region.inputs()})
-
-
-@dataclass
-class CallTrace:
-    """One call of a step, over all chunks.
-
-    Attributes:
-        call: which.
-        regions: what ran, for each chunk.
-        inputs: the values that the call could read, by name, for each chunk.
-        nodes: every node's value but the weights, by name, for each chunk; empty unless watched.
-        outputs: what it returned, for each chunk.
-    """
-
-    call: Call
-    regions: list[Region] = field(default_factory=list)
-    inputs: list[dict[str, Tensor]] = field(default_factory=list)
-    nodes: list[Values] = field(default_factory=list)
-    outputs: list[dict[str, Tensor]] = field(default_factory=list)
-
-
-@dataclass
-class Trace:
-    """A sequence of T tokens on its way through a stage."""
-
-    chunks: tuple[Chunk, ...]
-    flat: bool
-    calls: list[CallTrace] = field(default_factory=list)
-
-    def rows(self, index: int, key: str) -> Tensor:
-        """A value that call ``index`` could read, of all tokens: [T, …]."""
-        return self._joined([inputs[key] for inputs in self.calls[index].inputs])
-
-    def result(self, index: int, key: str) -> Tensor:
-        """A value that call ``index`` returned, of all tokens: [T, …]."""
-        return self._joined([outputs[key] for outputs in self.calls[index].outputs])
-
-    def hidden(self) -> list[Tensor]:
-        """The residual stream before the first layer and after each layer, [T, H] each."""
-        return [self.result(i, HIDDEN) for i, c in enumerate(self.calls) if HIDDEN in c.outputs[0]]
-
-    def logits(self) -> Tensor:
-        """[T, V]."""
-        (made_by,) = (i for i, call in enumerate(self.calls) if LOGITS in call.outputs[0])
-        return self.result(made_by, LOGITS)
-
-    def alike(self, other: "Trace") -> bool:
-        """Whether both take the sequence in the same steps and layout."""
-        return self.flat == other.flat and self.chunks == other.chunks
-
-    @property
-    def watched(self) -> bool:
-        """Whether every node's value was kept; another model's trace has none."""
-        return all(nodes for call in self.calls for nodes in call.nodes)
-
-    def _joined(self, parts: list[Tensor]) -> Tensor:
-        return torch.cat(parts if self.flat else [part[0] for part in parts])
+        return self.interpreter(region).run(_given(region, tables))
 
 
 @torch.no_grad()
@@ -163,6 +154,7 @@ def run_stage(
     given: Trace | None = None,
     handed: Handed | None = None,
     watch: bool = False,
+    known: Trace | None = None,
 ) -> Trace:
     """Run a sequence through a stage.
 
@@ -174,35 +166,97 @@ def run_stage(
         handed: returns the inputs that a call of the layer in ``given`` computes; used if ``given``
             was watched.
         watch: keep the value of every node.
+        known: a trace of the same model and prompt, watched, whose values are taken over where a
+            call is given the same; ``given`` if None. Used if this one is watched as well.
     """
-    trace = Trace(stage.chunks(prompt), stage.flat)
+    chunks = stage.chunks(prompt)
+    places = tuple(map(prompt.rows, chunks))
+    trace = Trace(chunks, places, stage.flat, exact=stage.exact, block_size=prompt.block_size)
+    earlier = _usable(trace, (known, given)) if watch else None
+    if earlier is None:
+        trace.batches = [prompt.batch(chunk, trace.flat) for chunk in chunks]
+    else:
+        trace.batches = earlier.batches
     values: list[dict[str, Tensor]] = [{} for _ in trace.chunks]
     for index, call in enumerate(stage.plan.calls):
         done = CallTrace(call)
-        caches: dict[str, Tensor] = {}
-        for number, chunk in enumerate(trace.chunks):
+        states = CacheStates({})
+        regions = [stage.region(call.kind, chunk) for chunk in trace.chunks]
+        keys = dict.fromkeys(key for region in regions for key in weight_keys(region))
+        weights = stage.weights.of(call, keys)
+        names = stage.weights.names(call, weights)
+        for number, region in enumerate(regions):
             if given is not None:
                 values[number] |= _taken(given, index, number, trace)
-            region = stage.region(call.kind, chunk)
             if given is not None and handed is not None and trace.alike(given) and given.watched:
                 theirs = given.calls[index]
                 pairs = handed(theirs.regions[number], region)
                 values[number] |= {key: theirs.nodes[number][name] for name, key in pairs}
             inputs = dict(values[number])
+            if SELECTED in inputs:
+                source = trace
+                if given is not None and trace.alike(given):
+                    source = given if SELECTED in given.calls[index].inputs[number] else trace
+                inputs[SELECTED] = convert_selection(
+                    inputs[SELECTED],
+                    source.calls[source.maker(index, number, SELECTED)].regions[number],
+                    region,
+                    trace.batches[number],
+                    prompt.block_size,
+                )
             tables = {
                 Role.VALUE: inputs,
-                Role.BATCH: prompt.batch(chunk, trace.flat),
-                Role.CACHE: caches_for(region, prompt, caches),
-                Role.WEIGHT: stage.weights.of(call, weight_keys(region)),
+                Role.BATCH: trace.batches[number],
+                Role.CACHE: caches_for(region, prompt, states.caches, stage.exact),
+                Role.WEIGHT: weights,
             }
-            nodes = stage.record(region, tables)
+            if watch:
+                mine = KnownCalls(None if earlier is None else earlier.calls[index].known[number])
+                nodes = _run_known(stage, region, tables, mine, states, names)
+                mine.close()
+                done.known.append(mine)
+            else:
+                nodes = stage.record(region, tables)
             done.regions.append(region)
             done.inputs.append(inputs)
             done.nodes.append(_without_weights(region, nodes) if watch else {})
             done.outputs.append(_results(region, nodes))
             values[number] |= done.outputs[-1]
+        states.catch_up()
         trace.calls.append(done)
     return trace
+
+
+def _usable(trace: Trace, candidates: Sequence[Trace | None]) -> Trace | None:
+    """The first trace whose values may be those of another."""
+    for other in candidates:
+        if other is None or not trace.alike(other) or trace.exact != other.exact:
+            continue
+        if all(len(call.known) == len(trace.chunks) for call in other.calls):
+            return other
+    return None
+
+
+def _run_known(
+    stage: Stage,
+    region: Region,
+    tables: Mapping[Role, Mapping[str, Any]],
+    known: KnownCalls,
+    states: CacheStates,
+    names: Mapping[int, Key],
+) -> Values:
+    interpreter = stage.interpreter(region)
+    if interpreter.pure:
+        return interpreter.run_unknown(_given(region, tables), known, states, names)
+    states.catch_up()
+    batch = {key: value.clone() for key, value in tables[Role.BATCH].items()}
+    nodes = interpreter.run(_given(region, {**tables, Role.BATCH: batch}))
+    states.written(tuple(tables[Role.CACHE]), object())
+    return nodes
+
+
+def _given(region: Region, tables: Mapping[Role, Mapping[str, Any]]) -> Values:
+    return {n.name: tables[n.meta["role"]][n.meta["key"]] for n in region.inputs()}
 
 
 def _results(region: Region, values: Values) -> dict[str, Tensor]:
@@ -231,17 +285,26 @@ def weight_keys(region: Region) -> list[str]:
     return [node.meta["key"] for node in region.inputs_of(Role.WEIGHT)]
 
 
-def caches_for(region: Region, prompt: Prompt, caches: dict[str, Tensor]) -> dict[str, Tensor]:
+def caches_for(
+    region: Region, prompt: Prompt, caches: dict[str, Tensor], exact: bool = False
+) -> dict[str, Tensor]:
     """A layer's caches, made where they are missing; rows that nobody wrote are NaN."""
     for node in region.inputs_of(Role.CACHE):
         key = node.meta["key"]
         if key not in caches:
             _, block, width = node.meta["val"].shape
             shape = (prompt.num_blocks, int(block), int(width))
-            made = torch.empty(shape, dtype=node.meta["val"].dtype)
-            made.view(torch.uint8).fill_(0xFF)
-            caches[key] = made
+            caches[key] = unwritten(shape, node.meta["val"].dtype, exact)
     return caches
+
+
+def unwritten(shape: tuple[int, ...], dtype: torch.dtype, exact: bool) -> Tensor:
+    """A cache in which every number is NaN."""
+    if exact:
+        return exact_cache(shape, dtype)
+    made = torch.empty(shape, dtype=dtype)
+    made.view(torch.uint8).fill_(0xFF)
+    return made
 
 
 def _taken(given: Trace, index: int, number: int, trace: Trace) -> Iterator[tuple[str, Tensor]]:
@@ -250,5 +313,7 @@ def _taken(given: Trace, index: int, number: int, trace: Trace) -> Iterator[tupl
     if trace.alike(given):
         return iter(inputs[number].items())
     keys = inputs[0].keys() & set.intersection(*(set(i) for i in inputs))
-    rows = trace.chunks[number].rows
-    return iter([(k, given.rows(index, k)[rows]) for k in keys if k != "causal_mask"])
+    places, padding = trace.places[number], trace.chunks[number].padding
+    rows = torch.cat((places, places[:1].expand(padding)))
+    taken = on_ranks(operator.getitem)
+    return iter([(k, taken(given.rows(index, k), rows)) for k in keys - IN_STEP])

@@ -1,16 +1,18 @@
 """The weights of a program at any stage, each made once."""
 
+import math
 from collections.abc import Collection, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from dsa_compile.debugging.execution.ranks import on_each_rank, parts_of
 from dsa_compile.ir.plan import Call
 from dsa_compile.model_spec import ModelSpec
 from dsa_compile.weights.block_fp8 import quantize_rows
 from dsa_compile.weights.canonical import canonical_parameters
-from dsa_compile.weights.materialize import WeightSource, write_expr
+from dsa_compile.weights.materialize import TensorReader, WeightSource, write_expr
 from dsa_compile.weights.plan import WeightEntry, WeightPlan
 from dsa_compile.weights.windows import Window
 
@@ -22,9 +24,14 @@ _POOL = (1 << 22) + 15
 class Weights(Protocol):
     """Gives the weights that a region takes."""
 
-    def of(self, call: Call, keys: Collection[str]) -> dict[str, Tensor]:
-        """Weights by key, for one call of a step."""
+    def of(self, call: Call, keys: Collection[str]) -> dict[str, Any]:
+        """Weights by key, for one call of a step; those that ranks share as
+        :class:`~dsa_compile.debugging.execution.ranks.Ranks`."""
         ...
+
+
+class Parameters(WeightSource, TensorReader, Protocol):
+    """Parameters, and the weights that expressions make of them."""
 
 
 class WeightStore:
@@ -32,29 +39,40 @@ class WeightStore:
 
     Args:
         source: a checkpoint, or :class:`RandomParameters`.
+
+    Attributes:
+        source: as given.
     """
 
-    def __init__(self, source: WeightSource) -> None:
-        self._source = source
-        self._made: dict[tuple[str, WeightEntry, tuple[str, ...]], Tensor] = {}
+    def __init__(self, source: Parameters) -> None:
+        self.source = source
+        self._made: dict[tuple[str, WeightEntry, tuple[str, ...]], Any] = {}
         self._bytes = 0
 
     def planned(self, plan: WeightPlan) -> "PlannedWeights":
         """The weights as ``plan`` makes them."""
         return PlannedWeights(self, plan)
 
-    def get(self, call: Call, key: str, entry: WeightEntry) -> Tensor:
-        """One weight."""
+    def get(self, call: Call, key: str, entry: WeightEntry) -> Any:
+        """One weight, on all ranks."""
         name = (call.name, entry, entry.sources(call.vars))
         found = self._made.get(name)
         if found is None:
-            found = torch.empty(entry.shape, dtype=entry.torch_dtype)
-            self._source.fill(call.name, key, entry, call.vars, found)
-            self._made[name] = found
-            self._bytes += found.nbytes
+
+            def make(entry: WeightEntry) -> Tensor:
+                made = torch.empty(entry.shape, dtype=entry.torch_dtype)
+                self.source.fill(call.name, key, entry, call.vars, made)
+                return made
+
+            self._made[name] = found = on_each_rank(entry, make)
+            self._bytes += _nbytes(found)
             while self._bytes > _KEPT and len(self._made) > 1:
-                self._bytes -= self._made.pop(next(iter(self._made))).nbytes
+                self._bytes -= _nbytes(self._made.pop(next(iter(self._made))))
         return found
+
+
+def _nbytes(weight: Any) -> int:
+    return sum(part.nbytes for part in parts_of(weight))
 
 
 class PlannedWeights:
@@ -64,7 +82,7 @@ class PlannedWeights:
         self._store = store
         self._plan = plan
 
-    def of(self, call: Call, keys: Collection[str]) -> dict[str, Tensor]:
+    def of(self, call: Call, keys: Collection[str]) -> dict[str, Any]:
         """See :class:`Weights`."""
         entries = self._plan.entries(call.kind)
         return {key: self._store.get(call, key, entries[key]) for key in keys}
@@ -106,7 +124,12 @@ class RandomParameters:
         out.copy_(made[window])
 
     def read_quantized(
-        self, name: str, stacked: int, values: Tensor | None, scales: Tensor | None
+        self,
+        name: str,
+        stacked: int,
+        values: Tensor | None,
+        scales: Tensor | None,
+        window: Window = (),
     ) -> None:
         """The same in FP8 blocks, each of ``stacked`` matrices on its own."""
         wide = torch.empty(self.shape(name))
@@ -115,7 +138,9 @@ class RandomParameters:
         pairs = [quantize_rows(m) for m in wide.reshape(-1, height, wide.shape[-1])]
         for out, part in ((values, 0), (scales, 1)):
             if out is not None:
-                out.copy_(torch.cat([p[part] for p in pairs]).view(*outer, *out.shape[-2:]))
+                whole = torch.cat([p[part] for p in pairs])
+                height = whole.shape[0] // math.prod(outer)
+                out.copy_(whole.view(*outer, height, whole.shape[1])[window])
 
     def fill(
         self, stem: str, key: str, entry: WeightEntry, variables: Mapping[str, str], out: Tensor

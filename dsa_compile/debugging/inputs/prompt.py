@@ -1,7 +1,9 @@
-"""One sequence of tokens, cut into steps as a server would: prefill in chunks, then decode.
+"""Requests as a server would step through them: chunks of prefills beside decodes, padded rows.
 
-The cuts are chosen to lie below, at and above ``index_topk``. Where a program has caches, the
-sequence's pages are neither in order nor from block 0, so that a wrong row is another row.
+The first request is cut below, at and above ``index_topk``; a second, shorter one is in every step
+beside it, with several rows in the last. Where a program has caches, the pages of the two are out
+of order and lie between one another, block 0 and its row 0 are a request's own, and decode steps
+end in rows of padding.
 """
 
 from collections.abc import Sequence
@@ -11,99 +13,183 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-_DECODED = 2  # tokens at the end that are steps of their own
+_DECODED = 2  # tokens at the end of a request that are steps of their own
+_PADDING = 2  # rows behind those of a decode step
+_ROWS = 3  # tokens of the second request in the last step, as where drafts are checked
+_MOST_BESIDE = 20  # tokens of the second request in the first step
+
+
+@dataclass(frozen=True)
+class Part:
+    """Tokens ``start`` to ``stop`` of a request."""
+
+    request: int
+    start: int
+    stop: int
+
+    def __len__(self) -> int:
+        return self.stop - self.start
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Tokens ``start`` to ``stop`` of a sequence, as one step."""
+    """What one step computes.
 
-    start: int
-    stop: int
+    Attributes:
+        parts: of requests, in the order of their tokens.
+        padding: rows behind them that belong to no request.
+    """
+
+    parts: tuple[Part, ...]
+    padding: int = 0
 
     @property
-    def rows(self) -> slice:
-        """The step's part of the whole sequence, to slice rows with."""
-        return slice(self.start, self.stop)
+    def tokens(self) -> int:
+        """Tokens of requests."""
+        return sum(map(len, self.parts))
+
+    @property
+    def size(self) -> int:
+        """Rows, with those of padding."""
+        return self.tokens + self.padding
+
+    @property
+    def longest(self) -> int:
+        """The longest context."""
+        return max(part.stop for part in self.parts)
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """A sequence and its cuts.
+    """Requests and the steps that they are computed in.
 
     Attributes:
-        token_ids: of the whole sequence, T of them.
-        cuts: where steps end, ascending; the last is T.
+        requests: token ids of each.
+        chunks: the steps; every token is in one of them.
         block_size: rows of a cache page.
     """
 
-    token_ids: tuple[int, ...]
-    cuts: tuple[int, ...]
+    requests: tuple[tuple[int, ...], ...]
+    chunks: tuple[Chunk, ...]
     block_size: int
 
     @classmethod
     def of(cls, token_ids: Sequence[int], topk: int, block_size: int) -> "Prompt":
-        """Cut below and at ``topk``, and before each of the last tokens."""
+        """Cut below and at ``topk``, and before each of the last tokens; another request beside."""
         length = len(token_ids)
         wanted = {topk // 2, topk, length - _DECODED, length - 1}
         if length <= topk:
             wanted.add(length // 2)
         cuts = (*sorted(cut for cut in wanted if 0 < cut < length), length)
-        return cls(tuple(token_ids), cuts, block_size)
+        first = max(1, min(cuts[0] // 2, _MOST_BESIDE))  # then a token a step
+        rows = _ROWS if len(cuts) > 1 else 1
+        beside = tuple(reversed(token_ids))[: first + len(cuts) - 2 + rows]
+        chunks = []
+        for number, (start, stop) in enumerate(zip((0, *cuts[:-1]), cuts, strict=True)):
+            last = len(cuts) > 1 and number == len(cuts) - 1
+            end = len(beside) if last else first + number
+            other = Part(1, first + number - 1 if number else 0, end)
+            parts = (Part(0, start, stop), other) if number % 2 else (other, Part(0, start, stop))
+            chunks.append(Chunk(parts, _PADDING if stop - start == 1 else 0))
+        return cls((tuple(token_ids), beside), tuple(chunks), block_size)
 
     @classmethod
     def decoding(cls, prompt: Sequence[int], then: Sequence[int], block_size: int) -> "Prompt":
         """A prompt in one step, then each of the tokens ``then`` in one of its own."""
         first, length = len(prompt), len(prompt) + len(then)
-        return cls((*prompt, *then), tuple(range(first, length + 1)), block_size)
+        ends = range(first, length + 1)
+        starts = (0, *ends[:-1])
+        chunks = tuple(Chunk((Part(0, a, b),)) for a, b in zip(starts, ends, strict=True))
+        return cls(((*prompt, *then),), chunks, block_size)
 
     def __len__(self) -> int:
-        return len(self.token_ids)
+        return sum(map(len, self.requests))
 
     @property
-    def whole(self) -> Chunk:
-        """All in one step."""
-        return Chunk(0, len(self))
+    def token_ids(self) -> tuple[int, ...]:
+        """Token ids of the first request."""
+        return self.requests[0]
 
     @property
-    def chunks(self) -> tuple[Chunk, ...]:
-        """The steps."""
-        return tuple(map(Chunk, (0, *self.cuts[:-1]), self.cuts))
+    def contexts(self) -> tuple[int, ...]:
+        """The longest context of each step."""
+        return tuple(chunk.longest for chunk in self.chunks)
+
+    @cached_property
+    def wholes(self) -> tuple[Chunk, ...]:
+        """Every request by itself, as a program without caches takes it."""
+        return tuple(Chunk((Part(r, 0, len(ids)),)) for r, ids in enumerate(self.requests))
+
+    def rows(self, chunk: Chunk) -> Tensor:
+        """int64, the places of a chunk's tokens among all, in the order of the steps."""
+        return torch.cat(
+            [self.places[part.request][part.start : part.stop] for part in chunk.parts]
+        )
+
+    @cached_property
+    def places(self) -> tuple[Tensor, ...]:
+        """For each request int64, the places of its tokens among all."""
+        places = tuple(torch.empty(len(ids), dtype=torch.int64) for ids in self.requests)
+        done = 0
+        for chunk in self.chunks:
+            for part in chunk.parts:
+                places[part.request][part.start : part.stop] = torch.arange(done, done + len(part))
+                done += len(part)
+        assert done == len(self)
+        return places
 
     @property
     def num_blocks(self) -> int:
-        """Blocks that a cache must have; one more than are used."""
-        return len(self._blocks) + 1
+        """Blocks that a cache must have: up to the highest that is used, and one more."""
+        return max(map(max, self._blocks)) + 2
 
     @cached_property
-    def _blocks(self) -> tuple[int, ...]:
-        count = -(-len(self) // self.block_size)
-        return tuple(range(count, 0, -1))
+    def _blocks(self) -> tuple[tuple[int, ...], ...]:
+        """Blocks of each request: two take turns, from the highest down.
 
-    @cached_property
-    def slots(self) -> Tensor:
-        """int64 [T], the cache row of each token."""
-        positions = torch.arange(len(self))
-        blocks = torch.tensor(self._blocks)[positions // self.block_size]
+        Every third block is nobody's, so that a block is not its place among those that are used.
+        """
+        counts = [-(-len(ids) // self.block_size) for ids in self.requests]
+        left = [3 * (number // 2) + number % 2 * 2 for number in range(sum(counts))]
+        taken: list[list[int]] = [[] for _ in counts]
+        while left:
+            for mine, count in zip(taken, counts, strict=True):
+                if len(mine) < count and left:
+                    mine.append(left.pop())
+        return tuple(map(tuple, taken))
+
+    def slots(self, request: int) -> Tensor:
+        """int64, the cache row of each token of a request."""
+        positions = torch.arange(len(self.requests[request]))
+        blocks = torch.tensor(self._blocks[request])[positions // self.block_size]
         return blocks * self.block_size + positions % self.block_size
 
     def batch(self, chunk: Chunk, flat: bool) -> dict[str, Tensor]:
         """The tensors of one step, for flat tokens [T] or for a dense batch [1, S].
 
-        Logits are wanted of every token.
+        Logits are wanted of every row.
         """
-        positions = torch.arange(chunk.start, chunk.stop)
-        ids = torch.tensor(self.token_ids[chunk.rows])
+        parts = chunk.parts
+        positions = torch.cat([torch.arange(part.start, part.stop) for part in parts])
+        ids = torch.tensor([i for p in parts for i in self.requests[p.request][p.start : p.stop]])
         if not flat:
             return {"input_ids": ids[None], "positions": positions[None]}
+        slots = torch.cat([self.slots(p.request)[p.start : p.stop] for p in parts])
+        widest = max(len(self._blocks[part.request]) for part in parts)
+        tables = torch.full((len(parts), widest), -1, dtype=torch.int32)
+        for row, part in zip(tables, parts, strict=True):
+            mine = torch.tensor(self._blocks[part.request], dtype=torch.int32)
+            row[: len(mine)] = mine
+        ends = torch.tensor([0, *map(len, parts)], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+        pad = torch.nn.functional.pad
         return {
-            "input_ids": ids,
-            "positions": positions,
-            "slot_mapping": self.slots[chunk.rows],
-            "block_tables": torch.tensor([self._blocks], dtype=torch.int32),
-            "cu_seqlens": torch.tensor([0, len(ids)], dtype=torch.int32),
-            "context_lens": torch.tensor([chunk.stop], dtype=torch.int32),
-            "logit_rows": torch.arange(len(ids)),
+            "input_ids": pad(ids, (0, chunk.padding)),
+            "positions": pad(positions, (0, chunk.padding)),
+            "slot_mapping": pad(slots, (0, chunk.padding), value=-1),
+            "block_tables": tables,
+            "cu_seqlens": ends,
+            "context_lens": torch.tensor([part.stop for part in parts], dtype=torch.int32),
+            "logit_rows": torch.arange(chunk.size),
         }
 
 

@@ -1,65 +1,86 @@
 """Reference values: those of transformers' model, or of the program before any pass."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
+from torch import Tensor
 
-from dsa_compile.debugging.bisect.criteria import exceeds
 from dsa_compile.debugging.comparison.agreement import UNLIKE, Agreement, compare
-from dsa_compile.debugging.execution.stages import (
-    HIDDEN,
-    LOGITS,
-    CallTrace,
-    Stage,
-    Trace,
-    layer_of,
-    run_stage,
-)
+from dsa_compile.debugging.execution.exact import WIDE, ExactTensor
+from dsa_compile.debugging.execution.stages import Stage, layer_of, run_stage
+from dsa_compile.debugging.execution.traces import HIDDEN, LOGITS, CallTrace, Trace
+from dsa_compile.debugging.inputs.exact_weights import ExactWeightStore
 from dsa_compile.debugging.inputs.prompt import Prompt
 from dsa_compile.debugging.recompiled_artifact import RecompiledArtifact
 from dsa_compile.debugging.verify.report import PassReport
 from dsa_compile.evaluation.hf import HfModel
-from dsa_compile.ir.plan import Call
-from dsa_compile.ir.region import Region, Role
-from dsa_compile.weights.canonical import canonical_parameters
+from dsa_compile.evaluation.loader_check import misread_weights
+from dsa_compile.ir.plan import DEEPER, DRAFT, MODEL
+from dsa_compile.ir.program import Program
 
-
-def exported_trace(recompiled: RecompiledArtifact, prompt: Prompt) -> Trace:
-    """The program before any pass, watched."""
-    return run_stage(Stage.of(recompiled.exported, recompiled.store), prompt, watch=True)
+LIMIT = 1e-4
+"""Relative error of a row between a layer in exact arithmetic and transformers' in fp32."""
 
 
 def transformers_trace(recompiled: RecompiledArtifact, prompt: Prompt) -> Trace:
-    """The residual stream of transformers' model, as the calls of the exported program see it.
+    """What transformers' model hands from layer to layer, as the calls of the exported program see
+    it: the residual stream, and with drafts that of the MTP layer.
 
-    It is fp32 there, and rounded to the recipe's dtype here: each layer is given what it would have
-    been given.
+    It is fp32 there, and nothing is rounded here: the layers are compared in exact arithmetic.
 
     Raises:
         UserError: the weights are random, or transformers refuses the model.
     """
     model = HfModel(recompiled.model_dir, recompiled.exported.spec)
-    states = model.residuals(prompt.token_ids)
-    (logits,) = model.logits([list(prompt.token_ids)])
-    dtype = recompiled.exported.config.dtype
-    trace = Trace((prompt.whole,), flat=False)
-    stage = Stage.of(recompiled.exported, recompiled.store)
+    program = recompiled.exported
+    sides = [_sides(model, program, ids) for ids in prompt.requests]
+    dtype = program.config.dtype
+    places = tuple(map(prompt.rows, prompt.wholes))
+    trace = Trace(prompt.wholes, places, flat=False, exact=True)
+    stage = _exported_stage(recompiled)
     for call in stage.plan.calls:
-        region = stage.region(call.kind, prompt.whole)
-        place = _place(call, region, len(states))
-        given = {} if place is None else {HIDDEN: states[place].to(dtype)[None]}
-        result = logits if place == len(states) - 1 else states[0 if place is None else place + 1]
-        outputs = {_compared(region.outputs): result.to(dtype)[None]}
-        trace.calls.append(CallTrace(call, [region], [given], [{}], [outputs]))
+        done = CallTrace(call)
+        for chunk, side in zip(prompt.wholes, sides, strict=True):
+            region = stage.region(call.kind, chunk)
+            given, result = side[call.name]
+            done.regions.append(region)
+            done.inputs.append({} if given is None else {HIDDEN: _as(given, dtype)})
+            done.nodes.append({})
+            done.outputs.append({_compared(region.outputs): _as(result, dtype)})
+        trace.calls.append(done)
     return trace
 
 
-def _place(call: Call, region: Region, count: int) -> int | None:
-    """The state that a call is given; None for one that makes it from tokens."""
-    if call.layer is not None:
-        return call.layer
-    takes = HIDDEN in {node.meta["key"] for node in region.inputs_of(Role.VALUE)}
-    return count - 1 if takes else None
+def _exported_stage(recompiled: RecompiledArtifact) -> Stage:
+    return Stage.of(recompiled.exported, ExactWeightStore(recompiled.store.source))
+
+
+_Side = tuple[Tensor | None, Tensor]
+"""The state that a call is given, None for one that makes it from tokens, and what it returns."""
+
+
+def _sides(model: HfModel, program: Program, ids: Sequence[int]) -> dict[str, _Side]:
+    """Every call by name, as transformers runs it on a sequence."""
+    stream = model.residuals(ids)
+    opening, *layers, head = program.plans[MODEL].calls
+    found: dict[str, _Side] = {opening.name: (None, stream[0])}
+    found |= {c.name: (stream[c.index], stream[c.index + 1]) for c in layers}
+    found[head.name] = stream[-1], next(model.logits([ids]))
+    if DRAFT not in program.plans:
+        return found
+    before = stream[-1]
+    for plan, made in zip((DRAFT, DEEPER), model.drafts(ids, before), strict=True):
+        opening, layer, head = program.plans[plan].calls
+        found[opening.name] = before, made.joined
+        found[layer.name] = made.joined, made.hidden
+        found[head.name] = made.hidden, made.logits
+        before = made.hidden
+    return found
+
+
+def _as(states: Tensor, dtype: torch.dtype) -> Tensor:
+    """States [T, …] as one exact sequence [1, T, …] of a dtype."""
+    return ExactTensor(states.to(WIDE)[None], dtype)
 
 
 def _compared(names: Iterable[str]) -> str:
@@ -71,15 +92,19 @@ def compare_with_transformers(
 ) -> dict[int | str, Agreement]:
     """How each layer of the exported program agrees with transformers', given its input.
 
-    A layer of the model that the program leaves out does not agree.
+    The MTP layer and what is before and after it count as any other. A layer of the model that the
+    program leaves out does not agree.
     """
     reference = transformers_trace(recompiled, prompt)
-    made = run_stage(Stage.of(recompiled.exported, recompiled.store), prompt, given=reference)
+    stage = _exported_stage(recompiled)
+    made = run_stage(stage, prompt, given=reference)
     found: dict[int | str, Agreement] = {}
     for index, call in enumerate(made.calls):
         key = _compared(call.outputs[0])
         theirs, ours = reference.result(index, key), made.result(index, key)
-        found[layer_of(call.call)] = compare(theirs.to(ours.dtype), ours, len(prompt))
+        layer = layer_of(call.call)  # that which drafts is run by two plans
+        agreement = compare(theirs, ours, len(prompt))
+        found[layer] = found.get(layer, Agreement()).and_(agreement)
     if recompiled.exported.config.layers is None:
         missing = set(range(recompiled.exported.spec.num_hidden_layers)) - found.keys()
         found |= dict.fromkeys(sorted(missing), UNLIKE)
@@ -88,18 +113,17 @@ def compare_with_transformers(
 
 def export_report(recompiled: RecompiledArtifact, prompt: Prompt) -> PassReport:
     """The exported program against transformers' model, as a row of a report."""
-    recipe = recompiled.exported.config.recipe
     done = PassReport("export", "tolerance", 0)
     for layer, found in compare_with_transformers(recompiled, prompt).items():
         done.layers[str(layer)] = (found.typical, found.error)
-        if exceeds(found, recipe, None) and not done.problem:
+        if found.error > LIMIT and not done.problem:
             where = f"layer {layer}" if isinstance(layer, int) else layer
             done.problem = f"{where} differs from transformers' model by {found.error:.1e}"
+    if done.problem:
+        exported = recompiled.exported
+        layers = [call.index for call in exported.layers]
+        misread = misread_weights(recompiled.model_dir, exported.spec, layers, exported.weights)
+        for weight in misread:
+            done.problem += f": weight {weight.name} is read otherwise, {weight.problem}"
+            break
     return done
-
-
-def is_small(recompiled: RecompiledArtifact, limit: int = 2 << 30) -> bool:
-    """Whether transformers' model fits into ``limit`` bytes in fp32."""
-    spec = recompiled.exported.spec
-    parameters = canonical_parameters(spec, range(spec.num_hidden_layers))
-    return 4 * sum(torch.Size(p.shape).numel() for p in parameters.values()) <= limit

@@ -8,14 +8,17 @@ import torch
 from torch import fx
 
 from dsa_compile.artifact.reader import Artifact
+from dsa_compile.artifact.records import Producer
+from dsa_compile.debugging.execution.ranks import parts_of
 from dsa_compile.debugging.inputs.parameters import WeightStore
 from dsa_compile.ir.argument_json import encode
-from dsa_compile.ir.graph_json import target_name
+from dsa_compile.ir.graph_json import region_to_json, target_name
 from dsa_compile.ir.match import arguments
 from dsa_compile.ir.program import Program
 from dsa_compile.ir.region import Region
 from dsa_compile.runtime.loading.weight_loading import load_weights
 from dsa_compile.weights.plan import WeightPlan
+from dsa_compile.weights.ranks import every_rank
 
 
 def emission_problems(
@@ -44,17 +47,36 @@ def emission_problems(
         if plan != program.weights:
             yield "its weight plan is not what the passes make"
         elif manifest.weights.mode == "pack" and not dummy and manifest.target == "cpu":
-            yield from _weight_problems(artifact, program, store)
+            yield from weight_problems(artifact, program, store)
 
 
-def _weight_problems(artifact: Artifact, program: Program, store: WeightStore) -> Iterator[str]:
-    packed = load_weights(artifact, None)
-    planned = store.planned(program.weights)
-    for call in program.calls:
-        stored = packed[call.name]
-        for key, value in planned.of(call, list(stored)).items():
-            if not torch.equal(stored[key].view(torch.uint8), value.view(torch.uint8)):
-                yield f"packed weight {key} of {call.name} is not what the plan makes"
+def export_problems(artifact: Artifact, exported: Program) -> Iterator[str]:
+    """Graphs that an artifact of this installation records as exported and that another export of
+    the model does not give; sentences."""
+    manifest = artifact.manifest
+    if manifest.exported is None or manifest.producer != Producer.current():
+        return
+    recorded = {graph["name"]: graph for graph in artifact.read_json(manifest.exported)["regions"]}
+    for name in sorted(recorded.keys() | exported.regions.keys()):
+        mine = exported.regions.get(name)
+        if mine is None or region_to_json(mine) != recorded.get(name):
+            yield f"graph {name} as exported is not what exporting the model again gives"
+
+
+def weight_problems(artifact: Artifact, program: Program, store: WeightStore) -> Iterator[str]:
+    """Packed weights that are not what a plan makes; sentences."""
+    layout, planned = program.config.layout, store.planned(program.weights)
+    for rank in range(layout.world):
+        numbers, packed = layout.numbers(rank), load_weights(artifact, None, rank=rank)
+        of_rank = f" on rank {rank}" if layout.world > 1 else ""
+        for call in program.calls:
+            stored, entries = packed[call.name], program.weights.entries(call.kind)
+            for key, values in planned.of(call, list(stored)).items():
+                places = every_rank(entries[key].expr)
+                own = next(n for n, place in enumerate(places) if place.items() <= numbers.items())
+                value = parts_of(values)[own]
+                if not torch.equal(stored[key].view(torch.uint8), value.view(torch.uint8)):
+                    yield f"packed weight {key} of {call.name}{of_rank} is not what the plan makes"
 
 
 def _difference(ours: Region, theirs: Region) -> str:
@@ -90,4 +112,6 @@ def _text(value: Any, names: dict[fx.Node, str]) -> str:
         return names[value]
     if isinstance(value, list | tuple):
         return f"[{', '.join(_text(item, names) for item in value)}]"
+    if isinstance(value, float):  # not as it is written, which may be what is wrong
+        return repr(value)
     return str(encode(value))

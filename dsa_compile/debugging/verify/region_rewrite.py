@@ -4,17 +4,12 @@ from torch import Tensor
 
 from dsa_compile.debugging.comparison.agreement import Agreement, compare
 from dsa_compile.debugging.comparison.delta import Delta, Pair, Side
-from dsa_compile.debugging.comparison.stage_calls import handed, maker
-from dsa_compile.debugging.execution.stages import (
-    CallTrace,
-    Stage,
-    Trace,
-    Values,
-    caches_for,
-    result_nodes,
-    weight_keys,
-)
-from dsa_compile.debugging.inputs.prompt import Chunk, Prompt
+from dsa_compile.debugging.comparison.stage_calls import handed
+from dsa_compile.debugging.execution.handed_selections import comparable_value
+from dsa_compile.debugging.execution.interpreter import Values
+from dsa_compile.debugging.execution.stages import Stage, caches_for, result_nodes, weight_keys
+from dsa_compile.debugging.execution.traces import CallTrace, Trace
+from dsa_compile.debugging.inputs.prompt import Prompt
 from dsa_compile.debugging.verify.rewrite_run import CAPTURED, SiteRun, Step
 from dsa_compile.ir.region import Region, Role
 
@@ -37,8 +32,9 @@ def whole_example(
         return None
     best: tuple[float, int, int, dict[Pair, Agreement]] | None = None
     for index, calls in enumerate(zip(before.calls, after.calls, strict=True)):
-        for number, chunk in enumerate(before.chunks):
-            found = _agreements(calls, _handed_on(after, index, number, calls), number, chunk)
+        for number in range(len(before.chunks)):
+            given = _handed_on(after, index, number, calls)
+            found = _agreements(traces, index, given, number)
             error = max((a.error for a in found.values() if not a.bitwise), default=None)
             if error is not None and (best is None or error > best[0]):
                 best = (error, index, number, found)
@@ -65,19 +61,30 @@ def _handed_on(
     regions = [call.regions[number] for call in calls]
     names = {node.meta["key"]: node.name for node in regions[1].inputs_of(Role.VALUE)}
     return {
-        (b, names[key]): after.calls[maker(after, index, number, key)].outputs[number][key]
+        (b, names[key]): after.calls[after.maker(index, number, key)].outputs[number][key]
         for b, key in handed(regions[0], regions[1])
     }
 
 
 def _agreements(
-    calls: tuple[CallTrace, CallTrace], given: dict[Pair, Tensor], number: int, chunk: Chunk
+    traces: tuple[Trace, Trace], index: int, given: dict[Pair, Tensor], number: int
 ) -> dict[Pair, Agreement]:
+    before, after = traces
+    calls, chunk = (before.calls[index], after.calls[index]), before.chunks[number]
+    block_size = before.block_size
     old, new = (result_nodes(call.regions[number]) for call in calls)
     nodes, others = (call.nodes[number] for call in calls)
     pairs = {(old[k].name, new[k].name): others[new[k].name] for k in old if k in new} | given
-    tokens = chunk.stop - chunk.start
-    return {pair: compare(nodes[pair[0]], ours, tokens) for pair, ours in pairs.items()}
+    found = {}
+    for (b, a), ours in pairs.items():
+        sides = [
+            comparable_value(call.regions[number], name, value, trace.batches[number], block_size)
+            for call, trace, name, value in zip(
+                calls, traces, (b, a), (nodes[b], ours), strict=True
+            )
+        ]
+        found[b, a] = compare(sides[0], sides[1], chunk.size, chunk.padding)
+    return found
 
 
 def _all_of(region: Region) -> Side:
@@ -94,7 +101,7 @@ def _inputs(stage: Stage, trace: Trace, prompt: Prompt, index: int, number: int)
         tables = {
             Role.VALUE: done.inputs[earlier],
             Role.BATCH: prompt.batch(trace.chunks[earlier], trace.flat),
-            Role.CACHE: caches_for(region, prompt, caches),
+            Role.CACHE: caches_for(region, prompt, caches, trace.exact),
             Role.WEIGHT: stage.weights.of(done.call, weight_keys(region)),
         }
         if earlier < number:

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 FILE = "verify.json"
+VERSION = 2
+"""Version of the JSON of a report; raised whenever a key goes or changes its meaning."""
 
 
 @dataclass(frozen=True)
@@ -22,13 +24,19 @@ class SiteReport:
         path: the module of the reference model.
         layer: number of the layer, or ``embed`` or ``head``.
         inputs: see :data:`~dsa_compile.debugging.verify.rewrite_run.VARIATIONS`.
-        bitwise: equal to the last bit on every input.
-        error: largest norm of a row's difference over the norm of the row.
+        bitwise: equal to the last bit on every input, as the recipe rounds.
+        error: rounding error of the replacement, the norm of the error over the norm; of a rewrite
+            held to equal bits, the largest norm of a row's difference over the norm of the row.
         max_abs: largest difference of an element.
         overlap: least share of the same keys in a row, where keys are chosen.
         margin: of scores at the cut, in standard deviations.
         deficit: of the worst key chosen, likewise.
-        tolerance: that the rewrite is held to; 0 for one that must be bit-equal.
+        tolerance: that ``error`` is held to; 0 for one that must be bit-equal.
+        healthy: rounding error of the matched subgraph, with what coarser formats of the
+            replacement explain; 0 for one that must be bit-equal.
+        ratio: ``error`` over ``healthy``; None where nothing rounds.
+        exact: in exact arithmetic, the largest norm of a row's difference over the norm of the row;
+            None for a rewrite that must be bit-equal.
         values: names of the two values that differ most.
         problem: what is wrong; empty if nothing is.
     """
@@ -47,6 +55,9 @@ class SiteReport:
     margin: float | None
     deficit: float | None
     tolerance: float
+    healthy: float
+    ratio: float | None
+    exact: float | None
     values: tuple[str, str]
     problem: str = ""
 
@@ -72,6 +83,8 @@ class PassReport:
         problem: what is wrong; empty if nothing is.
         suspect: number of the rewrite from which on the results are wrong, where no rewrite alone
             shows it.
+        note: where its promise of equal bits holds but for the last ones, which nothing depends on;
+            empty if it holds.
     """
 
     name: str
@@ -82,6 +95,7 @@ class PassReport:
     layers: dict[str, tuple[float, float]] = field(default_factory=dict)
     problem: str = ""
     suspect: int | None = None
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -142,7 +156,7 @@ class VerifyReport:
 
     def to_json(self) -> dict[str, Any]:
         """A JSON-ready dict; what is not finite is null."""
-        data = {"format": 1, "ok": self.ok, **asdict(self)}
+        data = {"version": VERSION, "ok": self.ok, **asdict(self)}
         return _finite(data)  # type: ignore[no-any-return]
 
     def write(self, directory: Path) -> Path:

@@ -5,16 +5,22 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 from dsa_compile.debugging.comparison.agreement import Agreement, compare, worst
 from dsa_compile.debugging.comparison.delta import Delta, Pair, Side
 from dsa_compile.debugging.comparison.topk_choice import Choice, judge_choice
-from dsa_compile.debugging.execution.stages import CallTrace, Trace, Values, caches_for
-from dsa_compile.debugging.inputs.parameters import Weights
+from dsa_compile.debugging.execution.exact import to_exact
+from dsa_compile.debugging.execution.handed_selections import (
+    SELECTED,
+    comparable_value,
+    convert_selection,
+)
+from dsa_compile.debugging.execution.interpreter import Values
+from dsa_compile.debugging.execution.known_calls import CacheStates
+from dsa_compile.debugging.execution.stages import StageWeights, caches_for
+from dsa_compile.debugging.execution.traces import CallTrace, Trace
 from dsa_compile.debugging.inputs.prompt import Prompt
-from dsa_compile.ir.execution import Recorder
-from dsa_compile.ir.plan import Call
 from dsa_compile.ir.region import Role
 
 CAPTURED = "captured"
@@ -35,7 +41,10 @@ def _scaled(factor: float) -> Variation:
 def _equal(value: Tensor, first: Tensor, tokens: int) -> Tensor:
     if not value.is_floating_point() or tokens not in value.shape:
         return value
-    dim = value.shape.index(tokens)
+    # the dimension of tokens is one in which steps differ; heads may be as many
+    sizes = list(zip(value.shape, first.shape, strict=True))
+    known = [dim for dim, (mine, other) in enumerate(sizes) if mine == tokens != other]
+    dim = known[0] if known else value.shape.index(tokens)
     return first.narrow(dim, 0, 1).expand(value.shape).clone()
 
 
@@ -111,12 +120,12 @@ def run_site(
     captured: CallTrace,
     trace: Trace,
     prompt: Prompt,
-    weights: tuple[Weights, Weights],
+    weights: tuple[StageWeights, StageWeights],
     inputs: str = CAPTURED,
 ) -> SiteRun:
     """Run both sides of a rewrite over the steps of a captured call.
 
-    Caches are each side's own, filled by its own writes.
+    Caches are each side's own, filled by its own writes. Where the trace is exact, so are the runs.
 
     Args:
         delta: the rewrite.
@@ -132,61 +141,136 @@ def run_site(
     found: dict[Pair, Agreement] = dict.fromkeys(delta.pairs, Agreement())
     choices: list[Choice | None] = []
     ranks: list[tuple[bool, float]] = []
-    caches: tuple[dict[str, Tensor], dict[str, Tensor]] = ({}, {})
-    sides = (delta.before, delta.after)
-    recorders = [Recorder(side.nodes, side.inputs) for side in sides]
-    first: Values | None = None
+    before, after = (
+        SideRunner(side, captured, trace, prompt, mine, inputs, trace.exact)
+        for side, mine in zip((delta.before, delta.after), weights, strict=True)
+    )
     steps = []
-    for number, chunk in enumerate(trace.chunks):
-        if captured.regions[number].name != delta.before.region.name:
-            continue
-        nodes = captured.nodes[number]
-        first = first or nodes
-        tokens = chunk.stop - chunk.start
-        batch = prompt.batch(chunk, trace.flat)
-        given = []
-        for side, mine, made in zip(sides, weights, caches, strict=True):
-            given.append(_inputs(side, captured.call, nodes, batch, mine))
-            _vary(given[-1], side, first, VARIATIONS[inputs], tokens)
-            caches_for(side.region, prompt, made)
-            given[-1] |= _caches(side, made)
-        copies = [_with_own_caches(side, v) for side, v in zip(sides, given, strict=True)]
+    for number in steps_of(delta, captured):
+        chunk = trace.chunks[number]
+        copies: tuple[Values, Values] = ({}, {})
         try:
-            with torch.no_grad():
-                results = [run(values) for run, values in zip(recorders, given, strict=True)]
+            sides = before.given(number), after.given(number)  # makes weights: a plan may be wrong
+            copies = before.copied(sides[0]), after.copied(sides[1])
+            results = before.run(number, sides[0]), after.run(number, sides[1])
         except Exception as error:  # whatever an op raises on what no op should be given
-            raise SiteError(
-                in_a_line(error), Step(number, (copies[0], copies[1]), ({}, {}))
-            ) from error
+            raise SiteError(in_a_line(error), Step(number, copies, ({}, {}))) from error
         ranks.append((True, 0.0))
         for b, a in delta.pairs:
-            agreement = compare(results[0][b], results[1][a], tokens)
+            sides = before.compared(number, b, results[0]), after.compared(number, a, results[1])
+            agreement = compare(*sides, chunk.size, chunk.padding)
             found[b, a] = found[b, a].and_(agreement)
             ranks[-1] = min(ranks[-1], (agreement.bitwise, -agreement.error))
-            choices.append(judge_choice(delta, (b, a), (results[0], results[1]), prompt, chunk))
-        steps.append(Step(number, (copies[0], copies[1]), (results[0], results[1])))
+            choices.append(judge_choice(delta, (b, a), results, sides[1], prompt, chunk))
+        steps.append(Step(number, copies, results))
     judged = [choice for choice in choices if choice is not None]
     worst_choice = max(judged, key=lambda choice: choice.deficit, default=None)
     worst_step = ranks.index(min(ranks)) if ranks else 0
     return SiteRun(inputs, found, worst_choice, tuple(steps), worst_step)
 
 
-def _inputs(
-    side: Side, call: Call, nodes: Values, batch: Mapping[str, Tensor], weights: Weights
-) -> Values:
-    """A side's inputs by name, but for the caches; copies, as early graphs write in place."""
-    keys = [n.meta["key"] for n in side.inputs if n.meta.get("role") is Role.WEIGHT]
-    made = weights.of(call, keys)
-    values: Values = {}
-    for node in side.inputs:
-        role = node.meta.get("role")
-        if role is Role.WEIGHT:
-            values[node.name] = made[node.meta["key"]]
-        elif role is Role.BATCH:
-            values[node.name] = batch[node.meta["key"]].clone()
-        elif role is not Role.CACHE:
-            values[node.name] = _copied(nodes[node.name])
-    return values
+def steps_of(delta: Delta, captured: CallTrace) -> list[int]:
+    """Numbers of the steps in which a captured call ran the graph that a rewrite changed."""
+    name = delta.before.region.name
+    return [number for number, region in enumerate(captured.regions) if region.name == name]
+
+
+class SideRunner:
+    """Runs one side of a rewrite, step after step, on caches of its own.
+
+    Args:
+        side: which.
+        captured: see :func:`run_site`.
+        trace: what ``captured`` belongs to.
+        prompt: what was traced.
+        weights: of the side's stage.
+        inputs: which of :data:`VARIATIONS`.
+        exact: whether to run in exact arithmetic.
+        unit: relative error of the operands of products in it.
+    """
+
+    def __init__(
+        self,
+        side: Side,
+        captured: CallTrace,
+        trace: Trace,
+        prompt: Prompt,
+        weights: StageWeights,
+        inputs: str = CAPTURED,
+        exact: bool = False,
+        unit: float = 0.0,
+    ) -> None:
+        self._side, self._captured, self._trace = side, captured, trace
+        self._unit = unit
+        self._prompt, self._weights, self._exact = prompt, weights, exact
+        self._change = VARIATIONS[inputs]
+        self._interpreter = side.interpreter(exact)
+        self._states = CacheStates({})
+        self._first: Values | None = None
+        as_traced = inputs == CAPTURED and exact == trace.exact and not unit
+        self._known = captured.known if as_traced and self._interpreter.pure else None
+
+    def given(self, number: int) -> Values:
+        """The side's inputs in a step, by name."""
+        nodes, chunk = self._captured.nodes[number], self._trace.chunks[number]
+        self._first = self._first or nodes
+        values = self._inputs(nodes, number)
+        _vary(values, self._side, self._first, self._change, chunk.size)
+        if self._exact:
+            values = {name: to_exact(value) for name, value in values.items()}
+        made = caches_for(self._side.region, self._prompt, self._states.caches, self._exact)
+        return values | _caches(self._side, made)
+
+    def compared(self, number: int, name: str, values: Values) -> Any:
+        """A value of the side in a step, as it is compared with the other side's."""
+        batch, block_size = self._trace.batches[number], self._prompt.block_size
+        return comparable_value(self._side.region, name, values[name], batch, block_size)
+
+    def copied(self, values: Values) -> Values:
+        """The same inputs, caches as they are before the step writes them."""
+        return _with_own_caches(self._side, values)
+
+    def run(self, number: int, values: Values) -> Values:
+        """The values of inputs and calls in a step, by name."""
+        with torch.no_grad():
+            if self._known is None:
+                return self._interpreter.run(values, self._unit)
+            made = {n.meta["key"]: values[n.name] for n in self._side.inputs if _is_weight(n)}
+            names = self._weights.names(self._captured.call, made)
+            known = self._known[number]
+            results = self._interpreter.run_unknown(values, known, self._states, names)
+            self._states.catch_up()
+            return results
+
+    def _inputs(self, nodes: Values, number: int) -> Values:
+        """A side's inputs by name, but for the caches; copies where the graph writes in place."""
+        own = _same if self._interpreter.pure else _copied
+        keys = [node.meta["key"] for node in self._side.inputs if _is_weight(node)]
+        made = self._weights.of(self._captured.call, keys)
+        batch = self._trace.batches[number]
+        values: Values = {}
+        for node in self._side.inputs:
+            role = node.meta.get("role")
+            if role is Role.WEIGHT:
+                values[node.name] = made[node.meta["key"]]
+            elif role is Role.BATCH:
+                values[node.name] = own(batch[node.meta["key"]])
+            elif role is Role.VALUE and node.meta["key"] == SELECTED:
+                taken_by, made_by = self._side.region, self._captured.regions[number]
+                block_size = self._prompt.block_size
+                chosen = convert_selection(nodes[node.name], made_by, taken_by, batch, block_size)
+                values[node.name] = own(chosen)
+            elif role is not Role.CACHE:
+                values[node.name] = own(nodes[node.name])
+        return values
+
+
+def _is_weight(node: fx.Node) -> bool:
+    return node.meta.get("role") is Role.WEIGHT
+
+
+def _same(value: Any) -> Any:
+    return value
 
 
 def _copied(value: Any) -> Any:
@@ -220,19 +304,13 @@ def _varied(value: Any, first: Any, change: Variation, tokens: int) -> Any:
     return change(value, first, tokens) if isinstance(value, Tensor) else value
 
 
-def number_dtypes(delta: Delta) -> set[torch.dtype]:
-    """Dtypes of the numbers that either side makes or takes; bytes of a cache hold FP8."""
-    nodes = (n for s in (delta.before, delta.after) for n in (*s.nodes, *s.inputs))
-    found = {tensor.dtype for node in nodes for tensor in _tensors(node.meta.get("val"))}
-    return {torch.float8_e4m3fn if dtype is torch.uint8 else dtype for dtype in found}
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
+def tensors_of(value: Any) -> Iterator[Tensor]:
+    """The tensors of a value of a node."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, Sequence):
         for item in value:
-            yield from _tensors(item)
+            yield from tensors_of(item)
 
 
 def in_a_line(error: Exception) -> str:

@@ -3,29 +3,44 @@
 A rewrite is checked on its own: matched subgraph against replacement, on what the layers of the
 program just before its pass saw of a prompt, and on inputs made from that to be hard. So an error
 is found where it was made, however many layers and passes blur it later. A pass is checked as a
-whole too: each layer, given the same inputs before and after it, must return the same.
+whole too: each layer, given the same inputs before and after it, must return the same. What
+promises the same bits is run as the recipe rounds; anything else in exact arithmetic, where only a
+wrong rewrite differs, and then for its rounding.
 """
 
+import math
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
 
 from dsa_compile.debugging.comparison.agreement import Agreement
-from dsa_compile.debugging.comparison.delta import Delta, find_delta
+from dsa_compile.debugging.comparison.delta import find_delta
+from dsa_compile.debugging.comparison.inserted_ops import inserted_ops
 from dsa_compile.debugging.comparison.stage_calls import compare_calls, run_against
-from dsa_compile.debugging.comparison.tolerances import pass_problem, tolerance_of
+from dsa_compile.debugging.comparison.tolerances import EXACT, RATIO, pass_problem
 from dsa_compile.debugging.execution.replay import PassRun, Replay
-from dsa_compile.debugging.execution.stages import CallTrace, Stage, Trace, layer_of, run_stage
+from dsa_compile.debugging.execution.stages import Stage, StageWeights, layer_of, run_stage
+from dsa_compile.debugging.execution.traces import Trace
+from dsa_compile.debugging.inputs.exact_weights import ExactWeightStore
 from dsa_compile.debugging.inputs.parameters import WeightStore
 from dsa_compile.debugging.inputs.prompt import Prompt
-from dsa_compile.debugging.verify.report import HazardReport, PassReport, SiteReport, VerifyReport
-from dsa_compile.debugging.verify.rewrite_check import check_site, worst_of
-from dsa_compile.debugging.verify.rewrite_run import SiteRun, in_a_line
+from dsa_compile.debugging.verify.hazard_check import illegal
+from dsa_compile.debugging.verify.plan_check import PLAN, plan_problems
+from dsa_compile.debugging.verify.rank_fault import rank_fault
+from dsa_compile.debugging.verify.report import (
+    HazardReport,
+    PassReport,
+    SiteReport,
+    VerifyReport,
+)
+from dsa_compile.debugging.verify.rewrite_check import Capture, SiteCheck, check_site
+from dsa_compile.debugging.verify.rewrite_run import in_a_line
 from dsa_compile.ir.passes import Numerics
-from dsa_compile.ir.program import Level, Program
+from dsa_compile.ir.program import Program
 from dsa_compile.ir.region import Role
 from dsa_compile.ir.site import Site
-from dsa_compile.ir.spec import violations
-from dsa_compile.overlap.hazards import find_hazards
+
+__all__ = ["illegal", "verify"]
 
 Progress = Callable[[PassReport], None]
 
@@ -48,24 +63,49 @@ def verify(
     """
     started = time.perf_counter()
     spec = replay.final.spec
-    report = VerifyReport(len(prompt), prompt.cuts, spec.index_topk)
+    report = VerifyReport(len(prompt), prompt.contexts, spec.index_topk)
     checker = _Checker(replay, store, prompt, report)
+    fault = rank_fault(replay)
     for index, run in enumerate(replay.runs):
-        if not run.sites or (only is not None and run.step.name not in only):
+        if only is not None and run.step.name not in only:
             checker.skip()
+        if not run.sites or (only is not None and run.step.name not in only):
             continue
-        report.passes.append(checker.check(index, run))
+        here = fault is not None and fault.run is run
+        report.passes.append(checker.check(index, run, fault.number if fault and here else None))
         progress(report.passes[-1])
-        if checker.broken:
+        if checker.broken or here:
             break  # nothing can be captured behind a pass whose program does not run
-    if replay.failure is not None:
+    if fault is not None:  # what follows it is wrong by it
+        report.hazards.append(HazardReport(fault.run.step.name, fault.number, (), fault.problem))
+    elif replay.failure is not None:
         name, reason = replay.failure
         problem = f"cannot be run on what is before it: {reason}"
         report.passes.append(PassReport(name, "", 0, problem=problem))
-    report.hazards += illegal(replay)
+    if fault is None:
+        report.hazards += illegal(replay)
+        report.hazards += (
+            HazardReport(PLAN, None, (), text) for text in plan_problems(replay.final)
+        )
     report.rank()
     report.seconds = time.perf_counter() - started
     return report
+
+
+@dataclass(frozen=True)
+class _Captured:
+    """A program and what its layers saw of the prompt."""
+
+    program: Program
+    trace: Trace
+
+
+@dataclass
+class _Traces:
+    """The last programs captured as the recipe rounds them, and in exact arithmetic."""
+
+    plain: _Captured | None = None
+    exact: _Captured | None = None
 
 
 class _Checker:
@@ -74,42 +114,85 @@ class _Checker:
     ) -> None:
         self.replay = replay
         self.store = store
+        self.exact = ExactWeightStore(store.source)
         self.prompt = prompt
         self.report = report
         self.broken = False
-        self._trace: Trace | None = None
+        self._known = _Traces()
+        self._of_order = True  # whether all that is wrong of a pass may be the order of sums
 
     def skip(self) -> None:
         """The next pass to be checked is not the one behind the last."""
-        self._trace = None
+        self._known = _Traces()
 
-    def check(self, index: int, run: PassRun) -> PassReport:
-        """Check one pass; what is captured behind it serves the next."""
+    def check(self, index: int, run: PassRun, until: int | None = None) -> PassReport:
+        """Check one pass; what is captured behind it serves the next.
+
+        Args:
+            index: of the pass.
+            run: the same.
+            until: number of the last rewrite to check: behind it ranks share no program.
+        """
+        traces, self._known = self._known, _Traces()
+        if _hands_on(run.before, self.replay.after(index)):
+            traces = _Traces()  # what a layer takes must be what the layer before it returns
+        first, self._of_order = len(self.report.sites), True
+        done = self._check(index, run, until, run.step.numerics, traces)
+        wrong = [site for site in self.report.sites[first:] if site.problem]
+        if run.step.numerics is not Numerics.BITWISE or not (wrong and self._of_order):
+            return done
+        bits = self.report.sites[first:]
+        del self.report.sites[first:]
+        again = self._check(index, run, until, Numerics.TOLERANCE, traces)
+        if again.problem:
+            self.report.sites[first:] = bits
+            return done
+        again.note = _note(max(wrong, key=lambda site: site.error))
+        return again
+
+    def _check(
+        self, index: int, run: PassRun, until: int | None, numerics: Numerics, traces: _Traces
+    ) -> PassReport:
+        """Check one pass, held to ``numerics``, from the last traces on."""
         done = PassReport(run.step.name, run.step.numerics.value, len(run.sites))
-        before = run.before
-        trace = self._trace or self._run(before)
-        for limit, site in enumerate(run.sites, start=1):
-            after = self.replay.within(run, limit)
-            if site.region:
-                self._site(done, trace, run, site, before, after)
-            before = after
+        exact = numerics is not Numerics.BITWISE
+        after = self.replay.after(index)
         try:
-            after = self.replay.after(index)
-            made = self._whole(done, trace, run, after)
-            # what is given the same and returns the same runs the same on its own
-            self._trace = made or self._run(after)
+            plain = self._capture(run.before, self.store, traces.plain)
+            wide = self._capture(run.before, self.exact, traces.exact) if exact else None
+            before = run.before
+            for site, then in zip(run.sites, self.replay.between(run), strict=True):
+                if site.region and (until is None or site.number <= until):
+                    self._site(done, numerics, plain, wide, run, site, before, then)
+                before = then
+            made = self._whole(done, wide or plain, run, after)
         except Exception as error:  # whatever an op raises on inputs that no op should be given
             done.problem = done.problem or f"its program does not run: {in_a_line(error)}"
-            self.broken = True
+            self.broken, self._of_order = True, False
+            return done
+        if made is not None and not done.problem:  # the next pass is captured on the same inputs
+            last = _Captured(after, made)
+            before_it = _Captured(run.before, plain)
+            self._known = _Traces(before_it, last) if exact else _Traces(last, traces.exact)
         return done
 
-    def _run(self, program: Program) -> Trace:
-        return run_stage(Stage.of(program, self.store), self.prompt, watch=True)
+    def _capture(
+        self, program: Program, store: WeightStore | ExactWeightStore, known: _Captured | None
+    ) -> Trace:
+        """What the layers of a program see, given the inputs of those captured last, if any."""
+        if known is not None and known.program is program:
+            return known.trace
+        stage = Stage.of(program, store)
+        if known is not None and stage.takes_as(known.trace, self.prompt):
+            return run_against(stage, self.prompt, known.trace)
+        return run_stage(stage, self.prompt, watch=True)
 
     def _site(
         self,
         done: PassReport,
-        trace: Trace,
+        numerics: Numerics,
+        plain: Trace,
+        wide: Trace | None,
         run: PassRun,
         site: Site,
         before: Program,
@@ -118,69 +201,48 @@ class _Checker:
         delta = find_delta(before.regions[site.region], after.regions[site.region])
         if delta is None:
             return
-        weights = (self.store.planned(before.weights), self.store.planned(after.weights))
-        for captured in trace.calls:
+        hard = True  # in one layer: the others run the same graph, on other weights
+        for index, captured in enumerate(plain.calls):
             if site.region not in {region.name for region in captured.regions}:
                 continue
-            found = check_site(run.step.numerics, delta, captured, trace, self.prompt, weights)
-            for step in found[0][0].steps:
-                step.extend(captured)
-            done.runs += len(found)
-            self._note(done, run, site, captured, delta, found)
+            rounded = capture(self.store, plain, index, before, after)
+            exact = None if wide is None else capture(self.exact, wide, index, before, after)
+            found = check_site(numerics, delta, self.prompt, rounded, exact, hard)
+            self._of_order &= not found.problem or found.reordered(delta)
+            hard = False
+            found.extend(rounded, exact)
+            done.runs += len(found.tried)
+            reported = site_report(run, site, layer_of(captured.call), found)
+            if reported.problem:
+                reported = replace(reported, problem=_told(reported.problem, before, after))
+            self._add(done, reported)
 
-    def _note(
-        self,
-        done: PassReport,
-        run: PassRun,
-        site: Site,
-        captured: CallTrace,
-        delta: Delta,
-        found: list[tuple[SiteRun, str]],
-    ) -> None:
-        tolerance, exact = tolerance_of(delta), run.step.numerics is Numerics.BITWISE
-        made, problem = worst_of(found, run.step.numerics)
-        pair = max(made.agreements, key=lambda p: made.agreements[p].error, default=("", ""))
-        done.error = max(done.error, made.worst.error)
-        choice = made.choice
-        self.report.sites.append(
-            SiteReport(
-                position=run.first + site.number,
-                pass_name=run.step.name,
-                number=site.number,
-                region=site.region,
-                path=site.path,
-                layer=layer_of(captured.call),
-                inputs=made.inputs,
-                bitwise=all(f.worst.bitwise for f, _ in found),
-                error=made.worst.error,
-                max_abs=made.worst.max_abs,
-                overlap=made.worst.overlap if choice is None else choice.overlap,
-                margin=None if choice is None else choice.margin,
-                deficit=None if choice is None else choice.deficit,
-                tolerance=0.0 if exact else tolerance,
-                values=pair,
-                problem=problem,
-            )
-        )
-        if problem and not done.problem:
-            done.problem = f"site {site.number} {problem}"
+    def _add(self, done: PassReport, reported: SiteReport) -> None:
+        done.error = max(done.error, reported.error)
+        self.report.sites.append(reported)
+        if reported.problem and not done.problem:
+            done.problem = f"site {reported.number} {reported.problem}"
 
     def _whole(self, done: PassReport, trace: Trace, run: PassRun, after: Program) -> Trace | None:
-        """Check what layers return; gives the trace if they return the same to the last bit."""
-        made = run_against(Stage.of(after, self.store), self.prompt, trace)
+        """Check what layers return; gives the trace if they return the same."""
+        made = run_against(self._stage(after, trace), self.prompt, trace)
         results = _by_layer(trace, made)
         for layer, found in results.items():
             done.layers[str(layer)] = (found.typical, found.error)
-        problem = self._wrong(run, results)
+        problem = self._wrong(run, results, trace.exact)
         if problem and not done.problem:
-            done.problem = problem
-            done.suspect = self._suspect(trace, run)
-        same = trace.alike(made) and all(found.bitwise for found in results.values())
-        return made if same else None
+            done.suspect = number = self._suspect(trace, run)
+            sides = (self.replay.within(run, n) for n in (number - 1, number))
+            done.problem = _told(problem, *sides)
+        same = trace.exact or all(found.bitwise for found in results.values())
+        return made if same and not problem and trace.alike(made) else None
 
-    def _wrong(self, run: PassRun, results: dict[int | str, Agreement]) -> str:
+    def _stage(self, program: Program, trace: Trace) -> Stage:
+        return Stage.of(program, self.exact if trace.exact else self.store)
+
+    def _wrong(self, run: PassRun, results: dict[int | str, Agreement], exact: bool) -> str:
         for layer, found in results.items():
-            problem = pass_problem(run.step.numerics, found, run.before.config.recipe)
+            problem = pass_problem(run.step.numerics, found, exact)
             if problem:
                 where = f"layer {layer}" if isinstance(layer, int) else layer
                 return f"what {where} returns {problem}"
@@ -191,42 +253,87 @@ class _Checker:
         good, bad = 0, len(run.sites)
         while bad - good > 1:
             middle = (good + bad) // 2
-            stage = Stage.of(self.replay.within(run, middle), self.store)
+            stage = self._stage(self.replay.within(run, middle), trace)
             made = run_against(stage, self.prompt, trace)
-            if self._wrong(run, _by_layer(trace, made)):
+            if self._wrong(run, _by_layer(trace, made), trace.exact):
                 bad = middle
             else:
                 good = middle
         return bad
 
 
+def _hands_on(before: Program, after: Program) -> bool:
+    """Whether calls take values of others that they did not take before."""
+    taken = [
+        {
+            (region.kind, node.meta["key"])
+            for region in program.regions.values()
+            for node in region.inputs_of(Role.VALUE)
+        }
+        for program in (before, after)
+    ]
+    return not taken[1] <= taken[0]
+
+
+def capture(
+    store: WeightStore | ExactWeightStore,
+    trace: Trace,
+    index: int,
+    before: Program,
+    after: Program,
+) -> Capture:
+    """A call of a trace, with the weights of the stages before and after a rewrite."""
+    weights = (StageWeights(store, before.weights), StageWeights(store, after.weights))
+    return Capture(trace.calls[index], trace, weights)
+
+
+def site_report(run: PassRun, site: Site, layer: int | str, found: SiteCheck) -> SiteReport:
+    """A checked rewrite as data."""
+    worst, rounding = found.worst, found.rounding
+    agreements = worst.run.agreements
+    exact = [t.run.worst.error for t in found.tried if t.exact]
+    healthy = 0.0 if rounding is None else math.hypot(rounding.before, rounding.format)
+    choice = next((t.run.choice for t in found.tried if t.run.choice is not None), None)
+    values = max(agreements, key=lambda p: agreements[p].error, default=("", ""))
+    return SiteReport(
+        position=run.first + site.number,
+        pass_name=run.step.name,
+        number=site.number,
+        region=site.region,
+        path=site.path,
+        layer=layer,
+        inputs=worst.run.inputs,
+        bitwise=all(t.run.worst.bitwise for t in found.tried if not t.exact),
+        error=worst.run.worst.error if rounding is None else rounding.after,
+        max_abs=worst.run.worst.max_abs,
+        overlap=worst.run.worst.overlap if choice is None else choice.overlap,
+        margin=None if choice is None else choice.margin,
+        deficit=None if choice is None else choice.deficit,
+        tolerance=healthy * RATIO if rounding is not None else EXACT if exact else 0.0,
+        healthy=healthy,
+        ratio=None if rounding is None else rounding.ratio,
+        exact=max(exact, default=None),
+        values=values,
+        problem=worst.problem,
+    )
+
+
+def _told(problem: str, before: Program, after: Program) -> str:
+    """A problem with the ops that a rewrite inserts: one of these may be wrong, not the rewrite."""
+    ops = inserted_ops(before, after)
+    return f"{problem}; {ops}" if ops else problem
+
+
+def _note(site: SiteReport) -> str:
+    return (
+        f"promises equal bits; at site {site.number} fp32 values differ by {site.error:.1e}, as "
+        "another order of a sum or product does, and in exact arithmetic not at all"
+    )
+
+
 def _by_layer(before: Trace, after: Trace) -> dict[int | str, Agreement]:
-    found = compare_calls(before, after)
-    return {layer_of(c.call): f for c, f in zip(before.calls, found, strict=True)}
-
-
-def illegal(replay: Replay) -> Iterator[HazardReport]:
-    """What is illegal in the finished program, each with the pass that first left it."""
-    if not any(region.inputs_of(Role.CACHE) for region in replay.final.regions.values()):
-        return  # it was stopped long before the level that this is about
-    if replay.final.config.stop_after not in (None, replay.runs[-1].step.name):
-        return
-    nodes = {
-        str(hazard): (hazard.first, hazard.second)
-        for region in replay.final.regions.values()
-        for hazard in find_hazards(region)
-    }
-    found = list(violations(replay.final, Level.KERNEL))
-    first = dict.fromkeys(found, 0)
-    left = set(found)
-    for index in range(len(replay.runs) - 1, 0, -1):
-        if not left:
-            break
-        earlier = set(violations(replay.runs[index].before, Level.KERNEL))
-        first.update(dict.fromkeys(left - earlier, index))
-        left &= earlier
-    for problem in found:
-        run = replay.runs[first[problem]]
-        region = problem.partition(":")[0]
-        site = next((s.number for s in run.sites if s.region == region), None)
-        yield HazardReport(run.step.name, site, nodes.get(problem, ()), problem)
+    found: dict[int | str, Agreement] = {}
+    for call, agreement in zip(before.calls, compare_calls(before, after), strict=True):
+        layer = layer_of(call.call)  # that which drafts is run by two plans
+        found[layer] = found.get(layer, Agreement()).and_(agreement)
+    return found

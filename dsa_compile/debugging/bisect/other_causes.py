@@ -1,0 +1,103 @@
+"""Causes that are no rewrite: weights, kernels, the runtime's options."""
+
+from collections.abc import Iterator
+
+from dsa_compile.debugging.bisect.culprit import Cause
+from dsa_compile.debugging.bisect.runtime_check import wrong_option, wrong_option_on_device
+from dsa_compile.debugging.inputs.prompt import Prompt
+from dsa_compile.debugging.recompiled_artifact import RecompiledArtifact
+from dsa_compile.debugging.verify.kernel_check import (
+    KernelReport,
+    device_problem,
+    wrong_kernels,
+)
+from dsa_compile.debugging.verify.kernel_process import check_kernels_apart
+from dsa_compile.debugging.verify.weight_check import wrong_weights
+from dsa_compile.evaluation.loader_check import compare_loaders, misread_weights
+from dsa_compile.layout import ONE_RANK
+
+Found = tuple[Cause, str, str]
+"""The kind of cause, which one, and what is wrong with it."""
+
+
+def misread_weight(recompiled: RecompiledArtifact) -> Found | None:
+    """The first weight or constant of the exported program that transformers has otherwise."""
+    exported = recompiled.exported
+    layers = [call.index for call in exported.layers]
+    for weight in misread_weights(recompiled.model_dir, exported.spec, layers, exported.weights):
+        return Cause.WEIGHT, weight.name, weight.problem
+    return None
+
+
+def weight_cause(recompiled: RecompiledArtifact) -> Found | None:
+    """The first weight that is not what its expression says; its rewrite is right in the plan."""
+    for weight in wrong_weights(recompiled.replay.final, recompiled.store):
+        return Cause.WEIGHT, str(weight), f"{weight.problem}: {weight.expression}"
+    return None
+
+
+def other_causes(
+    recompiled: RecompiledArtifact, prompt: Prompt
+) -> tuple[Found | None, tuple[str, ...]]:
+    """The first cause found, and the kinds that could not be tested, each with the reason.
+
+    Args:
+        recompiled: the artifact; its rewrites are right, and what its plan makes.
+        prompt: what to run.
+    """
+    program, untested = recompiled.replay.final, []
+    if recompiled.dummy:
+        untested.append(f"{Cause.WEIGHT.value}s as they are read: random weights")
+    else:
+        layers = [call.index for call in program.layers]
+        for difference in compare_loaders(recompiled.model_dir, program.spec, layers):
+            return (Cause.WEIGHT, difference.name, difference.problem), ()
+        for problem in recompiled.packed_weight_problems():
+            return (Cause.WEIGHT, "packed", problem), ()
+    target, layout = (
+        recompiled.artifact.manifest.target,
+        recompiled.artifact.manifest.compile.layout,
+    )
+    if layout != ONE_RANK:
+        return _of_several_ranks(recompiled, untested)
+    missing = device_problem(target)
+    if missing:
+        untested.append(f"{Cause.KERNEL.value}s: {missing}")
+    else:
+        for kernel in _wrong_kernels(recompiled, prompt):
+            return (Cause.KERNEL, str(kernel), kernel.problem), tuple(untested)
+    if not recompiled.small:
+        return None, (*untested, f"{Cause.OPTION.value}s: the model is too large for the CPU")
+    found = wrong_option(recompiled)
+    if found is None and target != "cpu":
+        if missing or recompiled.dummy:
+            untested.append(f"{Cause.OPTION.value} CUDA graphs: {missing or 'random weights'}")
+        else:
+            found = wrong_option_on_device(recompiled)
+    option = None if found is None else (Cause.OPTION, *found)
+    return option, tuple(untested)
+
+
+def _of_several_ranks(
+    recompiled: RecompiledArtifact, untested: list[str]
+) -> tuple[Found | None, tuple[str, ...]]:
+    """Options alone, and on one rank: every rank runs the steps that the first one schedules."""
+    layout = recompiled.artifact.manifest.compile.layout
+    untested.append(f"{Cause.KERNEL.value}s: the weights are cut over ranks ({layout}); compile "
+                    "for one rank to test them")  # fmt: skip
+    if not recompiled.small:
+        return None, (*untested, f"{Cause.OPTION.value}s: the model is too large for the CPU")
+    found = wrong_option(recompiled.on_one_rank())
+    untested.append(f"how ranks are sent their steps: {Cause.OPTION.value}s were tested on the "
+                    "same model compiled for one rank")  # fmt: skip
+    return None if found is None else (Cause.OPTION, *found), tuple(untested)
+
+
+def _wrong_kernels(recompiled: RecompiledArtifact, prompt: Prompt) -> Iterator[KernelReport]:
+    """Kernels that are wrong; those of a GPU run in a process of their own."""
+    manifest = recompiled.artifact.manifest
+    if manifest.target != "cpu":
+        yield from (found for found in check_kernels_apart(recompiled, prompt) if found.problem)
+        return
+    program, store = recompiled.replay.final, recompiled.store
+    yield from wrong_kernels(program, manifest.kernels, manifest.target, store, prompt)

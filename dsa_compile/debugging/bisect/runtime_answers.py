@@ -1,0 +1,241 @@
+"""Answers of engines over one artifact, and how far two answers to a prompt may differ."""
+
+import contextlib
+from collections.abc import Sequence
+from copy import copy
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import Tensor
+
+from dsa_compile.debugging.bisect.runtime_scenes import PLAIN, TOKENS, Round, Scene, Tokens
+from dsa_compile.debugging.bisect.sampling_cases import Script
+from dsa_compile.debugging.execution.exact import numbers
+from dsa_compile.debugging.execution.exact_runner import ExactRunner
+from dsa_compile.debugging.execution.scripted_runner import ScriptedRunner
+from dsa_compile.debugging.execution.stages import Stage, run_stage
+from dsa_compile.debugging.inputs.exact_weights import ExactWeightStore
+from dsa_compile.debugging.inputs.parameters import WeightStore
+from dsa_compile.debugging.inputs.prompt import Prompt
+from dsa_compile.debugging.recompiled_artifact import RecompiledArtifact
+from dsa_compile.debugging.verify.rewrite_run import in_a_line
+from dsa_compile.ir.plan import Plan
+from dsa_compile.runtime.engine import Engine
+from dsa_compile.runtime.engine_options import EngineOptions
+from dsa_compile.runtime.requests.logprobs import TokenLogprobs
+from dsa_compile.runtime.requests.outputs import RequestOutput
+from dsa_compile.runtime.requests.sampling_params import SamplingParams
+
+MARGIN = 4.0
+"""Largest difference between two runs over the largest error that the recipe's rounding makes."""
+
+FLOOR = 2.0**-14
+"""Difference of log-probabilities that fp32 explains by itself."""
+
+_MOST_STEPS = 2000  # of a round
+_LONGEST = 512  # tokens of a request among plain answers
+
+_GREEDY = SamplingParams(max_tokens=TOKENS, temperature=0.0, logprobs=2, ignore_eos=True)
+_AHEAD = replace(_GREEDY, logprobs=None)  # tokens that may be chosen before the host knows them
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Tokens that followed a prompt, and what else was likely."""
+
+    tokens: Tokens
+    logprobs: tuple[TokenLogprobs, ...]
+
+    @classmethod
+    def of(cls, output: RequestOutput) -> "Answer":
+        """What an engine returned."""
+        return cls(tuple(output.token_ids), tuple(output.logprobs or ()))
+
+    def difference(self, other: "Answer", limit: float) -> str:
+        """Where ``other``, perhaps without log-probabilities, differs by more than rounding.
+
+        Two answers may part where the two likeliest tokens are closer than the limit. The text is
+        empty if they differ nowhere.
+        """
+        if len(other.tokens) != len(self.tokens):
+            return f"{len(other.tokens)} tokens for {len(self.tokens)}"
+        for place, (token, mine) in enumerate(zip(other.tokens, self.logprobs, strict=True)):
+            if mine.token_id != token:
+                if _gap(mine) <= 2 * limit:
+                    return ""
+                return f"token {place + 1} is {token}, not {mine.token_id}"
+            theirs = other.logprobs[place].logprob if other.logprobs else mine.logprob
+            off = abs(mine.logprob - theirs)
+            if not off <= limit:
+                return f"log-probability of token {place + 1} is off by {off:.1e}"
+        return ""
+
+
+def _gap(likely: TokenLogprobs) -> float:
+    best = [value for _, value in likely.top]
+    return best[0] - best[1] if len(best) > 1 else float("inf")
+
+
+@dataclass(eq=False)
+class Answers:
+    """Engines over one artifact.
+
+    Attributes:
+        recompiled: the artifact.
+        exact: run its finished program in exact arithmetic on the CPU, and not its kernels.
+        limit: of the difference between two log-probabilities.
+    """
+
+    recompiled: RecompiledArtifact
+    exact: bool
+    limit: float = 0.0
+    _known: dict[Tokens, Answer] = field(default_factory=dict)
+    _engine: Engine | None = None
+
+    def __post_init__(self) -> None:
+        self._store = ExactWeightStore(self.recompiled.store.source)
+        self._manifest = self.recompiled.artifact.manifest
+        self._program = self.recompiled.replay.final
+
+    def of_few_layers(self) -> "Answers":
+        """Those of a model with the first layer of each kind alone, where arithmetic is exact.
+
+        All layers have the blocks and rows of a step in common, so that one of them shows which
+        request's rows are taken, in a fraction of the time. Kernels run with all layers, as they
+        are compiled.
+        """
+        if not self.exact:
+            return self
+        made = copy(self)
+        plans = {name: _first_of_each_kind(p) for name, p in self._program.plans.items()}
+        made._program = replace(self._program, plans=plans)
+        made._manifest = replace(self._manifest, plans=plans)
+        made._known, made._engine = {}, None
+        return made
+
+    def load(self, options: dict[str, Any], longest: int, script: Script | None = None) -> Engine:
+        """An engine; where ``options`` have no ``num_blocks``, with room for all its requests.
+
+        Args:
+            options: of the engine, beyond :data:`PLAIN`.
+            longest: tokens of a request at most.
+            script: its logits, in place of the model's; in exact arithmetic alone.
+        """
+        manifest = self._manifest
+        most = options.get("max_running", PLAIN["max_running"])
+        blocks = options.get("num_blocks") or most * (-(-longest // manifest.block_size) + 2)
+        chosen = EngineOptions(
+            verify="header",
+            skip_tokenizer=True,
+            model_dir=None if manifest.weights.mode == "pack" else self.recompiled.model_dir,
+            **(PLAIN | options | {"num_blocks": blocks}),
+        )
+        if not self.exact:
+            return Engine.from_artifact(self.recompiled.artifact.path, chosen)
+        of = (manifest, self._program, self._store, blocks, chosen.rows, chosen.deterministic)
+        if script is None:
+            return Engine(ExactRunner(*of), chosen)
+        return Engine(ScriptedRunner(*of, logits=script.logits, ends=script.ends), chosen)
+
+    def plain(self, prompts: Sequence[Tokens], together: bool = True) -> list[Answer]:
+        """What follows prompts in an engine that reuses, cuts and pads nothing.
+
+        Args:
+            prompts: token ids of each.
+            together: as many in a step as there are; else one after the other.
+        """
+        wanted = [p for p in dict.fromkeys(prompts) if p not in self._known]
+        if self._engine is None:
+            self._engine = self.load({}, _LONGEST)
+        for batch in [wanted] if together else [[p] for p in wanted]:
+            outputs = self._engine.generate([list(p) for p in batch], _GREEDY)
+            self._known |= zip(batch, map(Answer.of, outputs), strict=True)
+        return [self._known[p] for p in prompts]
+
+    def close(self) -> None:
+        """Free the engine of plain answers."""
+        if self._engine is not None:
+            self._engine.close()
+            self._engine = None
+
+    def measure(self, prompt: Tokens) -> str:
+        """Set the limit; why the plain answer to a prompt is wrong, or the empty text.
+
+        The finished program is run without the runtime on the prompt and its plain answer: in exact
+        arithmetic and, where engines round, as the recipe does, too.
+        """
+        (answer,) = self.plain([prompt])
+        steps = self.steps(prompt, answer.tokens[:-1])
+        exact = self.logits(steps).log_softmax(-1)
+        rows = slice(len(prompt) - 1, None)
+        self.limit = FLOOR
+        if not self.exact:
+            rounded = self.logits(steps, self.recompiled.store).log_softmax(-1)
+            self.limit += MARGIN * float((rounded - exact)[rows].abs().max())
+        for place, (likely, row) in enumerate(zip(answer.logprobs, exact[rows], strict=True)):
+            off = abs(likely.logprob - float(row[likely.token_id]))
+            if not off <= self.limit:
+                return (
+                    f"alone in a step, log-probability of token {place + 1} is off by {off:.1e} "
+                    f"from the finished graphs', limit {self.limit:.1e}"
+                )
+        return ""
+
+    def steps(self, prompt: Tokens, answer: Tokens) -> Prompt:
+        """A prompt and the tokens that follow it, in blocks of the artifact's size."""
+        return Prompt.decoding(prompt, answer, self._manifest.block_size)
+
+    def logits(self, steps: Prompt, store: WeightStore | None = None) -> Tensor:
+        """What the finished program makes of requests without the runtime, fp64 ``[T, V]``.
+
+        Args:
+            steps: the requests.
+            store: gives the weights for the recipe's rounding; None for exact arithmetic.
+        """
+        stage = Stage.of(self._program, store or self._store)
+        return numbers(run_stage(stage, steps).logits()).double()
+
+    def problem(self, scene: Scene) -> str:
+        """The first request of a scene whose answer is not its plain one; empty if none is."""
+        longest = max(len(prompt) for turn in scene.rounds for prompt in turn.prompts) + TOKENS
+        try:
+            engine = self.load(scene.options, longest)
+        except Exception as error:  # whatever a fault of loading raises
+            return f"cannot be loaded: {in_a_line(error)}"
+        try:
+            for turn in scene.rounds:
+                wanted = self.plain(turn.prompts, scene.options != {})[turn.aborted :]
+                prompts = turn.prompts[turn.aborted :]
+                found = self._play(engine, turn, _AHEAD if scene.ahead else _GREEDY)
+                for prompt, right, answer in zip(prompts, wanted, found, strict=True):
+                    problem = right.difference(answer, self.limit)
+                    if problem:
+                        return f"{problem}, prompt of {len(prompt)} tokens"
+        except Exception as error:  # whatever a wrong block or batch leads to
+            return f"does not run: {in_a_line(error)}"
+        finally:
+            with contextlib.suppress(Exception):  # blocks may be accounted for wrongly
+                engine.close()
+        return ""
+
+    def _play(self, engine: Engine, turn: Round, params: SamplingParams) -> list[Answer]:
+        """Answers to the requests of a round that are not aborted."""
+        for number, prompt in enumerate(turn.prompts):
+            engine.add_request(str(number), list(prompt), params)
+        done: dict[str, RequestOutput] = {}
+        steps = 0
+        while engine.has_unfinished():
+            if steps == turn.after:
+                for number in range(turn.aborted):
+                    engine.abort(str(number))
+            steps += 1
+            if steps > _MOST_STEPS:
+                raise RuntimeError(f"unfinished after {_MOST_STEPS} steps")
+            done |= {o.request_id: o for o in engine.step() if o.finish_reason is not None}
+        return [Answer.of(done[str(n)]) for n in range(turn.aborted, len(turn.prompts))]
+
+
+def _first_of_each_kind(plan: Plan) -> Plan:
+    first = {call.kind: call.name for call in reversed(plan.layers)}
+    kept = (c for c in plan.calls if c.layer is None or first[c.kind] == c.name)
+    return replace(plan, calls=tuple(kept))

@@ -1,0 +1,79 @@
+"""Options of the runtime: requests served with them, compared with requests that run alone.
+
+What an option may change is nothing but rounding, whose size is measured: see
+:class:`~dsa_compile.debugging.bisect.runtime_answers.Answers`.
+"""
+
+from collections.abc import Callable
+
+from dsa_compile.debugging.bisect.runtime_answers import Answers
+from dsa_compile.debugging.bisect.runtime_scenes import scenes
+from dsa_compile.debugging.bisect.sampling_check import wrong_sampling
+from dsa_compile.debugging.inputs.prompt import random_tokens
+from dsa_compile.debugging.recompiled_artifact import RecompiledArtifact
+from dsa_compile.debugging.verify.rewrite_run import in_a_line
+
+ANY = "any options"
+"""The name of what is wrong with all options switched off, too."""
+
+_MEASURED = 24  # tokens of the prompt that shows what rounding does
+
+
+def wrong_option(recompiled: RecompiledArtifact) -> tuple[str, str] | None:
+    """The first option with which requests are answered wrongly, and what is wrong.
+
+    The artifact's graphs run in exact arithmetic on the CPU, whatever they were compiled for.
+
+    Args:
+        recompiled: of a model small enough for that.
+    """
+    answers = Answers(recompiled, exact=True)
+    return _first_wrong(answers, False) or _guarded(lambda: wrong_sampling(answers.of_few_layers()))
+
+
+def wrong_option_on_device(recompiled: RecompiledArtifact) -> tuple[str, str] | None:
+    """The same with the artifact's kernels, CUDA graphs among the options.
+
+    Args:
+        recompiled: an artifact for the GPU here, of a small model.
+    """
+    return _first_wrong(Answers(recompiled, exact=False), True)
+
+
+def _first_wrong(answers: Answers, gpu: bool) -> tuple[str, str] | None:
+    few = answers.of_few_layers()
+    try:
+        return _guarded(lambda: _search(answers, few, gpu))
+    finally:
+        answers.close()
+        few.close()
+
+
+def _search(answers: Answers, few: Answers, gpu: bool) -> tuple[str, str] | None:
+    spec = answers.recompiled.exported.spec
+    block = answers.recompiled.artifact.manifest.block_size
+    first = random_tokens(_MEASURED, spec.vocab_size, seed=9)
+    for those in dict.fromkeys((answers, few)):
+        problem = those.measure(first)
+        if problem:
+            return ANY, problem
+    plain = few.plain
+    for scene in scenes(
+        block, spec.index_topk, spec.vocab_size, gpu, lambda p: plain([p])[0].tokens
+    ):
+        those = answers if scene.all_layers else few
+        problem = those.problem(scene)
+        if not problem:
+            continue
+        for name, without in scene.without.items():
+            if not those.problem(without(scene)):
+                return name, f"with it, and not without: {problem}"
+        return " with ".join(scene.without), f"not without any one of them: {problem}"
+    return None
+
+
+def _guarded(check: Callable[[], tuple[str, str] | None]) -> tuple[str, str] | None:
+    try:
+        return check()
+    except Exception as error:  # whatever a wrong runtime raises where every option is off
+        return ANY, f"does not run: {in_a_line(error)}"

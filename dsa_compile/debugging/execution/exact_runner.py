@@ -1,0 +1,119 @@
+"""The runtime's runner over a finished program in exact arithmetic, on the CPU.
+
+What the runtime may change of a request is nothing then: not even rounding, which in a quantised
+recipe moves whole experts. It runs the graphs of any target by their references.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dsa_compile.artifact.manifest import Manifest
+from dsa_compile.artifact.records import KernelRecord
+from dsa_compile.debugging.execution.exact import ExactArithmetic, exact_cache, numbers
+from dsa_compile.debugging.inputs.exact_weights import ExactWeightStore
+from dsa_compile.ir.execution import BoundCall, Function
+from dsa_compile.ir.plan import Plan
+from dsa_compile.ir.program import Program
+from dsa_compile.ir.region import Region
+from dsa_compile.runtime.execution.batch import Batch
+from dsa_compile.runtime.execution.caches import Caches, cache_owners
+from dsa_compile.runtime.execution.model_runner import ModelRunner
+from dsa_compile.weights.sharing import homes_of, weight_homes
+
+_BY_REFERENCE = (KernelRecord("reference", None),)
+
+
+class ExactRunner(ModelRunner):
+    """A runner whose numbers are exact; rows of caches that nobody wrote are NaN.
+
+    Args:
+        manifest: of the artifact.
+        program: finished.
+        store: gives the weights.
+        num_blocks: blocks of each cache.
+        max_running: most requests of a step.
+        deterministic: pad decode steps as a deterministic engine does.
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        program: Program,
+        store: ExactWeightStore,
+        num_blocks: int,
+        max_running: int,
+        deterministic: bool = False,
+    ) -> None:
+        super().__init__(
+            replace(manifest, target="cpu", kernels=_references(program.regions)),
+            program.regions,
+            _weights(manifest, program, store),
+            num_blocks,
+            max_running,
+            deterministic,
+            caches=_caches(manifest, num_blocks),
+        )
+
+    def _bound(self, regions: Mapping[str, Region], plan: Plan) -> dict[str, list[BoundCall]]:
+        bound = super()._bound(regions, plan)
+        return {
+            variant: [call.within(_exactly) for call in calls] for variant, calls in bound.items()
+        }
+
+    @torch.no_grad()
+    def forward(self, batch: Batch) -> Tensor:
+        """Run one step; fp32 logits ``[N, V]``."""
+        return numbers(self._forward(batch)).float()
+
+    def _head(self, tensors: dict[str, Tensor], batch: Batch, rows: Tensor) -> Tensor:
+        return numbers(super()._head(tensors, batch, rows)).float()
+
+    def execute(self, batch: Batch) -> Tensor:
+        """The same."""
+        return self.forward(batch)
+
+
+def _exactly(function: Function) -> Function:
+    def run(*args: Any) -> Any:
+        with torch.inference_mode(False), torch.no_grad(), ExactArithmetic():
+            return function(*args)
+
+    return run
+
+
+def _references(regions: Mapping[str, Region]) -> dict[str, tuple[KernelRecord, ...]]:
+    return {
+        str(node.target): _BY_REFERENCE
+        for region in regions.values()
+        for node in region.graph.nodes
+        if str(node.target).startswith("dsa.")
+    }
+
+
+def _weights(
+    manifest: Manifest, program: Program, store: ExactWeightStore
+) -> dict[str, dict[str, Tensor]]:
+    planned, homes = store.planned(program.weights), weight_homes(manifest.calls, program.weights)
+    made = {
+        call.name: planned.of(call, list(homes_of(homes, call.name))) for call in manifest.calls
+    }
+    return {
+        name: {key: made[home.call][home.key] for key, home in own.items()}
+        for name, own in homes.items()
+    }
+
+
+def _caches(manifest: Manifest, num_blocks: int) -> Caches:
+    return {
+        owner: {
+            cache.key: exact_cache(
+                (num_blocks, manifest.block_size, cache.width), getattr(torch, cache.dtype)
+            )
+            for cache in caches
+        }
+        for owner, caches in cache_owners(manifest).items()
+    }

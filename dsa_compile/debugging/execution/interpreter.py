@@ -1,0 +1,136 @@
+"""Run calls of a graph one by one, keep every value, and run no call whose result is known."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
+
+from torch import fx
+
+from dsa_compile.debugging.execution.exact import arithmetic, exact_reference
+from dsa_compile.debugging.execution.known_calls import (
+    CacheStates,
+    Key,
+    KnownCalls,
+    call_key,
+    identity,
+    written_arguments,
+)
+from dsa_compile.debugging.execution.ranks import on_ranks
+from dsa_compile.ir.execution import reference
+from dsa_compile.ir.region import Region, Role
+from dsa_compile.ops import COMBINE
+
+Values = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class _Call:
+    node: fx.Node
+    function: Callable[..., Any]
+    key: Key
+    given: tuple[str, ...]  # names of the nodes whose values it takes
+    caches: tuple[str, ...]  # keys of those that it takes
+    writes: tuple[str, ...]  # and of those that it writes
+
+
+class Interpreter:
+    """Some calls of a graph, run in order, on all ranks of its layout at once.
+
+    Args:
+        nodes: the calls.
+        inputs: nodes whose values are given.
+        exact: whether to run in exact arithmetic.
+
+    Attributes:
+        pure: whether no call writes to anything but a cache; others must be given copies.
+    """
+
+    def __init__(self, nodes: Iterable[fx.Node], inputs: Sequence[fx.Node], exact: bool) -> None:
+        self._exact = exact
+        self._inputs = [node.name for node in inputs]
+        self._calls = []
+        self.pure = True
+        function_of = exact_reference if exact else reference
+        for node in nodes:
+            function = function_of(node)
+            if function is None:
+                continue
+            written = written_arguments(node)
+            self.pure &= all(node.meta.get("role") is Role.CACHE for node in written)
+            caches = tuple(n.meta["key"] for n in node.all_input_nodes if _is_cache(n))
+            writes = tuple(n.meta["key"] for n in written if _is_cache(n))
+            if node.meta.get("val") is None:  # it returns nothing: what it takes, it may write
+                writes = caches
+            given = tuple(n.name for n in node.all_input_nodes)
+            function = on_ranks(function, COMBINE.get(cast(Any, node.target)))
+            self._calls.append(_Call(node, function, call_key(node), given, caches, writes))
+
+    @classmethod
+    def of(cls, region: Region, exact: bool) -> "Interpreter":
+        """All calls of a region."""
+        calls = (node for node in region.graph.nodes if node.op == "call_function")
+        return cls(calls, region.inputs(), exact)
+
+    def run(self, given: Mapping[str, Any], unit: float = 0.0) -> Values:
+        """Values of inputs and calls by the names of their nodes.
+
+        Args:
+            given: the inputs' values by name.
+            unit: relative error of the operands of products in exact arithmetic.
+        """
+        values = {name: given[name] for name in self._inputs}
+        with arithmetic(self._exact, unit):
+            for call in self._calls:
+                args, kwargs = _arguments(call.node, values)
+                values[call.node.name] = call.function(*args, **kwargs)
+        return values
+
+    def run_unknown(
+        self,
+        given: Mapping[str, Any],
+        known: KnownCalls,
+        states: CacheStates,
+        names: Mapping[int, Key],
+    ) -> Values:
+        """The same values, without the calls whose results are known.
+
+        Args:
+            given: the inputs' values by name; the graph is :attr:`pure`.
+            known: results so far; those of this run are added.
+            states: the layer's caches; those that a call takes are among the inputs.
+            names: of weights, by ``id``: they may be made anew for every stage.
+        """
+        values = {name: given[name] for name in self._inputs}
+        for call in self._calls:
+            mine = names
+            if call.caches:
+                mine = {**names, **{id(states.caches[k]): states.state(k) for k in call.caches}}
+            given_values = [values[name] for name in call.given]
+            key = (call.key, *(identity(value, mine) for value in given_values))
+            found = known.find(key)
+            if found is None:
+                if call.caches:
+                    states.catch_up()
+                kept = tuple(value for value in given_values if id(value) not in mine)
+                values[call.node.name] = known.add(key, self._run(call, values), kept)
+            else:
+                if call.writes:
+                    states.put_off(partial(self._run, call, values))
+                values[call.node.name] = found[0]
+            if call.writes:
+                states.written(call.writes, key)
+        return values
+
+    def _run(self, call: _Call, values: Values) -> Any:
+        args, kwargs = _arguments(call.node, values)
+        with arithmetic(self._exact):
+            return call.function(*args, **kwargs)
+
+
+def _is_cache(node: fx.Node) -> bool:
+    return node.meta.get("role") is Role.CACHE
+
+
+def _arguments(node: fx.Node, values: Mapping[str, Any]) -> Any:
+    return fx.node.map_arg((node.args, node.kwargs), lambda n: values[n.name])

@@ -1,0 +1,221 @@
+"""A program of several ranks against the same model compiled for one, pass by pass.
+
+Both compilations are stopped behind the same pass and run in exact arithmetic, each call on the
+inputs that the unsharded one gave it. What ranks hold of a value is put together as its axes say:
+parts side by side, terms added, one for all where it is alike. The first pass behind which a value
+differs is taken apart, rewrite by rewrite.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from torch import Tensor, fx
+
+from dsa_compile.debugging.comparison.agreement import compare
+from dsa_compile.debugging.comparison.gathered import gathered
+from dsa_compile.debugging.comparison.sharded_pairs import sharded_pairs
+from dsa_compile.debugging.comparison.stage_calls import compare_calls, run_against
+from dsa_compile.debugging.comparison.tolerances import exact_problem
+from dsa_compile.debugging.execution.handed_selections import comparable_value
+from dsa_compile.debugging.execution.replay import PassRun, Replay
+from dsa_compile.debugging.execution.stages import Stage, layer_of, run_stage
+from dsa_compile.debugging.execution.traces import Trace
+from dsa_compile.debugging.inputs.exact_weights import ExactWeightStore
+from dsa_compile.debugging.inputs.parameters import WeightStore
+from dsa_compile.debugging.inputs.prompt import Prompt
+from dsa_compile.debugging.verify.rewrite_run import in_a_line
+from dsa_compile.ir.passes import Pass
+from dsa_compile.ir.program import Program
+from dsa_compile.ir.rank_check import region_problems
+from dsa_compile.ir.rank_values import PARTIAL, WHOLE, Part, RankValue
+from dsa_compile.passes.added import pipeline_of
+
+VERSION = 1
+"""Version of the JSON of a report; raised whenever a key goes or changes its meaning."""
+
+
+@dataclass
+class PassComparison:
+    """The values behind one pass, of all ranks together against those of one.
+
+    Attributes:
+        name: of the pass.
+        sites: rewrites.
+        alike: values compared that are alike on all ranks, over all graphs.
+        parts: of which each rank has a part.
+        sums: of which each rank has a term.
+        error: the largest norm of a row's difference over the norm of the row.
+        number: the first wrong rewrite, from 1; None if nothing is wrong.
+        where: its graph and module.
+        problem: what is wrong; empty if nothing is.
+    """
+
+    name: str
+    sites: int
+    alike: int = 0
+    parts: int = 0
+    sums: int = 0
+    error: float = 0.0
+    number: int | None = None
+    where: str = ""
+    problem: str = ""
+
+
+@dataclass
+class UnshardedReport:
+    """A comparison with the program of one rank.
+
+    Attributes:
+        layout: of the sharded program.
+        tokens: of the prompt.
+        passes: from the first that cuts on, as far as the first that is wrong.
+        seconds: that it took.
+    """
+
+    layout: str
+    tokens: int
+    passes: list[PassComparison] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def wrong(self) -> PassComparison | None:
+        """The first pass behind which a value differs."""
+        return next((done for done in self.passes if done.problem), None)
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON-ready dict."""
+        return {"version": VERSION, "ok": self.wrong is None, **asdict(self)}
+
+
+def compare_with_unsharded(
+    replay: Replay,
+    unsharded: Replay,
+    store: WeightStore,
+    prompt: Prompt,
+    progress: Callable[[PassComparison], None] = lambda done: None,
+) -> UnshardedReport:
+    """Compare a sharded compilation with that of the same model for one rank.
+
+    Args:
+        replay: the sharded compilation.
+        unsharded: the same passes over the same program, for one rank.
+        store: gives the weights.
+        prompt: what to run.
+        progress: called with each pass compared.
+    """
+    started = time.perf_counter()
+    report = UnshardedReport(str(replay.final.config.layout), len(prompt))
+    whole = _Whole(unsharded, ExactWeightStore(store.source), prompt)
+    cut = False
+    for index, run in enumerate(replay.runs):
+        cut |= bool(run.step.cuts)
+        if not cut or not run.sites:
+            continue
+        done = _compare_pass(whole, replay, index, run)
+        report.passes.append(done)
+        progress(done)
+        if done.problem:
+            break
+    if report.wrong is None and replay.failure is not None:
+        name, reason = replay.failure
+        report.passes.append(PassComparison(name, 0, problem=f"cannot be run: {reason}"))
+    report.seconds = time.perf_counter() - started
+    return report
+
+
+class _Whole:
+    """The compilation for one rank, run behind any pass."""
+
+    def __init__(self, replay: Replay, store: ExactWeightStore, prompt: Prompt) -> None:
+        self.store = store
+        self.prompt = prompt
+        self._replay = replay
+        self._last: tuple[int, Trace] | None = None
+
+    def behind(self, name: str) -> Trace:
+        """What it computes behind a pass, which it may not have."""
+        pipeline = pipeline_of(self._replay.final.config)
+        steps = [step.name for step in pipeline if isinstance(step, Pass)]
+        upto = set(steps[: steps.index(name) + 1])
+        runs = self._replay.runs
+        index = max((i for i, run in enumerate(runs) if run.step.name in upto), default=-1)
+        if self._last is None or self._last[0] != index:
+            program = runs[0].before if index < 0 else self._replay.after(index)
+            stage = Stage.of(program, self.store)
+            known = None if self._last is None else self._last[1]
+            self._last = (index, run_stage(stage, self.prompt, watch=True, known=known))
+        return self._last[1]
+
+
+def _compare_pass(whole: _Whole, replay: Replay, index: int, run: PassRun) -> PassComparison:
+    done = PassComparison(run.step.name, len(run.sites))
+    trace = whole.behind(run.step.name)
+    _compare(done, replay.after(index), trace, whole)
+    if not done.problem:
+        return done
+    for number, program in enumerate(replay.between(run), start=1):
+        tried = PassComparison(run.step.name, number)
+        _compare(tried, program, trace, whole)
+        if tried.problem:
+            site = run.sites[number - 1]
+            done.number, done.problem = number, tried.problem
+            done.where = " ".join(part for part in (site.region, site.path) if part)
+            break
+    return done
+
+
+def _compare(done: PassComparison, program: Program, trace: Trace, whole: _Whole) -> None:
+    """Count and compare all values of a program; the first problem is kept."""
+    for problem in _problems(done, program, trace, whole):
+        done.problem = done.problem or problem
+
+
+def _problems(done: PassComparison, program: Program, trace: Trace, whole: _Whole) -> Iterator[str]:
+    known: dict[fx.Node, Any] = {}
+    for region in program.regions.values():
+        yield from region_problems(region, program.weights.entries(region.kind), known)
+    try:
+        made = run_against(Stage.of(program, whole.store), whole.prompt, trace)
+    except Exception as error:  # whatever an op raises on what no op should be given
+        yield f"its program does not run: {in_a_line(error)}"
+        return
+    counted: set[fx.Node] = set()
+    for calls in zip(trace.calls, made.calls, strict=True):
+        for number, chunk in enumerate(made.chunks if trace.alike(made) else ()):
+            regions = [call.regions[number] for call in calls]
+            for theirs, ours in sharded_pairs(*regions):
+                value = known.get(ours)
+                values = [
+                    comparable_value(region, node.name, call.nodes[number][node.name],
+                                     made.batches[number], made.block_size)
+                    for region, call, node in zip(regions, calls, (theirs, ours), strict=True)
+                ]  # fmt: skip
+                if value is None or not isinstance(values[0], Tensor):
+                    continue
+                if ours not in counted:
+                    counted.add(ours)
+                    done.alike += value == WHOLE
+                    done.parts += isinstance(value, Part)
+                    done.sums += value == PARTIAL
+                found = compare(values[0], gathered(values[1], value), chunk.size, chunk.padding)
+                done.error = max(done.error, found.error)
+                problem = exact_problem(found, None)
+                if problem:
+                    layer = layer_of(calls[1].call)
+                    yield _sentence(layer, ours, value, problem)
+    for call, found in zip(made.calls, compare_calls(trace, made), strict=True):
+        done.error = max(done.error, found.error)
+        problem = exact_problem(found, None)
+        if problem:
+            yield f"layer {layer_of(call.call)} returns what {problem}"
+
+
+def _sentence(layer: int | str, node: fx.Node, value: RankValue, problem: str) -> str:
+    what = node.name
+    if value == PARTIAL:
+        what = f"the sum over ranks of {what}"
+    elif isinstance(value, Part):
+        what = f"{what}, put together along dimension {value.dim},"
+    return f"layer {layer}: {what} {problem}"

@@ -1,0 +1,69 @@
+"""Compare the weights that a plan makes with the same expressions evaluated apart, in fp64."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from dsa_compile.debugging.comparison.rounding import UNIT
+from dsa_compile.debugging.execution.exact import WIDE, numbers
+from dsa_compile.debugging.execution.ranks import parts_of
+from dsa_compile.debugging.inputs.exact_weights import ExactWeightStore
+from dsa_compile.debugging.inputs.parameters import WeightStore
+from dsa_compile.debugging.verify.rewrite_run import in_a_line
+from dsa_compile.ir.program import Program
+
+
+@dataclass(frozen=True)
+class WrongWeight:
+    """A weight that is not what its expression says.
+
+    Attributes:
+        call: name of the call that takes it.
+        key: its key in the plan.
+        expression: how it is made.
+        problem: what is wrong.
+    """
+
+    call: str
+    key: str
+    expression: str
+    problem: str
+
+    def __str__(self) -> str:
+        return f"{self.key} of {self.call}"
+
+
+def wrong_weights(program: Program, store: WeightStore) -> Iterator[WrongWeight]:
+    """Weights of a program that are further from their expressions than their dtype rounds.
+
+    Args:
+        program: the plan, and the calls that take the weights.
+        store: gives the weights as the runtime would make them.
+    """
+    exact = ExactWeightStore(store.source)
+    for call in program.calls:
+        for key, entry in program.weights.entries(call.kind).items():
+            problem = ""
+            try:
+                pairs = list(
+                    zip(
+                        parts_of(store.get(call, key, entry)),
+                        parts_of(exact.get(call, key, entry)),
+                        strict=True,
+                    )
+                )
+            except Exception as error:  # whatever a wrong expression leads to
+                problem = f"cannot be made: {in_a_line(error)}"
+            else:
+                for rank, (made, wide) in enumerate(pairs):
+                    wanted = numbers(wide).to(WIDE)
+                    off = float((made.to(WIDE) - wanted).norm() / wanted.norm().clamp(min=1e-300))
+                    if not off <= UNIT.get(made.dtype, 0.0):
+                        where = f" on rank {rank}" if len(pairs) > 1 else ""
+                        wrong = (
+                            f"differs by {off:.1e} from" if off < math.inf else "is not finite as"
+                        )
+                        problem = f"{wrong} its expression{where}"
+                        break
+            if problem:
+                yield WrongWeight(call.name, key, str(entry.expr), problem)

@@ -1,8 +1,9 @@
 """The arguments of a call as JSON text that grows while the call arrives."""
 
-from collections.abc import Set
+from collections.abc import Callable, Set
 from typing import Any
 
+from dsa_compile.chat.constrained import trimmer
 from dsa_compile.chat.grammar import Argument
 from dsa_compile.chat.json_text import escaped, parse_json
 from dsa_compile.chat.tools import ANY, SCALARS, Tool, kinds
@@ -27,7 +28,7 @@ class Arguments:
     def __init__(self, tool: Tool | None) -> None:
         self._tool = tool
         self._names: set[str] = set()
-        self._value = _Value(frozenset(), None)
+        self._value = _Value(frozenset(), None, None)
 
     def __contains__(self, name: str) -> bool:
         return name in self._names
@@ -37,7 +38,10 @@ class Arguments:
         first = not self._names
         self._names.add(argument.name)
         types = ANY if self._tool is None else self._tool.types(argument.name)
-        self._value = _Value(types, argument.is_string)
+        trim = None
+        if argument.is_string is None and self._tool is not None:
+            trim = trimmer(self._tool.schema(argument.name))
+        self._value = _Value(types, argument.is_string, trim)
         return f'{"{" if first else ", "}"{escaped(argument.name)}": {self._value.begin()}'
 
     def push(self, text: str) -> str:
@@ -59,15 +63,19 @@ class _Value:
     Args:
         types: that the schema allows.
         is_string: what the call says of it.
+        trim: takes off blanks around the text that mean nothing; None if all mean something.
     """
 
-    def __init__(self, types: Set[str], is_string: bool | None) -> None:
+    def __init__(
+        self, types: Set[str], is_string: bool | None, trim: Callable[[str], str] | None
+    ) -> None:
         self._types = types
+        self._trim = trim
         self._is_string = is_string
         self._held = ""
         # characters after which it is a string: none, some, or never
         self._limit: int | None = None
-        if "string" in types and is_string is not False:
+        if "string" in types and is_string is not False and trim is None:
             if is_string or types == {"string"}:
                 self._limit = 0
             elif types <= SCALARS:
@@ -91,7 +99,7 @@ class _Value:
 
     def _typed(self) -> str:
         text = self._held.strip()
-        raw = f'"{escaped(self._held)}"'
+        raw = f'"{escaped(self._held if self._trim is None else self._trim(self._held))}"'
         may_be_raw = "string" in self._types and self._is_string is not False
         if text in _PYTHON_WORDS and not may_be_raw:
             word = _PYTHON_WORDS[text]

@@ -10,6 +10,7 @@ from dsa_compile.chat.formats import ChatFormat
 from dsa_compile.chat.template import MAX_TEMPLATE, ChatTemplate
 from dsa_compile.chat.template_format import TemplateFormat
 from dsa_compile.errors import ArtifactError
+from dsa_compile.regular_files import read_regular
 
 _BUILT_IN = {"deepseek_v32": DeepSeekV32Format}
 
@@ -45,7 +46,7 @@ def _read_config(file: Path) -> Mapping[str, Any]:
     if not file.is_file():
         return {}
     try:
-        config = json.loads(file.read_text(encoding="utf-8"))
+        config = json.loads(read_regular(file).decode())
     except (ValueError, RecursionError) as error:
         raise ArtifactError(f"{file}: not valid JSON ({error})") from None
     if not isinstance(config, dict):

@@ -16,12 +16,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dsa_compile.chat.dsml import DSML, write_calls
+from dsa_compile.chat.forced_calls import forced_calls
 from dsa_compile.chat.json_text import to_json
 from dsa_compile.chat.messages import Message, parse_messages
 from dsa_compile.chat.parser import StreamParser
 from dsa_compile.chat.reasoning import THINK, THINK_END, answer_thinks
 from dsa_compile.chat.results import pair_results
-from dsa_compile.chat.tools import parse_tools
+from dsa_compile.chat.tools import callable_tools, parse_tools
 from dsa_compile.errors import ChatError
 
 BOS = "<｜begin▁of▁sentence｜>"
@@ -119,6 +120,17 @@ class DeepSeekV32Format:
     def parser(self, prompt: str, tools: Sequence[Mapping[str, Any]] | None = None) -> StreamParser:
         """See :meth:`dsa_compile.chat.formats.ChatFormat.parser`."""
         return StreamParser(answer_thinks(prompt), parse_tools(tools), DSML)
+
+    def forced_calls(
+        self,
+        prompt: str,
+        tools: Sequence[Mapping[str, Any]],
+        *,
+        only: str | None = None,
+        many: bool = True,
+    ) -> dict[str, Any] | None:
+        """See :meth:`dsa_compile.chat.formats.ChatFormat.forced_calls`."""
+        return forced_calls(DSML, answer_thinks(prompt), callable_tools(tools, only), many)
 
 
 class _Writer:

@@ -52,6 +52,13 @@ class DsmlGrammar:
     block_end = _BLOCK_END
     newlines = 2
     trims = False
+    block_begin = f"\n\n{_BLOCK}\n"
+    call_end = f"{_CALL_END}\n"
+    argument_style = "deepseek_xml"
+
+    def call_begins(self, name: str) -> tuple[str, ...]:
+        """The tag of a call."""
+        return (f'{_CALL}{name}">\n',)
 
     def name(self, cursor: Cursor) -> str:
         """Read up to and including the name of a call."""

@@ -54,6 +54,32 @@ class ChatFormat(Protocol):
         """
         ...
 
+    def forced_calls(
+        self,
+        prompt: str,
+        tools: Sequence[Mapping[str, Any]],
+        *,
+        only: str | None = None,
+        many: bool = True,
+    ) -> dict[str, Any] | None:
+        """A format of xgrammar's structural tags for answers that call a tool.
+
+        Reasoning may come first where the prompt leaves room for it.
+
+        Args:
+            prompt: see :meth:`parser`.
+            tools: that may be called.
+            only: the one that shall be called; None for any of them.
+            many: whether there may be several calls.
+
+        Returns:
+            The format; None if the model writes calls in no known syntax.
+
+        Raises:
+            ChatError: there is no such tool.
+        """
+        ...
+
     def parser(self, prompt: str, tools: Sequence[Mapping[str, Any]] | None = None) -> StreamParser:
         """A parser of one answer.
 

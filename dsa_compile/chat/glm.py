@@ -6,7 +6,7 @@ GLM-4.5 and 4.6 put line breaks between the tags, later ones nothing. Strings ar
 values JSON; which of them a value is, the parameter's schema says.
 """
 
-from dsa_compile.chat.cursor import Cursor
+from dsa_compile.chat.cursor import Cursor, MalformedError
 from dsa_compile.chat.grammar import Argument
 
 _CALL = "<tool_call>"
@@ -25,6 +25,13 @@ class GlmGrammar:
     block_end = ""
     newlines = 8
     trims = True
+    block_begin = ""
+    call_end = _CALL_END
+    argument_style = "glm_xml"
+
+    def call_begins(self, name: str) -> tuple[str, ...]:
+        """The tag and the name, on the same line or on the next."""
+        return f"{_CALL}{name}", f"\n{_CALL}{name}"
 
     def name(self, cursor: Cursor) -> str:
         """Read the name of a call, up to the next tag."""
@@ -37,6 +44,8 @@ class GlmGrammar:
         if cursor.one_of(_KEY, _CALL_END) == _CALL_END:
             return None
         name, _ = cursor.until(_KEY_END)
+        if _KEY in name or _CALL in name:  # the key's end belongs to a later call
+            raise MalformedError
         cursor.blanks()
         cursor.one_of(_VALUE)
         return Argument(name, None)

@@ -26,6 +26,10 @@ class CallGrammar(Protocol):
 
     Attributes:
         opener: begins a block; its only ``<`` is its first character, as in ``value_end``.
+        block_begin: begins a block as the model writes it, with what stands before its first call;
+            empty if the call's own beginning does.
+        call_end: ends a call, with what stands behind it.
+        argument_style: the name that xgrammar has for the syntax of the arguments.
         value_end: ends a value.
         block_end: ends a block after its last call; empty if the call's own end does.
         newlines: how many line breaks before a block belong to it, at most.
@@ -38,6 +42,13 @@ class CallGrammar(Protocol):
     block_end: str
     newlines: int
     trims: bool
+    block_begin: str
+    call_end: str
+    argument_style: str
+
+    def call_begins(self, name: str) -> tuple[str, ...]:
+        """What a model may write before the arguments of a call."""
+        ...
 
     def name(self, cursor: Cursor) -> str:
         """Read a call's beginning, its name and what ends the name."""

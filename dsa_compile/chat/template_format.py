@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dsa_compile.chat.dsml import DSML
+from dsa_compile.chat.forced_calls import forced_calls
 from dsa_compile.chat.glm import GLM
 from dsa_compile.chat.grammar import CallGrammar
 from dsa_compile.chat.json_text import checked_text, to_json
@@ -12,12 +13,12 @@ from dsa_compile.chat.parser import StreamParser
 from dsa_compile.chat.reasoning import THINK, THINK_END, answer_thinks
 from dsa_compile.chat.results import pair_results
 from dsa_compile.chat.template import ChatTemplate
-from dsa_compile.chat.tools import parse_tools
+from dsa_compile.chat.tools import callable_tools, parse_tools
 from dsa_compile.errors import ChatError
 
 # Syntax of calls by the tags that a template writes them with.
 _GRAMMARS: dict[str, CallGrammar] = {"<｜DSML｜": DSML, "<arg_key>": GLM}
-_TAGS = (
+TAGS = (  # that parsers read
     THINK, THINK_END, "｜DSML｜", "<tool_call>", "</tool_call>",
     "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>",
 )  # fmt: skip
@@ -57,7 +58,7 @@ class TemplateFormat:
         self._variables = dict(special_tokens or {})
         source = self._tool_template.source
         self._grammar = next((g for tag, g in _GRAMMARS.items() if tag in source), None)
-        self.special_tokens = tuple(tag for tag in _TAGS if tag in source)
+        self.special_tokens = tuple(tag for tag in TAGS if tag in source)
         self._takes_text = self._writes_only_text()
 
     def encode(
@@ -101,6 +102,19 @@ class TemplateFormat:
     def parser(self, prompt: str, tools: Sequence[Mapping[str, Any]] | None = None) -> StreamParser:
         """See :meth:`dsa_compile.chat.formats.ChatFormat.parser`."""
         return StreamParser(answer_thinks(prompt), parse_tools(tools), self._grammar)
+
+    def forced_calls(
+        self,
+        prompt: str,
+        tools: Sequence[Mapping[str, Any]],
+        *,
+        only: str | None = None,
+        many: bool = True,
+    ) -> dict[str, Any] | None:
+        """See :meth:`dsa_compile.chat.formats.ChatFormat.forced_calls`."""
+        if self._grammar is None:
+            return None
+        return forced_calls(self._grammar, answer_thinks(prompt), callable_tools(tools, only), many)
 
     def _writes_only_text(self) -> bool:
         """Whether the template needs a call's arguments as JSON text, as DeepSeek-V3.1's does.

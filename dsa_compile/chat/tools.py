@@ -35,6 +35,17 @@ class Tool:
         function: Mapping[str, Any] = self.definition["function"]
         return function
 
+    def schema(self, parameter: str) -> Any:
+        """The schema of a parameter, references at its root followed; None if there is none."""
+        root = self.function.get("parameters")
+        properties = root.get("properties") if isinstance(root, Mapping) else None
+        found = properties.get(parameter) if isinstance(properties, Mapping) else None
+        for _ in range(_MAX_DEPTH):
+            if not isinstance(found, Mapping) or "$ref" not in found:
+                return found
+            found = _resolved(found["$ref"], root)
+        return None
+
     def types(self, parameter: str) -> frozenset[str]:
         """JSON types that the schema allows a parameter; all of them where it does not say."""
         schema = self.function.get("parameters")
@@ -59,6 +70,29 @@ def parse_tools(tools: Sequence[Mapping[str, Any]] | None, param: str = "tools")
     if not isinstance(tools, list | tuple):
         raise ChatError(param, "should be a list of tools")
     return [_parse_tool(tool, f"{param}[{i}]") for i, tool in enumerate(tools)]
+
+
+def callable_tools(
+    tools: Sequence[Mapping[str, Any]] | None, only: str | None, param: str = "tool_choice"
+) -> list[Tool]:
+    """The tools of which one must be called.
+
+    Args:
+        tools: of the request.
+        only: the name of the one; None for any.
+        param: the field that asks for it, for errors.
+
+    Raises:
+        ChatError: there is none.
+    """
+    found = parse_tools(tools)
+    if not found:
+        raise ChatError(param, "a call is required, and the request has no tools")
+    named = [tool for tool in found if only in (None, tool.name)]
+    if not named:
+        known = ", ".join(tool.name for tool in found)
+        raise ChatError(param, f"no tool has the name {only!r:.130}; known: {known:.200}")
+    return named
 
 
 def is_tool_name(name: Any) -> bool:

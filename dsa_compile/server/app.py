@@ -1,0 +1,105 @@
+"""The ASGI application of a service."""
+
+import logging
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from dsa_compile.errors import RequestError
+from dsa_compile.server.errors import ApiError, from_request_error
+from dsa_compile.server.middleware import ApiKeys, BodyLimit, RequestLog
+from dsa_compile.server.routes.chat import chat_router
+from dsa_compile.server.routes.completions import completions_router
+from dsa_compile.server.routes.operation import operation_router
+from dsa_compile.server.routes.page import page_router
+from dsa_compile.server.routes.responses import responses_router
+from dsa_compile.server.routes.tokens import tokens_router
+from dsa_compile.server.service import Service
+from dsa_compile.server.streaming import ClientGoneError, JsonResponse
+from dsa_compile.server.tracing import TraceParents
+from dsa_compile.version import __version__
+
+_LOG = logging.getLogger(__name__)
+_ERRORS = {"description": "An error in the shape of OpenAI's"}
+_ROUTERS = (  # the first route that fits is taken: those of most requests come first
+    *(completions_router, chat_router, responses_router, tokens_router),
+    *(operation_router, page_router),
+)
+_STATUSES = (400, 401, 404, 408, 413, 429, 500, 503)
+
+
+def create_app(service: Service) -> ASGIApp:
+    """The application, with what every request passes first around it."""
+    app = FastAPI(
+        title="dsa-serve",
+        version=__version__,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        responses=dict.fromkeys(_STATUSES, _ERRORS),
+    )
+    for router in _ROUTERS:
+        app.include_router(router(service))
+    app.add_exception_handler(ApiError, _api_error)
+    app.add_exception_handler(RequestError, _request_error)
+    app.add_exception_handler(RequestValidationError, _validation_error)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(ClientGoneError, _client_gone)
+    app.add_exception_handler(Exception, _unforeseen)
+    settings = service.settings
+    inner: ASGIApp = app if service.tracing is None else TraceParents(app)
+    outer: ASGIApp = BodyLimit(inner, settings.max_request_bytes, settings.request_read_timeout)
+    if settings.api_key:
+        outer = ApiKeys(outer, settings.api_key)
+    if settings.allowed_origins:
+        outer = CORSMiddleware(
+            outer, settings.allowed_origins, allow_methods=["*"], allow_headers=["*"]
+        )
+    return RequestLog(outer, service.metrics)
+
+
+def _answer(error: ApiError) -> Response:
+    return JsonResponse(error.body(), error.status, error.headers())
+
+
+async def _api_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return _answer(error)
+
+
+async def _request_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestError)
+    return _answer(from_request_error(error))
+
+
+async def _validation_error(request: Request, error: Exception) -> Response:
+    """One line on the first field that is wrong; its value is left out, it may be anything."""
+    assert isinstance(error, RequestValidationError)
+    found: dict[str, Any] = error.errors()[0]
+    path = [str(part) for part in found["loc"] if part != "body"]
+    if found["type"] == "json_invalid":
+        return _answer(ApiError(400, f"the body is not valid JSON: {found['ctx']['error']}"))
+    param = ".".join(path)[:200].encode(errors="replace").decode() or None
+    if found["type"] == "extra_forbidden":
+        return _answer(ApiError(400, f"{param} is not a known field", param=param))
+    problem = f"{param}: {found['msg']}" if param else found["msg"]
+    return _answer(ApiError(400, problem, param=param))
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return _answer(ApiError(error.status_code, str(error.detail)))
+
+
+async def _client_gone(request: Request, error: Exception) -> Response:
+    return Response(status_code=499)  # nobody reads it; the log does
+
+
+async def _unforeseen(request: Request, error: Exception) -> Response:
+    return _answer(ApiError(500, "the server failed; its log has the reason"))

@@ -1,0 +1,74 @@
+"""The text side of an artifact: its tokenizer, chat format and generation defaults, without torch.
+
+Files are compared with the hashes of the manifest, whose digest the engine process loads by, so
+both processes serve the same artifact.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dsa_compile.artifact.manifest import Manifest, open_manifest
+from dsa_compile.chat import ChatFormat, chat_format
+from dsa_compile.errors import ArtifactError
+from dsa_compile.runtime.requests.generation_config import FILE, GenerationConfig
+from dsa_compile.runtime.requests.prompts import load_tokenizer
+
+
+@dataclass(frozen=True)
+class ArtifactText:
+    """What the HTTP process needs of an artifact.
+
+    Attributes:
+        digest: of the manifest.
+        tokenizer: a ``tokenizers.Tokenizer``, or None.
+        chat: how the model writes conversations, or None for a base model.
+        defaults: what the model's makers sample with.
+    """
+
+    digest: str
+    tokenizer: Any
+    chat: ChatFormat | None
+    defaults: GenerationConfig
+
+
+def load_artifact_text(path: Path) -> ArtifactText:
+    """Read an artifact's manifest and the files of its tokenizer.
+
+    Raises:
+        ArtifactError: no artifact, or one of the files is not the one compiled.
+    """
+    files = _TokenizerFiles(path, open_manifest(path))
+    tokenizer = load_tokenizer(files)
+    chat = None
+    if tokenizer is not None:
+        for name in ("tokenizer_config.json", "chat_template.jinja"):
+            files.tokenizer_bytes(name)  # compared with its hash before it is used
+        chat = chat_format(path / "tokenizer", files.manifest.model.spec.model_type)
+    if chat is not None and any(tokenizer.token_to_id(t) is None for t in chat.special_tokens):
+        chat = None  # written for another tokenizer
+    config = files.tokenizer_bytes(FILE)
+    defaults = GenerationConfig.parse(config, str(path / "tokenizer" / FILE))
+    return ArtifactText(files.manifest.digest, tokenizer, chat, defaults)
+
+
+@dataclass(frozen=True)
+class _TokenizerFiles:
+    path: Path
+    manifest: Manifest
+
+    def tokenizer_bytes(self, name: str) -> bytes | None:
+        """A file of the tokenizer, if the artifact lists it."""
+        listed = f"tokenizer/{name}"
+        hashes = {record.path: record.sha256 for record in self.manifest.files}
+        if listed not in hashes:
+            return None
+        try:
+            data = (self.path / listed).read_bytes()
+        except OSError as error:
+            problem = f"cannot be read ({error.strerror}); recompile"
+            raise ArtifactError(f"{self.path / listed}: {problem}") from None
+        if hashlib.sha256(data).hexdigest() != hashes[listed]:
+            raise ArtifactError(f"{self.path / listed}: not the content that was compiled")
+        return data

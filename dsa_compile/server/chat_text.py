@@ -1,0 +1,75 @@
+"""Conversations as prompts, and answers as messages, for the routes that chat."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dsa_compile.chat import ChatFormat, StreamParser
+from dsa_compile.chat.template_format import TAGS
+from dsa_compile.errors import RequestError
+from dsa_compile.server.errors import bad_request, from_request_error
+from dsa_compile.server.service import Service
+
+
+class AnswerTokenizer:
+    """Decodes an answer for its parser: with the tags that it reads, without other special tokens.
+
+    Args:
+        tokenizer: a ``tokenizers.Tokenizer``.
+        skip_special_tokens: leave out special tokens that are no tags.
+    """
+
+    def __init__(self, tokenizer: Any, skip_special_tokens: bool) -> None:
+        self._tokenizer = tokenizer
+        self._hidden: frozenset[int] = frozenset()
+        if skip_special_tokens:
+            added = tokenizer.get_added_tokens_decoder().items()
+            self._hidden = frozenset(
+                id_ for id_, token in added if token.special and token.content not in TAGS
+            )
+
+    def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
+        """Text of the tokens."""
+        if not self._hidden.isdisjoint(ids):
+            ids = [id_ for id_ in ids if id_ not in self._hidden]
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=False)
+        return text
+
+
+async def encode_chat(
+    service: Service, messages: Sequence[Mapping[str, Any]], **options: Any
+) -> tuple[str, list[int]]:
+    """The prompt of a conversation, as text and as token ids.
+
+    Args:
+        service: that serves it.
+        messages: of the request.
+        **options: of :meth:`dsa_compile.chat.ChatFormat.encode`.
+
+    Raises:
+        ApiError: it cannot be encoded (400).
+    """
+    form = chat_format_of(service)
+    try:
+        text = await asyncio.to_thread(form.encode, messages, **options)
+    except RequestError as error:
+        raise from_request_error(error) from None
+    return text, await service.encode(text, special=False)
+
+
+def answer_parser(
+    service: Service, prompt: str, tools: Sequence[Mapping[str, Any]] | None
+) -> StreamParser:
+    """A parser of one answer to a prompt."""
+    return chat_format_of(service).parser(prompt, tools)
+
+
+def chat_format_of(service: Service) -> ChatFormat:
+    """The model's chat format.
+
+    Raises:
+        ApiError: it has none (400).
+    """
+    if service.text.chat is None:
+        raise bad_request("the model has no chat format; use /v1/completions", "messages")
+    return service.text.chat

@@ -1,0 +1,149 @@
+"""The loop of an engine process: take messages, make a step, send its tokens.
+
+While requests run, messages are looked for between steps without waiting; an idle engine sleeps on
+the socket.
+"""
+
+import logging
+import time
+
+import msgspec
+import zmq
+
+from dsa_compile.errors import RequestError
+from dsa_compile.runtime import Engine, RequestOutput
+from dsa_compile.runtime.scheduling.stats import busiest
+from dsa_compile.server.grammar_worker import GrammarWorker
+from dsa_compile.server.protocol import (
+    Abort,
+    Add,
+    CompileGrammar,
+    Delta,
+    FromEngine,
+    Lost,
+    Ready,
+    Rejected,
+    ReportStats,
+    Stats,
+    Step,
+    ToEngine,
+)
+
+_LOG = logging.getLogger(__name__)
+_STATS_INTERVAL = 0.25  # seconds
+
+
+class EngineLoop:
+    """Serves one engine's requests over one socket until the engine fails.
+
+    Args:
+        engine: without a tokenizer.
+        socket: connected to the HTTP process.
+    """
+
+    def __init__(self, engine: Engine, socket: "zmq.Socket[bytes]") -> None:
+        self._engine = engine
+        self._socket = socket
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = msgspec.msgpack.Decoder(ToEngine)
+        self._grammars = GrammarWorker(engine)
+        self._wake = zmq.Poller()
+        for source in (socket, self._grammars.news):
+            self._wake.register(source, zmq.POLLIN)
+        self._step_seconds = 0.0
+        self._stats_due = 0.0
+
+    def run(self) -> str:
+        """Serve; returns why the engine cannot go on."""
+        engine = self._engine
+        self._send(Ready(engine.scheduler.config, engine.vocab_size, engine.eos_token_ids))
+        while True:
+            self._take_messages(wait=not engine.has_unfinished())
+            if not engine.has_unfinished():
+                continue
+            try:
+                self._advance()
+            except Exception as error:
+                _LOG.exception("the engine cannot go on")
+                message = " ".join(str(error).split()) or type(error).__name__
+                self._send(Lost(message))
+                return message
+
+    def _take_messages(self, wait: bool) -> None:
+        if wait:
+            self._wake.poll()
+        while self._socket.poll(0):
+            self._handle(self._socket.recv())
+        for compiled in self._grammars.finished():
+            self._send(compiled)
+
+    def _handle(self, data: bytes) -> None:
+        match self._decoder.decode(data):
+            case Add(request_id, prompt, params, priority, salt):
+                try:
+                    self._engine.add_request(request_id, prompt, params, priority, salt)
+                except RequestError as error:
+                    self._send(Rejected(request_id, str(error)))
+            case Abort(request_ids):
+                for request_id in request_ids:
+                    self._engine.abort(request_id)
+                if not self._engine.has_unfinished():
+                    self._send(Step([], self._stats()))
+            case CompileGrammar() as message:
+                self._grammars.submit(message)
+            case ReportStats():
+                self._send(Step([], self._stats()))
+
+    def _advance(self) -> None:
+        began = time.perf_counter()
+        outputs = self._engine.step()
+        now = time.perf_counter()
+        self._step_seconds += now - began
+        deltas = [_delta(output) for output in outputs]
+        due = now >= self._stats_due or not self._engine.has_unfinished()
+        if due:
+            self._stats_due = now + _STATS_INTERVAL
+        if deltas or due:
+            self._send(Step(deltas, self._stats() if due else None))
+
+    def _stats(self) -> Stats:
+        stats = self._engine.stats()
+        return Stats(
+            running=stats.running,
+            waiting=stats.waiting,
+            free_blocks=stats.free_blocks,
+            cached_blocks=stats.cached_blocks,
+            owned_blocks=stats.owned_blocks,
+            preemptions=stats.preemptions,
+            prefix_hit_tokens=stats.prefix_hit_tokens,
+            failed_steps=stats.memory_failures + stats.op_failures,
+            late_kernels=stats.late_kernels,
+            steps=[(*kind, count) for kind, count in stats.step_counts.items()],
+            step_seconds=self._step_seconds,
+            host_seconds=self._step_seconds - stats.wait_seconds,
+            drafted=stats.drafted,
+            accepted=stats.accepted,
+            forced=stats.force_accept is not None,
+            low_acceptance=bool(stats.acceptance_problem),
+            lanes=[(lane.running, lane.waiting) for lane in stats.lanes],
+            busiest_experts={
+                layer: busiest(tokens).times_average
+                for layer, tokens in stats.expert_tokens.items()
+            },
+        )
+
+    def _send(self, message: FromEngine) -> None:
+        self._socket.send(self._encoder.encode(message))
+
+
+def _delta(output: RequestOutput) -> Delta:
+    return Delta(
+        output.request_id,
+        output.new_token_ids,
+        output.finish_reason,
+        output.cached_tokens,
+        output.error,
+        output.new_logprobs,
+        output.scheduled_at,
+        output.new_prompt_logprobs,
+    )

@@ -1,0 +1,84 @@
+"""Errors of the HTTP API, in the shape of OpenAI's."""
+
+from typing import Any
+
+from dsa_compile.errors import RequestError
+
+
+class ApiError(Exception):
+    """An answer that is an error.
+
+    Args:
+        status: of HTTP.
+        message: for the client.
+        kind: ``type`` of the error; None for the usual one of the status.
+        param: the field at fault.
+        code: for programs, such as ``model_not_found``.
+        retry_after: seconds after which the client may try again.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        kind: str | None = None,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.kind = kind or _KINDS.get(status, "invalid_request_error")
+        self.param = param
+        self.code = code
+        self.retry_after = retry_after
+
+    def body(self) -> dict[str, Any]:
+        """The JSON of the answer."""
+        error = {
+            "message": self.message,
+            "type": self.kind,
+            "param": self.param,
+            "code": self.code,
+        }
+        return {"error": error}
+
+    def headers(self) -> dict[str, str]:
+        """Headers of the answer."""
+        headers = {} if self.retry_after is None else {"retry-after": str(self.retry_after)}
+        if self.status == 401:
+            headers["www-authenticate"] = "Bearer"
+        return headers
+
+
+_KINDS = {
+    401: "authentication_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+    500: "server_error",
+    503: "service_unavailable_error",
+}
+
+
+class EngineLostError(ApiError):
+    """The engine process ended or failed while it served a request."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(500, f"the engine failed: {reason}", code="engine_failed")
+
+
+def bad_request(message: str, param: str | None = None) -> ApiError:
+    """A request that cannot be served as it is."""
+    return ApiError(400, message, param=param)
+
+
+def unsupported(param: str, why: str) -> ApiError:
+    """A field that this server does not act on; it is refused, never left out silently."""
+    return ApiError(400, f"{param} is not supported: {why}", param=param, code="unsupported")
+
+
+def from_request_error(error: RequestError, param: str | None = None) -> ApiError:
+    """The 400 of an error that the runtime or a chat format raised."""
+    return bad_request(str(error), getattr(error, "param", param))

@@ -1,0 +1,227 @@
+"""``POST /v1/chat/completions``."""
+
+import time
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from dsa_compile.chat import (
+    ContentDelta,
+    Event,
+    Finished,
+    ReasoningDelta,
+    StreamParser,
+    ToolCallBegin,
+    ToolCallDelta,
+    ToolCallEnd,
+    collect,
+)
+from dsa_compile.server.chat_text import (
+    AnswerTokenizer,
+    answer_parser,
+    chat_format_of,
+    encode_chat,
+)
+from dsa_compile.server.choice import Piece
+from dsa_compile.server.errors import bad_request
+from dsa_compile.server.openai_types import ChatRequest
+from dsa_compile.server.sampling import sampling_params
+from dsa_compile.server.service import Job, Service, new_id
+from dsa_compile.server.streaming import DONE, EventStream, JsonResponse, event, merged, unless_gone
+from dsa_compile.server.token_text import chat_logprobs, prompt_logprobs
+from dsa_compile.server.tool_choice import tool_choice
+from dsa_compile.server.usage import usage
+
+
+def chat_router(service: Service) -> APIRouter:
+    """The route."""
+    router = APIRouter()
+
+    @router.post("/v1/chat/completions")
+    async def create_chat_completion(body: ChatRequest, request: Request) -> Response:
+        """Answer a conversation."""
+        service.check_common(body)
+        choice = tool_choice(body.tools, body.tool_choice)
+        _refuse(service, body)
+        text, prompt = await encode_chat(
+            service,
+            body.messages,
+            tools=choice.tools,
+            thinking=None if body.reasoning_effort is None else body.reasoning_effort != "none",
+            template_kwargs=body.chat_template_kwargs,
+        )
+        # What reasoning comes first is free.
+        after = "</think>" if text.rstrip().endswith("<think>") else ""
+        many = body.parallel_tool_calls is not False
+        forced = choice.grammar(chat_format_of(service), text, many)
+        grammar = await service.grammar(body, body.response_format, after, forced)
+        most = _max_tokens(body)
+        logprobs = (body.top_logprobs or 0) if body.logprobs else None
+        params = sampling_params(
+            body,
+            service.defaults,
+            max_tokens=service.room(prompt) if most is None else most,
+            logprobs=logprobs,
+            prompt_logprobs=body.prompt_logprobs,
+            grammar=grammar,
+        )
+        parsers = [answer_parser(service, text, choice.tools) for _ in range(body.n or 1)]
+        tokenizer = AnswerTokenizer(service.text.tokenizer, body.skip_special_tokens)
+        answer = _Answer(service, body, prompt, parsers)
+        job = service.start(answer.id, [prompt], [params], body, tokenizer)
+        if body.stream:
+            return EventStream(answer.events(job), job.close)
+        try:
+            return JsonResponse(await unless_gone(request, answer.whole(job)))
+        finally:
+            job.close()
+
+    return router
+
+
+def _refuse(service: Service, body: ChatRequest) -> None:
+    if body.top_logprobs is not None:
+        if not body.logprobs:
+            raise bad_request("top_logprobs needs logprobs=true", "top_logprobs")
+        service.check_logprobs(body.top_logprobs, "top_logprobs")
+
+
+def _max_tokens(body: ChatRequest) -> int | None:
+    given, old = body.max_completion_tokens, body.max_tokens
+    if given is not None and old is not None and given != old:
+        raise bad_request("max_tokens and max_completion_tokens differ", "max_tokens")
+    return old if given is None else given
+
+
+class _Answer:
+    """The choices of a request in the form of the API."""
+
+    def __init__(
+        self,
+        service: Service,
+        body: ChatRequest,
+        prompt: list[int],
+        parsers: Sequence[StreamParser],
+    ) -> None:
+        self.id = new_id("chatcmpl")
+        self._service = service
+        self._body = body
+        self._prompt = prompt
+        self._parsers = parsers
+        self._created = int(time.time())
+        self._calls = 1 if body.parallel_tool_calls is False else None
+
+    async def whole(self, job: Job) -> dict[str, Any]:
+        events: list[list[Event]] = [[] for _ in job.choices]
+        logprobs: list[list[Any]] = [[] for _ in job.choices]
+        reasons: list[str | None] = [None] * len(job.choices)
+        ids: list[list[int]] = [[] for _ in job.choices]
+        async for choice, piece in merged(job.choices):
+            ids[choice.index] += piece.token_ids
+            events[choice.index] += self._parse(choice.index, piece)
+            logprobs[choice.index] += piece.logprobs
+            reasons[choice.index] = piece.finish_reason
+        choices: list[dict[str, Any]] = [
+            {
+                "index": index,
+                "message": {**collect(found).message(), "refusal": None},
+                "logprobs": self._logprobs(logprobs[index]),
+                "finish_reason": _finish_reason(reasons[index], found),
+            }
+            for index, found in enumerate(events)
+        ]
+        counts = usage([self._prompt], job.choices)
+        answer = {**self._head("chat.completion"), "choices": choices, "usage": counts}
+        if self._body.prompt_logprobs is not None:
+            tokenizer, entries = self._service.text.tokenizer, job.choices[0].prompt_logprobs
+            answer["prompt_logprobs"] = prompt_logprobs(tokenizer, entries)
+        if self._body.return_token_ids:
+            answer["prompt_token_ids"] = self._prompt
+            for described, generated in zip(choices, ids, strict=True):
+                described["token_ids"] = generated
+        return answer
+
+    async def events(self, job: Job) -> AsyncGenerator[bytes, None]:
+        head = self._head("chat.completion.chunk")
+        options = self._body.stream_options
+        counted = options is not None and options.include_usage
+        if counted:
+            head["usage"] = None
+        prompt = {"prompt_token_ids": self._prompt} if self._body.return_token_ids else {}
+        for choice in job.choices:
+            first = _chunk(choice.index, {"role": "assistant", "content": ""}, None, None)
+            yield event({**head, **prompt, "choices": [first]})
+        async for choice, piece in merged(job.choices):
+            for chunk in self._chunks(choice.index, piece):
+                yield event({**head, "choices": [chunk]})
+        if counted:
+            counts = usage([self._prompt], job.choices)
+            yield event({**head, "choices": [], "usage": counts})
+        yield DONE
+
+    def _chunks(self, index: int, piece: Piece) -> Iterator[dict[str, Any]]:
+        found = self._parse(index, piece)
+        logprobs = self._logprobs(piece.logprobs)
+        ids = piece.token_ids if self._body.return_token_ids else []
+        for delta in filter(None, map(_delta, found)):
+            yield _chunk(index, delta, logprobs, None, ids)
+            logprobs, ids = None, []  # once, whatever came of the piece
+        reason = _finish_reason(piece.finish_reason, found)
+        if reason is not None or ids or (logprobs is not None and piece.logprobs):
+            yield _chunk(index, {}, logprobs, reason, ids)
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self._created,
+            "model": self._service.model,
+        }
+
+    def _parse(self, index: int, piece: Piece) -> list[Event]:
+        parser = self._parsers[index]
+        events = list(parser.feed(piece.text)) if piece.text else []
+        if piece.finish_reason is not None:
+            events += parser.finish()
+        if self._calls is not None:
+            events = [e for e in events if getattr(e, "index", 0) < self._calls]
+        return events
+
+    def _logprobs(self, entries: Sequence[Any]) -> dict[str, Any] | None:
+        if not self._body.logprobs:
+            return None
+        return chat_logprobs(self._service.text.tokenizer, entries, self._body.top_logprobs or 0)
+
+
+def _finish_reason(reason: str | None, events: Iterable[Event]) -> str | None:
+    called = any(isinstance(found, Finished) and found.called for found in events)
+    return "tool_calls" if reason == "stop" and called else reason
+
+
+def _delta(found: Event) -> dict[str, Any] | None:
+    match found:
+        case ContentDelta(text):
+            return {"content": text}
+        case ReasoningDelta(text):
+            return {"reasoning_content": text}
+        case ToolCallBegin(index, call_id, name):
+            function = {"name": name, "arguments": ""}
+            call = {"index": index, "id": call_id, "type": "function", "function": function}
+            return {"tool_calls": [call]}
+        case ToolCallDelta(index, text):
+            return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
+        case ToolCallEnd() | Finished():
+            return None
+
+
+def _chunk(
+    index: int,
+    delta: dict[str, Any],
+    logprobs: Any,
+    reason: str | None,
+    token_ids: Sequence[int] = (),
+) -> dict[str, Any]:
+    chunk = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
+    return {**chunk, "token_ids": token_ids} if token_ids else chunk

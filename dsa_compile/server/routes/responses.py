@@ -1,0 +1,213 @@
+"""``POST /v1/responses``: a conversation in, reasoning, text and calls out; nothing is kept."""
+
+import time
+from collections.abc import AsyncGenerator, Iterator
+from typing import Any, get_args
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from dsa_compile.chat import ContentDelta, StreamParser, ToolCallBegin
+from dsa_compile.server.chat_text import (
+    AnswerTokenizer,
+    answer_parser,
+    chat_format_of,
+    encode_chat,
+)
+from dsa_compile.server.choice import Choice, Piece
+from dsa_compile.server.errors import ApiError, bad_request, unsupported
+from dsa_compile.server.openai_types import Effort, ResponsesRequest
+from dsa_compile.server.response_input import (
+    conversation_of,
+    response_format_of,
+    tools_of,
+)
+from dsa_compile.server.response_output import ResponseOutput, new_id
+from dsa_compile.server.sampling import sampling_params
+from dsa_compile.server.service import Job, Service
+from dsa_compile.server.streaming import EventStream, JsonResponse, encode_json, unless_gone
+from dsa_compile.server.tool_choice import tool_choice
+
+_KNOWN_INCLUDES = ("reasoning.encrypted_content",)  # reasoning is there as text
+
+
+def responses_router(service: Service) -> APIRouter:
+    """The route."""
+    router = APIRouter()
+
+    @router.post("/v1/responses")
+    async def create_response(body: ResponsesRequest, request: Request) -> Response:
+        """Answer a conversation."""
+        service.check_common(body)
+        _refuse(body)
+        conversation = conversation_of(body.input, body.instructions)
+        try:
+            answer, job = await _start(service, body, conversation.messages)
+        except ApiError as error:
+            raise conversation.own_name(error) from None
+        if body.stream:
+            return EventStream(answer.events(job.choices[0]), job.close)
+        try:
+            return JsonResponse(await unless_gone(request, answer.whole(job.choices[0])))
+        finally:
+            job.close()
+
+    return router
+
+
+async def _start(
+    service: Service, body: ResponsesRequest, messages: list[dict[str, Any]]
+) -> tuple["_Answer", Job]:
+    choice = tool_choice(tools_of(body.tools), body.tool_choice)
+    effort = _effort(body.reasoning)
+    text, prompt = await encode_chat(
+        service,
+        messages,
+        tools=choice.tools,
+        thinking=None if effort is None else effort != "none",
+        template_kwargs=body.chat_template_kwargs,
+    )
+    many = body.parallel_tool_calls is not False
+    forced = choice.grammar(chat_format_of(service), text, many)
+    after = "</think>" if text.rstrip().endswith("<think>") else ""
+    grammar = await service.grammar(body, response_format_of(body.text), after, forced)
+    most = body.max_output_tokens
+    params = sampling_params(
+        body,
+        service.defaults,
+        max_tokens=service.room(prompt) if most is None else most,
+        logprobs=None,
+        grammar=grammar,
+    )
+    tokenizer = AnswerTokenizer(service.text.tokenizer, body.skip_special_tokens)
+    parser = answer_parser(service, text, choice.tools)
+    answer = _Answer(service, body, parser, (params.temperature, params.top_p))
+    return answer, service.start(answer.id, [prompt], [params], body, tokenizer)
+
+
+def _refuse(body: ResponsesRequest) -> None:
+    if body.previous_response_id is not None:
+        raise unsupported("previous_response_id", "answers are not kept; send them in input")
+    if body.background:
+        raise unsupported("background", "answers are not kept")
+    if body.n not in (None, 1):
+        raise unsupported("n", "a response is one answer")
+    if body.prompt_logprobs is not None:
+        raise unsupported("prompt_logprobs", "use /v1/completions")
+    if body.truncation not in (None, "disabled"):
+        raise unsupported("truncation", "a prompt that is too long is refused")
+    for name in body.include or ():
+        if name not in _KNOWN_INCLUDES:
+            raise unsupported("include", f"{name!r:.80} is nothing that this server has")
+
+
+def _effort(reasoning: dict[str, Any] | None) -> str | None:
+    for name in reasoning or ():
+        if name not in ("effort", "summary", "generate_summary"):
+            raise unsupported(f"reasoning.{name}", "use reasoning.effort")
+    effort: str | None = (reasoning or {}).get("effort")
+    if effort not in (None, *get_args(Effort)):
+        known = ", ".join(get_args(Effort))
+        raise bad_request(f"reasoning.effort must be one of {known}", "reasoning.effort")
+    return effort
+
+
+class _Answer:
+    """One response, whole or as the events of a stream."""
+
+    def __init__(
+        self,
+        service: Service,
+        body: ResponsesRequest,
+        parser: StreamParser,
+        sampled: tuple[float, float],
+    ) -> None:
+        self.id = new_id("resp")
+        self._body = body
+        self._parser = parser
+        self._output = ResponseOutput()
+        self._most = 1 if body.parallel_tool_calls is False else None
+        self._first_tokens = 0  # which are reasoning, if there is any
+        self._before_answer = True
+        self._number = 0
+        temperature, top_p = sampled
+        self._head = {
+            "id": self.id, "object": "response", "created_at": int(time.time()),
+            "model": service.model, "instructions": body.instructions,
+            "max_output_tokens": body.max_output_tokens, "metadata": body.metadata or {},
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
+            "previous_response_id": None, "store": False, "background": False,
+            "reasoning": {"effort": _effort(body.reasoning), "summary": None},
+            "temperature": temperature, "top_p": top_p, "truncation": "disabled",
+            "text": body.text or {"format": {"type": "text"}},
+            "tool_choice": body.tool_choice or "auto", "tools": body.tools or [],
+            "user": body.user,
+        }  # fmt: skip
+
+    async def whole(self, choice: Choice) -> dict[str, Any]:
+        reason: str | None = None
+        async for piece in choice.pieces():
+            for _ in self._take(piece):
+                pass
+            reason = piece.finish_reason
+        return self._ended(choice, reason)
+
+    async def events(self, choice: Choice) -> AsyncGenerator[bytes, None]:
+        begun = self._described("in_progress")
+        yield self._event({"type": "response.created", "response": begun})
+        yield self._event({"type": "response.in_progress", "response": begun})
+        reason: str | None = None
+        try:
+            async for piece in choice.pieces():
+                reason = piece.finish_reason
+                if found := b"".join(map(self._event, self._take(piece))):
+                    yield found
+        except ApiError as error:
+            problem = {"code": error.code or "server_error", "message": error.message}
+            failed = {**self._described("failed"), "error": problem}
+            yield self._event({"type": "response.failed", "response": failed})
+            return
+        ended = self._ended(choice, reason)
+        yield self._event({"type": f"response.{ended['status']}", "response": ended})
+
+    def _take(self, piece: Piece) -> Iterator[dict[str, Any]]:
+        found = self._parser.feed(piece.text) if piece.text else []
+        if piece.finish_reason is not None:
+            found = [*found, *self._parser.finish()]
+        if any(isinstance(event, ContentDelta | ToolCallBegin) for event in found):
+            self._before_answer = False
+        if self._before_answer:
+            self._first_tokens += len(piece.token_ids)
+        if self._most is not None:
+            found = [event for event in found if getattr(event, "index", 0) < self._most]
+        yield from self._output.add(found, cut=piece.finish_reason == "length")
+
+    def _ended(self, choice: Choice, reason: str | None) -> dict[str, Any]:
+        cut = reason == "length"
+        reasoned = any(item["type"] == "reasoning" for item in self._output.items)
+        counts = {
+            "input_tokens": len(choice.prompt),
+            "input_tokens_details": {"cached_tokens": choice.cached_tokens},
+            "output_tokens": choice.num_tokens,
+            "output_tokens_details": {"reasoning_tokens": self._first_tokens * reasoned},
+            "total_tokens": len(choice.prompt) + choice.num_tokens,
+        }
+        answer = {**self._described("incomplete" if cut else "completed"), "usage": counts}
+        if cut:
+            answer["incomplete_details"] = {"reason": "max_output_tokens"}
+        return answer
+
+    def _described(self, status: str) -> dict[str, Any]:
+        return {
+            **self._head,
+            "status": status,
+            "output": [dict(item) for item in self._output.items],
+            "error": None,
+            "incomplete_details": None,
+            "usage": None,
+        }
+
+    def _event(self, content: dict[str, Any]) -> bytes:
+        numbered = {"sequence_number": self._number, **content}
+        self._number += 1
+        return b"event: %b\ndata: %b\n\n" % (content["type"].encode(), encode_json(numbered))

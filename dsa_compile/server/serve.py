@@ -1,0 +1,137 @@
+"""Running a server: the HTTP process from its start to the end of its last request.
+
+The first SIGTERM or SIGINT drains: new requests get 503, as does ``/ready``, running ones finish,
+and the status is 0. A second one, or the end of the time allowed, aborts what runs, for status 1.
+"""
+
+import asyncio
+import logging
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import uvicorn
+
+from dsa_compile.errors import UserError
+from dsa_compile.server.admission import Admission
+from dsa_compile.server.app import create_app
+from dsa_compile.server.artifact_text import load_artifact_text
+from dsa_compile.server.drain import Drain
+from dsa_compile.server.errors import ApiError
+from dsa_compile.server.logs import set_up_logging
+from dsa_compile.server.metrics import Metrics
+from dsa_compile.server.protocol import EngineOptions
+from dsa_compile.server.service import Service
+from dsa_compile.server.settings import Settings
+from dsa_compile.server.supervisor import Supervisor
+from dsa_compile.server.tracing import Tracing, otlp_tracing
+
+_LOG = logging.getLogger(__name__)
+
+
+def serve(settings: Settings) -> int:
+    """Serve until a signal; returns the process's exit status.
+
+    Raises:
+        UserError: the artifact's text side cannot be read, the address cannot be listened on, or
+            traces cannot be made.
+    """
+    set_up_logging(settings.log_format, settings.log_level)
+    text = load_artifact_text(settings.artifact)
+    engine = {"digest": text.digest, "shipped_kernels": False, **settings.engine}
+    tracing = _tracing(settings)
+    options = EngineOptions(
+        str(settings.artifact), "", engine, settings.log_format, settings.log_level
+    )
+    with _listen(settings.host, settings.port) as listener:
+        host, port = listener.getsockname()[:2]
+        _LOG.info("listening on http://%s:%d", f"[{host}]" if ":" in host else host, port)
+
+        async def run() -> int:
+            metrics = Metrics(settings.model_names[0])
+            supervisor = Supervisor(options, metrics.engine_stats)
+            admission = Admission(settings.max_queued_requests)
+            service = Service(settings, text, supervisor, admission, metrics, tracing)
+            return await _Server(service, listener).run()
+
+        try:
+            with asyncio.Runner(loop_factory=new_event_loop) as runner:
+                return runner.run(run())
+        finally:
+            if tracing is not None:
+                tracing.close()
+
+
+def _tracing(settings: Settings) -> Tracing | None:
+    endpoint = settings.otlp_traces_endpoint
+    return None if endpoint is None else otlp_tracing(endpoint, settings.model_names[0])
+
+
+def new_event_loop() -> asyncio.AbstractEventLoop:
+    """An event loop of uvloop where it is installed, which halves the cost of a write."""
+    try:
+        import uvloop
+    except ImportError:  # it has no wheels for some platforms
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as error:
+        raise UserError(f"cannot listen on {host}:{port}: {error.strerror}") from None
+
+
+class _Server:
+    def __init__(self, service: Service, listener: socket.socket) -> None:
+        self._service = service
+        self._listener = listener
+        seconds = service.settings.timeout_graceful_shutdown
+        self._drain = Drain(service.admission, self._abort, seconds)
+        config = uvicorn.Config(
+            create_app(service),
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            lifespan="off",
+            timeout_graceful_shutdown=2,  # once no request is left: connections that idle
+        )
+        self._http = _Uvicorn(config)
+
+    async def run(self) -> int:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._drain.signal)
+        draining = asyncio.create_task(self._drain.run())
+        draining.add_done_callback(lambda _: self._stop_listening())
+        supervisor = self._service.supervisor
+        watching = asyncio.create_task(supervisor.run())
+        watching.add_done_callback(lambda _: self._stop_listening())
+        try:
+            await self._http.serve([self._listener])
+        finally:
+            draining.cancel()
+            supervisor.stop()
+            await watching
+        return supervisor.exit_status or int(self._drain.aborted)
+
+    def _abort(self) -> None:
+        try:
+            engine = self._service.engine
+        except ApiError:
+            return  # there is none, and so no request
+        engine.abort_all(ApiError(503, "the server is shutting down", code="shutdown"))
+
+    def _stop_listening(self) -> None:
+        self._http.should_exit = True
+
+
+class _Uvicorn(uvicorn.Server):
+    """Leaves signals to the caller."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield

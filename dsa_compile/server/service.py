@@ -1,0 +1,246 @@
+"""What the routes share: the artifact's text side, the engine, admission and metrics."""
+
+import asyncio
+import secrets
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dsa_compile.errors import RequestError
+from dsa_compile.runtime.requests.detokenizer import Tokenizer
+from dsa_compile.runtime.requests.grammar import Grammar
+from dsa_compile.runtime.requests.prompts import token_ids_of
+from dsa_compile.runtime.requests.request_checks import require_options
+from dsa_compile.runtime.requests.sampling_params import SamplingParams
+from dsa_compile.server.admission import Admission
+from dsa_compile.server.artifact_text import ArtifactText
+from dsa_compile.server.choice import Choice
+from dsa_compile.server.engine_client import EngineClient
+from dsa_compile.server.errors import ApiError, bad_request, from_request_error, unsupported
+from dsa_compile.server.metrics import Metrics
+from dsa_compile.server.openai_types import SamplingFields
+from dsa_compile.server.request_record import RequestRecord
+from dsa_compile.server.settings import Settings
+from dsa_compile.server.structured import grammar_of
+from dsa_compile.server.supervisor import Supervisor
+from dsa_compile.server.tracing import Tracing
+
+# Characters or tokens: encoding them takes less time than the way to a thread and back.
+_SHORT = 1024
+
+
+class Job:
+    """The choices of one HTTP request; :meth:`close` must be called when it is over."""
+
+    def __init__(self, choices: Sequence[Choice], places: ExitStack) -> None:
+        self.choices = choices
+        self._places = places
+
+    def close(self) -> None:
+        """Abort what is unfinished and give the places back."""
+        for choice in self.choices:
+            choice.close()
+        self._places.close()
+
+
+@dataclass
+class Service:
+    """One served artifact."""
+
+    settings: Settings
+    text: ArtifactText
+    supervisor: Supervisor
+    admission: Admission
+    metrics: Metrics
+    tracing: Tracing | None = None
+
+    def __post_init__(self) -> None:
+        self.model = self.settings.model_names[0]
+        self.defaults = self.text.defaults.params
+
+    @property
+    def engine(self) -> EngineClient:
+        """The running engine; 503 if there is none."""
+        return self.supervisor.engine
+
+    def check_model(self, name: str | None) -> None:
+        """Refuse the name of another model (404)."""
+        if name is not None and name not in self.settings.model_names:
+            known = ", ".join(self.settings.model_names)
+            message = f"the model {name!r:.200} does not exist; this server has {known}"
+            raise ApiError(404, message, param="model", code="model_not_found")
+
+    def check_common(self, body: SamplingFields) -> None:
+        """Refuse fields that do not fit together, or that are not acted on."""
+        self.check_model(body.model)
+        if body.stream_options is not None and not body.stream:
+            raise bad_request("stream_options needs stream=true", "stream_options")
+        if body.prompt_logprobs is not None:
+            self.check_logprobs(body.prompt_logprobs, "prompt_logprobs")
+            if body.stream:
+                raise unsupported("prompt_logprobs", "streams have echo and logprobs instead")
+        if body.store:
+            raise unsupported("store", "answers are not kept")
+
+    def check_logprobs(self, count: int, param: str) -> None:
+        """Refuse more alternatives than the server reports."""
+        most = self.settings.max_logprobs
+        if not 0 <= count <= most:
+            raise bad_request(f"{param} must be in [0, {most}]; got {count}", param)
+
+    async def encode(self, prompt: str | Sequence[int], *, special: bool = True) -> list[int]:
+        """Token ids of a prompt, of a long one in a thread, where it holds up no other request.
+
+        Args:
+            prompt: a text or token ids.
+            special: add the tokens that the tokenizer puts around a text.
+
+        Raises:
+            ApiError: it cannot be served (400).
+        """
+        if len(prompt) <= _SHORT:
+            return self._encode(prompt, special)
+        return await asyncio.to_thread(self._encode, prompt, special)
+
+    def _encode(self, prompt: str | Sequence[int], special: bool) -> list[int]:
+        tokenizer = self.text.tokenizer
+        if isinstance(prompt, str) and not special and tokenizer is not None:
+            tokenizer = _WithoutSpecialTokens(tokenizer)
+        try:
+            return token_ids_of("prompt", prompt, self.engine.vocab_size, tokenizer)
+        except RequestError as error:
+            raise from_request_error(error, "prompt") from None
+
+    async def grammar(
+        self,
+        body: SamplingFields,
+        response_format: dict[str, Any] | None,
+        after: str = "",
+        forced: Grammar | None = None,
+    ) -> Grammar | None:
+        """The grammar of a request, compiled by the engine; None if it asks for none.
+
+        Args:
+            body: of the request.
+            response_format: of the request.
+            after: see :class:`Grammar`.
+            forced: of the calls that ``tool_choice`` requires.
+
+        Raises:
+            ApiError: it is malformed, too large or cannot be compiled (400).
+        """
+        grammar, param = grammar_of(body, response_format, after, forced)
+        if grammar is not None:
+            await self.engine.compile_grammar(new_id("grammar"), grammar, param)
+        return grammar
+
+    def room(self, prompt: Sequence[int]) -> int:
+        """Most tokens that may be generated after a prompt; at least 1."""
+        limits = self.engine.limits
+        return max(1, min(limits.max_model_len, limits.capacity) - len(prompt))
+
+    def start(
+        self,
+        request_id: str,
+        prompts: Sequence[Sequence[int]],
+        params: Sequence[SamplingParams],
+        body: SamplingFields,
+        tokenizer: Tokenizer | None,
+        scores: bool = False,
+    ) -> Job:
+        """Queue ``n`` answers to each prompt, the answers of the first prompt first.
+
+        Args:
+            request_id: of the HTTP request; choices number it.
+            prompts: token ids.
+            params: one a prompt.
+            body: has ``n``, ``priority``, ``cache_salt`` and ``timeout``.
+            tokenizer: makes the texts; None for a model without one.
+            scores: see :class:`Choice`.
+
+        Raises:
+            ApiError: a prompt does not fit (400), the queue is full (429), or there is no engine
+                (503).
+        """
+        engine, n = self.engine, body.n or 1
+        count = n * len(prompts)
+        if count > self.settings.max_choices:
+            most = self.settings.max_choices
+            raise bad_request(f"{count} answers in one request; at most {most}", "n")
+        if not 0 <= body.priority < 1 << 31:
+            raise bad_request(f"priority must be in [0, 2**31); got {body.priority}", "priority")
+        try:
+            require_options(request_id, body.priority, body.cache_salt)
+        except RequestError as error:
+            raise from_request_error(error, "cache_salt") from None
+        timeout = self.settings.request_timeout if body.timeout is None else body.timeout
+        for prompt, chosen in zip(prompts, params, strict=True):
+            try:
+                engine.limits.check_fits("prompt", len(prompt), chosen.max_tokens)
+            except RequestError as error:
+                raise from_request_error(error, "max_tokens") from None
+            self._check_token_ids(chosen)
+        if tokenizer is None and any(chosen.stop_strings for chosen in params):
+            raise bad_request("stop needs a tokenizer, and the model has none", "stop")
+        places = ExitStack()
+        places.enter_context(self.admission.admit(count, engine.limits.max_running))
+        job = Job([], places)
+        choices: list[Choice] = []
+        job.choices = choices
+        try:
+            for prompt, chosen in zip(prompts, params, strict=True):
+                for copy in range(n):
+                    index = len(choices)
+                    own = f"{request_id}-{index}"
+                    choices.append(
+                        Choice(
+                            engine,
+                            RequestRecord(self.metrics, self.tracing, own, len(prompt), chosen),
+                            own,
+                            index,
+                            prompt,
+                            _of_copy(chosen, copy),
+                            tokenizer,
+                            body.priority,
+                            body.cache_salt,
+                            timeout,
+                            scores,
+                        )
+                    )
+        except BaseException:
+            job.close()
+            raise
+        return job
+
+    def _check_token_ids(self, params: SamplingParams) -> None:
+        size = self.engine.vocab_size
+        for param, ids in (
+            ("stop_token_ids", params.stop_token_ids),
+            ("logit_bias", params.logit_bias or ()),
+        ):
+            if any(token >= size for token in ids):
+                raise bad_request(f"{param}: the model's token ids are below {size}", param)
+
+
+class _WithoutSpecialTokens:
+    """A tokenizer that adds nothing to a text."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+
+    def encode(self, text: str) -> Any:
+        return self._tokenizer.encode(text, add_special_tokens=False)
+
+
+def _of_copy(params: SamplingParams, copy: int) -> SamplingParams:
+    """Parameters of the ``copy``-th answer to a prompt: equal seeds would give equal answers."""
+    if not copy or params.seed is None:
+        return params
+    seed = params.seed + copy
+    return replace(params, seed=seed if seed < 1 << 63 else seed - (1 << 64))
+
+
+def new_id(prefix: str) -> str:
+    """An id for an answer."""
+    return f"{prefix}-{secrets.token_hex(12)}"

@@ -1,0 +1,156 @@
+"""Starting the engine process, watching it, and starting it again when it ends.
+
+An engine's ``Lost`` message or the end of its process fails the requests it had; the next process
+loads the same artifact (the same digest) over a new socket. After several starts in a row without a
+loaded engine the supervisor gives up, for whoever watches the server to take over.
+"""
+
+import asyncio
+import logging
+import sys
+import tempfile
+from collections.abc import Callable
+from enum import Enum
+from pathlib import Path
+
+import msgspec
+
+from dsa_compile.server.engine_client import EngineClient
+from dsa_compile.server.errors import ApiError
+from dsa_compile.server.protocol import EngineOptions, Stats
+
+_LOG = logging.getLogger(__name__)
+_ATTEMPTS = 5
+_LONGEST_DELAY = 30  # seconds between two starts
+_LONGEST_END = 5  # seconds that an engine process may take to end, before it is killed
+_RETRY_AFTER = 5  # seconds, for clients while there is no engine
+
+
+class State(Enum):
+    """Where the engine is in its life."""
+
+    LOADING = "loading"
+    READY = "ready"
+    RESTARTING = "restarting"
+    FAILED = "failed"
+    STOPPED = "stopped"
+
+
+class Supervisor:
+    """Keeps one engine process running.
+
+    Args:
+        options: of the engine process, but for the address.
+        on_stats: called with statistics of the engine.
+
+    Attributes:
+        state: of the engine.
+        restarts: engine processes that ended and were replaced.
+        exit_status: for the server's process, once the engine has failed for good.
+        pid: of the engine process; None while there is none.
+        max_model_len: most tokens of a request, once an engine has been ready.
+    """
+
+    def __init__(self, options: EngineOptions, on_stats: Callable[[Stats], None]) -> None:
+        self.state = State.LOADING
+        self.restarts = 0
+        self.exit_status = 0
+        self.pid: int | None = None
+        self.max_model_len: int | None = None
+        self._options = options
+        self._on_stats = on_stats
+        self._client: EngineClient | None = None
+        self._folder = tempfile.TemporaryDirectory(prefix="dsa-serve-")  # mode 0700
+        self._starts = 0
+        self._stopping = asyncio.Event()
+
+    @property
+    def engine(self) -> EngineClient:
+        """The running engine.
+
+        Raises:
+            ApiError: there is none just now (503).
+        """
+        if self._client is None:
+            problem = f"the engine is {self.state.value}"
+            raise ApiError(503, problem, code="engine_unavailable", retry_after=_RETRY_AFTER)
+        return self._client
+
+    async def run(self) -> None:
+        """Start engines until :meth:`stop` is called or starting one fails for good."""
+        failures = 0
+        try:
+            while not self._stopping.is_set():
+                was_ready, status = await self._run_once()
+                if self._stopping.is_set():
+                    break
+                failures = 0 if was_ready else failures + 1
+                # What is wrong with the artifact or the options will not mend itself.
+                if failures == _ATTEMPTS or (not was_ready and not self.restarts and status == 2):
+                    _LOG.critical("the engine could not be started; giving up")
+                    self.state, self.exit_status = State.FAILED, status or 1
+                    return
+                self.state = State.RESTARTING
+                self.restarts += 1
+                delay = min(2**failures - 1, _LONGEST_DELAY)
+                _LOG.error("the engine process ended; starting another in %d s", delay)
+                await self._wait_for_stop(delay)
+            self.state = State.STOPPED
+        finally:
+            self._folder.cleanup()
+
+    def stop(self) -> None:
+        """End the engine process, whatever it does."""
+        self._stopping.set()
+
+    async def _run_once(self) -> tuple[bool, int]:
+        """Run one engine process; whether it was ready, and its exit status."""
+        self._starts += 1
+        address = f"ipc://{Path(self._folder.name, f'engine-{self._starts}')}"
+        client = EngineClient(address, self._on_stats)
+        module = "dsa_compile.server.engine_process"
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", module), stdin=asyncio.subprocess.PIPE, start_new_session=True
+        )
+        assert process.stdin is not None
+        self.pid = process.pid
+        options = msgspec.structs.replace(self._options, address=address)
+        process.stdin.write(msgspec.json.encode(options) + b"\n")
+        ended = asyncio.create_task(process.wait())
+        stopped = asyncio.create_task(self._stopping.wait())
+        served = asyncio.create_task(self._serve(client))
+        try:
+            await asyncio.wait({ended, stopped, served}, return_when=asyncio.FIRST_COMPLETED)
+            was_ready = self._client is client
+        finally:
+            self._client = self.pid = None
+            reason = _describe(process.returncode) if ended.done() else "it was stopped"
+            client.close(client.lost or reason)
+            served.cancel()
+            stopped.cancel()
+            process.stdin.close()  # its lifeline
+            await asyncio.wait({ended}, timeout=_LONGEST_END)
+            if not ended.done():
+                process.kill()
+            status = await ended
+        if served.done() and not served.cancelled() and served.exception() is not None:
+            _LOG.error("the engine's messages cannot be read", exc_info=served.exception())
+        return was_ready, status
+
+    async def _serve(self, client: EngineClient) -> None:
+        await client.ready()
+        self._client, self.state = client, State.READY
+        self.max_model_len = client.limits.max_model_len
+        _LOG.info("the engine is ready")
+        await client.receive()
+
+    async def _wait_for_stop(self, seconds: float) -> None:
+        waiting = asyncio.create_task(self._stopping.wait())
+        await asyncio.wait({waiting}, timeout=seconds)
+        waiting.cancel()
+
+
+def _describe(status: int | None) -> str:
+    if status is not None and status < 0:
+        return f"its process was killed by signal {-status}"
+    return "its process ended"

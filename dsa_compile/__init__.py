@@ -1,21 +1,30 @@
 """dsa-compile: a compiler-pass graph optimizer over torch.fx for DeepSeek-V3.2.
 
-``dsa_compile.compile(model_dir, out)`` makes an artifact, ``dsa_compile.runtime.Engine`` runs it.
+``dsa_compile.compile(model, out)`` makes an artifact, ``dsa_compile.runtime.Engine`` runs it.
 """
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from dsa_compile.version import __version__
 
 if TYPE_CHECKING:
-    from dsa_compile.compiling import CompileResult
+    from dsa_compile.compile_result import CompileResult
+    from dsa_compile.compiling import compile_model as compile
+    from dsa_compile.config import CompileConfig
 
-__all__ = ["__version__", "compile"]
+__all__ = ["CompileConfig", "CompileResult", "__version__", "compile"]
+
+# Imported when asked for: a serving process imports this package, and nothing of the compiler.
+_HOMES = {
+    "compile": ("compiling", "compile_model"),
+    "CompileResult": ("compile_result", "CompileResult"),
+    "CompileConfig": ("config", "CompileConfig"),
+}
 
 
-def compile(model_dir: str, out: str, **options: Any) -> "CompileResult":
-    """Compile a model directory: see :func:`dsa_compile.compiling.compile_model`."""
-    # here, and not above: a serving process imports this package and must not load transformers
-    from dsa_compile.compiling import compile_model
-
-    return compile_model(model_dir, out, **options)
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, kept = _HOMES[name]
+    return getattr(importlib.import_module(f"{__name__}.{module}"), kept)

@@ -1,140 +1,123 @@
-"""The whole way from a model directory to an artifact."""
+"""From a model to an artifact: what is wrong is reported first, and torch imported after that."""
 
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
-from dsa_compile.artifact.manifest import Manifest
-from dsa_compile.artifact.writer import ArtifactWriter
+from dsa_compile.compile_result import Clock, CompileResult, Progress, Silence
 from dsa_compile.config import CompileConfig
-from dsa_compile.frontend.build import build_program, load_spec, model_plan
-from dsa_compile.ir.passes import Pass, PassRecord
-from dsa_compile.ir.program import Program
-from dsa_compile.lowering.binding import Binding, bind_kernels
-from dsa_compile.lowering.compiled_kernels import FOLDER, ship_kernels, ships_kernels
-from dsa_compile.lowering.emit import emit
-from dsa_compile.passes.added import assemble
-from dsa_compile.passes.manager import check_selection, run_pipeline
-from dsa_compile.weights.checkpoint import Checkpoint
+from dsa_compile.errors import UserError
+from dsa_compile.gpus import AUTO, choose_target
+from dsa_compile.keyword_names import suggests_names
+from dsa_compile.layout import ONE_RANK, Layout
+
+# The compiler brings torch and transformers with it, and wrong names should not wait for those.
+if TYPE_CHECKING:
+    from dsa_compile.ir.passes import Pass
 
 
-class Progress(Protocol):
-    """Is told what happens during a compilation."""
-
-    def phase(self, name: str) -> None:
-        """A phase begins: ``read``, ``export``, ``passes`` or ``emit``."""
-
-    def passed(self, record: PassRecord) -> None:
-        """A pass has run."""
-
-    def weights(self, done: int) -> None:
-        """So many more bytes of weights have been hashed or written."""
-
-    def compiled(self, done: int, total: int) -> None:
-        """So many of the CUDA kernels' files are compiled."""
-
-
-class _Silence:
-    def phase(self, name: str) -> None:
-        return None
-
-    def passed(self, record: PassRecord) -> None:
-        return None
-
-    def weights(self, done: int) -> None:
-        return None
-
-    def compiled(self, done: int, total: int) -> None:
-        return None
-
-
-@dataclass
-class CompileResult:
-    """What a compilation made.
-
-    Attributes:
-        path: the artifact.
-        manifest: as written.
-        program: at the level it reached.
-        bindings: which kernel implements each op, and why.
-        seconds: by phase, in order.
-        notes: what was left out, for the user to read.
-    """
-
-    path: Path
-    manifest: Manifest
-    program: Program
-    bindings: tuple[Binding, ...]
-    seconds: dict[str, float] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
-
-
+@suggests_names(name="compile")
 def compile_model(
-    model_dir: Path | str,
+    model: Path | str,
     out: Path | str,
     *,
+    options: CompileConfig | None = None,
     force: bool = False,
+    revision: str | None = None,
     progress: Progress | None = None,
-    passes: Sequence[tuple[Pass, str]] = (),
-    **options: Any,
+    passes: "Sequence[tuple[Pass, str]]" = (),
+    target: str = AUTO,
+    recipe: str = "fp32",
+    weights: str = "reference",
+    layers: tuple[int, int] | None = None,
+    block_size: int = 64,
+    disable: Sequence[str] = (),
+    stop_after: str | None = None,
+    kernels: Sequence[str] = (),
+    records: bool = True,
+    kv_scale: float = 1.0,
+    profile: Path | str | None = None,
+    pass_options: Sequence[str] = (),
+    compiled_kernels: bool = True,
+    draft: str | None = None,
+    num_speculative_tokens: int | None = None,
+    layout: Layout = ONE_RANK,
 ) -> CompileResult:
-    """Compile a model directory into an artifact.
+    """Compile a model into an artifact; :func:`dsa_compile.compile` is this function.
 
     Args:
-        model_dir: a Hugging Face directory of a DeepSeek-V3.2 model, in the layout of
-            ``save_pretrained`` or of the hub.
+        model: a directory of a DeepSeek-V3.2 model, in the layout of ``save_pretrained`` or of the
+            Hub; or ``owner/name`` of a model on the Hub, which is taken from the local cache or
+            downloaded.
         out: where the artifact will be; must not exist unless ``force``.
+        options: the choices below as one object, instead of them.
         force: replace an artifact that is there.
-        progress: is told of phases, passes and bytes.
+        revision: branch, tag or commit of a model on the Hub.
+        progress: receives phases, passes and bytes.
         passes: passes to add beside those of installed packages, each with the name of the pass
             that it runs after.
-        options: fields of :class:`~dsa_compile.config.CompileConfig`.
+        target: ``cpu``, ``sm_90a`` (Hopper), ``sm_100a`` (Blackwell); ``auto``: that of the GPU
+            here, or ``cpu`` where there is none.
+        recipe: ``fp32``, ``bf16``, ``fp8`` or ``fp8-kv-tensor``.
+        weights: ``reference`` names the model's files and their hashes, ``pack`` copies them
+            re-laid out, ``none`` leaves them out, and config.json is enough.
+        layers: first and last decoder layer to keep, counted from 0; None for all.
+        block_size: rows of one cache page: 16, 32 or 64.
+        disable: names of passes to skip; ``"name+"`` for a pass and all that need it.
+        stop_after: name of the last pass to run, for an artifact to read, not to run.
+        kernels: providers to use for ops, each as ``"op=provider"``.
+        records: keep what each pass did, for ``dsa-inspect``.
+        kv_scale: of the latent cache in recipe ``fp8-kv-tensor``.
+        profile: file of times of calls measured on the target (``dsa-bench step --profile``), from
+            which overlap is planned; None to plan from estimates.
+        pass_options: options of passes, each as ``"pass.name=value"``.
+        compiled_kernels: ship machine code of the CUDA kernels, if NVRTC is installed here.
+        draft: ``mtp`` to draft tokens with the model's multi-token-prediction layer.
+        num_speculative_tokens: how many an engine drafts by default, 1 to 4.
+        layout: the ranks that run the model together, see :class:`~dsa_compile.layout.Layout`.
 
     Raises:
         UserError: anything wrong with the options, the configuration, the weights or the output;
-            nothing is left half-written.
+            nothing is left half-written. Wrong options, an unknown model type and an ``out`` that
+            is taken are found before torch is imported.
     """
-    config, pipeline = assemble(CompileConfig(**options), passes)
-    check_selection(config, pipeline)
-    model_dir, out = Path(model_dir), Path(out)
-    progress = progress or _Silence()
-    clock = _Clock(progress)
-    with ArtifactWriter(out, force) as writer:
-        clock.start("read")
-        spec = load_spec(model_dir)
-        checkpoint = None
-        if config.weights != "none":
-            layers = [call.index for call in model_plan(spec, config.layers).layers]
-            checkpoint = Checkpoint.open(model_dir, spec, layers)
-        clock.start("export")
-        program = build_program(model_dir, config)
-        clock.start("passes")
-        run_pipeline(program, progress.passed, pipeline)
-        bindings = bind_kernels(program)
-        notes = tuple(checkpoint.notes) if checkpoint is not None else ()
-        if ships_kernels(config):
-            clock.start("kernels")
-            notes += ship_kernels(program, bindings, writer.add_dir(FOLDER), progress.compiled)
-        clock.start("emit")
-        manifest = emit(program, writer, model_dir, checkpoint, bindings, progress.weights)
-        clock.stop()
-    return CompileResult(out, manifest, program, bindings, clock.seconds, notes)
+    single = CompileConfig(
+        target=target,
+        recipe=recipe,
+        weights=weights,
+        layers=layers,
+        block_size=block_size,
+        disable=disable,  # type: ignore[arg-type]
+        stop_after=stop_after,
+        kernels=kernels,  # type: ignore[arg-type]
+        records=records,
+        kv_scale=kv_scale,
+        profile=profile,  # type: ignore[arg-type]
+        pass_options=pass_options,  # type: ignore[arg-type]
+        compiled_kernels=compiled_kernels,
+        draft=draft,
+        num_speculative_tokens=num_speculative_tokens,
+        layout=layout,
+    )
+    if options is not None and single != CompileConfig():
+        raise UserError("compile(): give options=CompileConfig(...) or single options, not both")
+    from dsa_compile.request import check_request
 
+    clock = Clock(progress or Silence())
+    request = check_request(
+        model,
+        out,
+        options or single,
+        force=force,
+        revision=revision,
+        more_passes=bool(passes),
+        phase=clock.start,
+    )
+    if options is None and target == AUTO:
+        chosen, why = choose_target()
+        request = replace(request, notes=(f"target {chosen}: {why}", *request.notes))
+    clock.start("imports")
+    from dsa_compile.compilation import run
 
-class _Clock:
-    def __init__(self, progress: Progress) -> None:
-        self.seconds: dict[str, float] = {}
-        self._progress = progress
-        self._name = ""
-        self._since = 0.0
-
-    def start(self, name: str) -> None:
-        self.stop()
-        self._name, self._since = name, time.perf_counter()
-        self._progress.phase(name)
-
-    def stop(self) -> None:
-        if self._name:
-            self.seconds[self._name] = time.perf_counter() - self._since
+    return run(request, force, clock, passes)

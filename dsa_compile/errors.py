@@ -4,9 +4,28 @@ Everything a user can cause raises a subclass of :class:`UserError`; the command
 its message and exit with status 2. ``assert`` is kept for our own invariants.
 """
 
+import reprlib
+
+# A line for a terminal or a log, however long the texts are that it repeats.
+_LONGEST = 2000
+_KEPT_AT_END = 500  # where the remedy is
+
 
 class UserError(ValueError):
-    """Something the user gave is wrong; the message says what, where, and how to mend it."""
+    """Something the user gave is wrong; the message says what, where, and how to mend it.
+
+    A message beyond 2,000 characters is cut in the middle.
+    """
+
+    def __init__(self, message: str) -> None:
+        if len(message) > _LONGEST:
+            head, tail = message[: _LONGEST - _KEPT_AT_END - 3], message[-_KEPT_AT_END:]
+            message = f"{head} … {tail}"
+        super().__init__(message)
+
+
+class OptionError(UserError, TypeError):
+    """A keyword argument that nothing takes; suggests the name that was probably meant."""
 
 
 class ConfigError(UserError):
@@ -29,6 +48,18 @@ class RequestError(UserError):
     """A generation request that cannot be served; names the request and the limit."""
 
 
+class ParameterError(RequestError):
+    """An option of a request that is wrong.
+
+    Attributes:
+        param: its name.
+    """
+
+    def __init__(self, param: str, message: str) -> None:
+        super().__init__(message)
+        self.param = param
+
+
 class ChatError(RequestError):
     """Messages, tools or options of a chat request that cannot be encoded; an HTTP 400.
 
@@ -39,3 +70,15 @@ class ChatError(RequestError):
     def __init__(self, param: str, problem: str) -> None:
         super().__init__(f"{param}: {problem}")
         self.param = param
+
+
+def shown(value: object, most: int = 200) -> str:
+    """The ``repr`` of a value for an error message, cut in the middle to ``most`` characters."""
+    short = reprlib.Repr()
+    short.maxstring = short.maxother = short.maxlong = most
+    short.maxlist = short.maxtuple = short.maxdict = short.maxset = 20
+    try:
+        text = short.repr(value)
+    except Exception:  # such as an integer of more digits than Python converts
+        text = f"<{type(value).__name__}>"
+    return text if len(text) <= most else f"{text[: most - 4]} …"

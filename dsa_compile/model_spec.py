@@ -5,46 +5,41 @@ DeepSeek-V3.2; names are kept as they are there.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from dsa_compile.errors import ConfigError
+from dsa_compile.block_quantization import BlockQuantization, quantization_of
+from dsa_compile.config_values import LARGEST_SIZE, field_of, number_of
+from dsa_compile.errors import ConfigError, shown
 
-# Positions and cache rows are int32, and nothing else comes near. Experts are counted one by one
-# before a weight is read, so that a typing error there must not fill the memory.
-_LARGEST_SIZE = 2**31 - 1
-_MOST_EXPERTS = 2**16
+LARGEST = {
+    "n_routed_experts": 2**16,
+    "num_hidden_layers": 2**16,
+    "vocab_size": 2**24,  # masks hold a row of it for each request
+}
+"""Limits of sizes that are counted one by one before a weight is read."""
 
 # Fields that must hold one value: the reference model has other code paths, the released models
 # never take them, and a silent difference would be worse than a refusal.
 _FIXED: dict[str, Any] = {
     "attention_bias": False,
-    "mlp_bias": False,
     "hidden_act": "silu",
     "tie_word_embeddings": False,
 }
 # Fields of the published config.json that transformers does not know and would pass over.
 _FIXED_IF_PRESENT: dict[str, Any] = {
+    "mlp_bias": False,
     "scoring_func": "sigmoid",
     "topk_method": "noaux_tc",
     "moe_layer_freq": 1,
+    "moe_router_dtype": "float32",
+    "rope_interleave": True,
 }
-# Those whose frequencies do not depend on the length of the sequence.
-_ROPE_TYPES = ("default", "yarn")
-
-
-@dataclass(frozen=True)
-class BlockQuantization:
-    """Weights stored as float8_e4m3 with one fp32 ``weight_scale_inv`` per block.
-
-    ``block`` is (rows, columns); the grid of scales is rounded up at the edges. ``scale_fmt`` is
-    ``"ue8m0"`` where the model was trained with scales that are powers of two, so that activations
-    must be quantised with such scales as well.
-    """
-
-    block: tuple[int, int]
-    scale_fmt: str | None = None
+CHECKED_FIELDS = frozenset(_FIXED_IF_PRESENT) | {
+    *("indexer_rope_interleave", "num_nextn_predict_layers", "qk_head_dim", "quantization_config")
+}
+"""Fields that some releases have and transformers does not know, whose values are checked."""
 
 
 @dataclass(frozen=True)
@@ -68,12 +63,17 @@ class ModelSpec:
     """One geometry of latent attention with an indexer; sizes count elements.
 
     Attributes:
+        model_type: of ``config.json``; which chat format a model without a template has.
         layer_kinds: for each layer the name of its kind.
         kinds: the kinds of layer that the architecture has.
         index_rope_interleaved: whether the indexer rotates neighbours, as attention does, or the
             two halves of what it rotates.
+        gated_norm_rank: of the gate behind the norm before attention and the one before experts; 0
+            where there is none.
+        output_gate: whether the queries' projection also makes a gate of attention's result.
     """
 
+    model_type: str
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -104,6 +104,13 @@ class ModelSpec:
     quantization: BlockQuantization | None
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
+    gated_norm_rank: int = 0
+    output_gate: bool = False
+
+    @property
+    def input_norm(self) -> str:
+        """Name of the norm that a layer begins with, within the layer."""
+        return "input_layernorm.norm" if self.gated_norm_rank else "input_layernorm"
 
     @property
     def qk_head_dim(self) -> int:
@@ -119,6 +126,20 @@ class ModelSpec:
         """The kind of layer of that name."""
         return next(kind for kind in self.kinds if kind.name == name)
 
+    @property
+    def mtp_layer(self) -> int | None:
+        """Number of the multi-token-prediction (MTP) layer, the one after the last; None without.
+
+        The first, where there are several.
+        """
+        return self.num_hidden_layers if self.num_nextn_predict_layers else None
+
+    def kind_of(self, layer: int) -> LayerKind:
+        """The kind of a layer, the MTP layer among them: that has experts and an indexer."""
+        if layer == self.mtp_layer:
+            return next(kind for kind in self.kinds if kind.mlp == "experts" and kind.indexer)
+        return self.kind(self.layer_kinds[layer])
+
     @classmethod
     def from_config(
         cls,
@@ -126,6 +147,7 @@ class ModelSpec:
         layer_kinds: Sequence[str],
         kinds: Sequence[LayerKind],
         index_rope_interleaved: bool,
+        output_gate: bool = False,
     ) -> "ModelSpec":
         """Parse the dict form of a configuration of transformers; every field must be present.
 
@@ -140,51 +162,66 @@ class ModelSpec:
         """
         present = {n: wanted for n, wanted in _FIXED_IF_PRESENT.items() if n in config}
         for name, wanted in (_FIXED | present).items():
-            got = _field(config, name, type(wanted))
+            got = field_of(config, name, type(wanted))
             if got != wanted:
                 raise ConfigError(
-                    f"config.json: {name}={got!r} is not supported, only {wanted!r} "
+                    f"config.json: {name}={shown(got)} is not supported, only {wanted!r} "
                     f"(no released DeepSeek-V3.2 uses it)"
                 )
         # transformers passes over this field and computes what its classes say
         interleaved = config.get("indexer_rope_interleave", index_rope_interleaved)
         if interleaved is not index_rope_interleaved:
             raise ConfigError(
-                f"config.json: indexer_rope_interleave={interleaved!r} is not supported for "
-                f"model_type={config.get('model_type')!r}: its reference model in transformers "
-                f"computes {index_rope_interleaved!r}"
+                f"config.json: indexer_rope_interleave={shown(interleaved)} is not supported for "
+                f"model_type={shown(config.get('model_type'))}: its reference model in "
+                f"transformers computes {index_rope_interleaved!r}"
             )
         eos = config.get("eos_token_id")
         eos_ids = tuple(eos) if isinstance(eos, list | tuple) else () if eos is None else (eos,)
-        _check_rope(config)
+        bos_id = config.get("bos_token_id")
+        for name, ids in (("eos_token_id", eos_ids), ("bos_token_id", (bos_id or 0,))):
+            if not all(type(token) is int for token in ids):
+                raise ConfigError(f"config.json: {name}={shown(config[name])} must name token ids")
         spec = cls(
-            **{name: _field(config, name, int) for name in _INT_FIELDS},
-            norm_topk_prob=_field(config, "norm_topk_prob", bool),
-            routed_scaling_factor=_number(config, "routed_scaling_factor"),
-            rms_norm_eps=_number(config, "rms_norm_eps"),
+            model_type=field_of(config, "model_type", str),
+            **{name: field_of(config, name, int) for name in _INT_FIELDS},
+            norm_topk_prob=field_of(config, "norm_topk_prob", bool),
+            routed_scaling_factor=number_of(config, "routed_scaling_factor"),
+            rms_norm_eps=number_of(config, "rms_norm_eps"),
             layer_kinds=tuple(layer_kinds),
             kinds=tuple(kinds),
             index_rope_interleaved=index_rope_interleaved,
-            num_nextn_predict_layers=_field({**_NO_MTP, **config}, "num_nextn_predict_layers", int),
-            quantization=_quantization(config),
-            bos_token_id=config.get("bos_token_id"),
+            num_nextn_predict_layers=field_of(
+                {**_NO_MTP, **config}, "num_nextn_predict_layers", int
+            ),
+            quantization=quantization_of(config),
+            bos_token_id=bos_id,
             eos_token_ids=eos_ids,
+            gated_norm_rank=field_of({"gated_norm_rank": 0, **config}, "gated_norm_rank", int),
+            output_gate=output_gate,
         )
-        spec._validate(config)
+        if config.get("qk_head_dim") not in (None, spec.qk_head_dim):
+            must = f"must be qk_nope_head_dim + qk_rope_head_dim = {spec.qk_head_dim}"
+            raise ConfigError(f"config.json: qk_head_dim={shown(config['qk_head_dim'])} {must}")
+        if config.get("num_key_value_heads") not in (None, spec.num_attention_heads):
+            must = "must equal num_attention_heads (MLA has one latent for all)"
+            raise ConfigError(f"config.json: num_key_value_heads {must}")
+        for problem in spec.problems():
+            raise ConfigError(f"config.json: {problem}")
         return spec
 
-    def _validate(self, config: Mapping[str, Any]) -> None:
+    def problems(self) -> Iterator[str]:
+        """What is out of range or does not go together, a sentence each; lazily."""
         for name in _INT_FIELDS:
-            largest = _MOST_EXPERTS if name == "n_routed_experts" else _LARGEST_SIZE
+            largest = LARGEST.get(name, LARGEST_SIZE)
             if not 1 <= getattr(self, name) <= largest:
-                raise ConfigError(
-                    f"config.json: {name}={getattr(self, name)} must be from 1 to {largest}"
-                )
+                yield f"{name}={getattr(self, name)} must be from 1 to {largest}"
+        for name in ("routed_scaling_factor", "rms_norm_eps"):
+            if not 0 < getattr(self, name) < math.inf:
+                yield f"{name}={getattr(self, name)} must be a positive number"
+        if self.n_group < 1:
+            return  # the rules below divide by it
         rules = (
-            (
-                config.get("num_key_value_heads") in (None, self.num_attention_heads),
-                "num_key_value_heads must equal num_attention_heads (MLA has one latent for all)",
-            ),
             (
                 self.n_routed_experts % self.n_group == 0,
                 f"n_routed_experts={self.n_routed_experts} must divide into "
@@ -210,17 +247,31 @@ class ModelSpec:
             ),
             (self.qk_rope_head_dim % 2 == 0, "qk_rope_head_dim must be even"),
             (
-                0 <= self.num_nextn_predict_layers <= _LARGEST_SIZE,
+                0 <= self.num_nextn_predict_layers <= LARGEST_SIZE,
                 f"num_nextn_predict_layers={self.num_nextn_predict_layers} must be at least 0",
             ),
             (
-                all(0 <= token <= _LARGEST_SIZE for token in self.eos_token_ids),
-                f"eos_token_id={list(self.eos_token_ids)} must name token ids",
+                all(0 <= token <= LARGEST_SIZE for token in self.eos_token_ids),
+                f"eos_token_id={shown(list(self.eos_token_ids))} must name token ids",
+            ),
+            (
+                self.bos_token_id is None or 0 <= self.bos_token_id <= LARGEST_SIZE,
+                f"bos_token_id={self.bos_token_id} must name a token id",
+            ),
+            (
+                len(self.layer_kinds) == self.num_hidden_layers,
+                f"{len(self.layer_kinds)} layer_kinds for num_hidden_layers="
+                f"{self.num_hidden_layers}",
+            ),
+            (
+                {kind.name for kind in self.kinds}.issuperset(self.layer_kinds),
+                "layer_kinds names a kind that kinds lacks",
             ),
         )
-        for holds, message in rules:
-            if not holds:
-                raise ConfigError(f"config.json: {message}")
+        broken = [message for holds, message in rules if not holds]
+        yield from broken
+        if not broken and not self.kind(self.layer_kinds[0]).indexer:
+            yield "the first layer must have an indexer (indexer_types), not reuse a selection"
 
     def to_json(self) -> dict[str, Any]:
         """A JSON-ready dict; :meth:`from_json` takes it back."""
@@ -266,51 +317,3 @@ _INT_FIELDS = (
     "index_head_dim",
     "max_position_embeddings",
 )
-
-
-def _field(config: Mapping[str, Any], name: str, kind: type | tuple[type, ...]) -> Any:
-    if name not in config:
-        raise ConfigError(f"config.json: {name} is missing")
-    value = config[name]
-    kinds = kind if isinstance(kind, tuple) else (kind,)
-    # bool is an int to Python, never to a configuration
-    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-        names = " or ".join(k.__name__ for k in kinds)
-        raise ConfigError(f"config.json: {name}={value!r} should be {names}")
-    return value
-
-
-def _number(config: Mapping[str, Any], name: str) -> float:
-    value = float(_field(config, name, (int, float)))
-    if not math.isfinite(value) or value <= 0:
-        raise ConfigError(f"config.json: {name}={value} must be a positive number")
-    return value
-
-
-def _check_rope(config: Mapping[str, Any]) -> None:
-    found = (config.get("rope_parameters") or {}).get("rope_type", "default")
-    if found not in _ROPE_TYPES:
-        raise ConfigError(
-            f"config.json: rope_type={found!r} is not supported, only {' and '.join(_ROPE_TYPES)}"
-        )
-
-
-def _quantization(config: Mapping[str, Any]) -> BlockQuantization | None:
-    raw = config.get("quantization_config")
-    if raw is None:
-        return None
-    block = raw.get("weight_block_size")
-    sizes = block if isinstance(block, list | tuple) else ()
-    whole = all(type(size) is int and 1 <= size <= _LARGEST_SIZE for size in sizes)
-    if raw.get("quant_method") != "fp8" or len(sizes) != 2 or not whole:
-        raise ConfigError(
-            "config.json: quantization_config must be quant_method 'fp8' with a two-element "
-            f"weight_block_size (DeepSeek's block format), found {raw!r}"
-        )
-    scale_fmt = raw.get("scale_fmt")
-    if scale_fmt not in (None, "ue8m0"):
-        raise ConfigError(
-            "config.json: quantization_config.scale_fmt must be 'ue8m0' or absent (fp32 scales), "
-            f"found {scale_fmt!r}"
-        )
-    return BlockQuantization((sizes[0], sizes[1]), scale_fmt)

@@ -11,17 +11,40 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from dsa_compile.errors import UserError
+
 
 def lock_path() -> Path:
-    """One file a machine: ``$DSA_GPU_LOCK`` or ``dsa-gpu.lock`` in the temporary directory."""
+    """One file a machine: ``$DSA_GPU_LOCK`` or ``dsa-gpu.lock`` in the temporary directory.
+
+    All users of the machine share it: whoever comes first makes it, and a lock needs no write.
+    """
     return Path(os.environ.get("DSA_GPU_LOCK") or Path(tempfile.gettempdir()) / "dsa-gpu.lock")
 
 
 @contextlib.contextmanager
 def _locked(how: int) -> Iterator[None]:
-    with lock_path().open("a") as file:
-        fcntl.flock(file, how)
+    descriptor = _opened(lock_path())
+    try:
+        fcntl.flock(descriptor, how)
         yield
+    finally:
+        os.close(descriptor)
+
+
+def _opened(path: Path) -> int:
+    # No links: in a folder that all may write, another user chooses what the name leads to.
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        try:
+            return os.open(path, flags)
+        except FileNotFoundError:
+            return os.open(path, flags | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise UserError(
+            f"{path}: cannot be opened to lock the GPU ({error.strerror}); set DSA_GPU_LOCK to a "
+            "file that all users of the GPU may read"
+        ) from None
 
 
 def shared() -> contextlib.AbstractContextManager[None]:

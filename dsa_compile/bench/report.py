@@ -5,6 +5,7 @@ import platform
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict
+from datetime import date
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,9 @@ from dsa_compile.kernels.providers import PROVIDERS
 
 
 def machine() -> dict[str, str]:
-    """The GPU and the versions that decide the figures, also of peers that may be bound."""
-    found = {"gpu": torch.cuda.get_device_name(), "python": platform.python_version()}
+    """GPU, day and the versions that decide the figures, also of peers that may be bound."""
+    found = {"gpu": torch.cuda.get_device_name(), "date": date.today().isoformat()}
+    found |= {"python": platform.python_version()}
     found |= {"torch": torch.__version__, "cuda": torch.version.cuda or "-"}
     peers = [p.name for p in PROVIDERS.values() if p.peer and not p.missing()]
     for package in ("triton", "cuda-bindings", "flashinfer-python", *peers):
@@ -35,8 +37,8 @@ def machine() -> dict[str, str]:
 def case_table(rows: Sequence[Row], title: str) -> Table:
     """All candidates of the cases of one op: time, share of the limit, gain over the best peer."""
     table = Table(title=title, title_justify="left", title_style="bold")
-    table.add_column("shape", no_wrap=True)
-    table.add_column("provider", no_wrap=True)
+    table.add_column("shape", overflow="fold")
+    table.add_column("provider", overflow="fold")
     for column in ("µs", "of limit", "best peer ÷ this"):
         table.add_column(column, justify="right", no_wrap=True)
     previous = None
@@ -59,11 +61,11 @@ def case_table(rows: Sequence[Row], title: str) -> Table:
 def family_table(rows: Sequence[Row], title: str) -> Table:
     """Median and worst over the families of each shape, and what went wrong."""
     table = Table(title=title, title_justify="left", title_style="bold")
-    table.add_column("shape", no_wrap=True)
-    table.add_column("provider", no_wrap=True)
+    table.add_column("shape", overflow="fold")
+    table.add_column("provider", overflow="fold")
     for column in ("median µs", "worst µs", "best peer ÷ worst"):
         table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("worst family")
+    table.add_column("worst family", overflow="fold")
     for shape, provider in dict.fromkeys((row.shape, row.provider) for row in rows):
         some = [r for r in rows if (r.shape, r.provider) == (shape, provider)]
         timed = [(r.us, r.family) for r in some if r.us is not None]
@@ -103,10 +105,10 @@ def to_markdown(rows: Sequence[Row], ceilings: Ceilings) -> str:
     """
     versions = ", ".join(f"{name} {value}" for name, value in machine().items() if name != "gpu")
     rates = ", ".join(f"{k} {v / 1e6:,.0f} TFLOP/s" for k, v in ceilings.flops_per_us.items())
-    copy = f"copy {ceilings.bytes_per_us / 1e6:.2f} TB/s"
+    memory = f"memory {ceilings.bytes_per_us / 1e6:.2f} TB/s"
     lines = [
         f"{machine()['gpu']}; {versions}.",
-        f"Ceilings measured in the same run: {copy}, {rates}.",
+        f"Ceilings measured in the same run: {memory}, {rates}.",
     ]
     for op in dict.fromkeys(row.op for row in rows):
         some = [row for row in rows if row.op == op]
@@ -160,6 +162,6 @@ def plot(path: Path, rows: Sequence[Row]) -> None:
     axes.barh([p + 0.2 for p in places], peers, 0.4, label="best peer", color="0.7")
     axes.set_yticks(list(places), labels, fontsize=7)
     axes.invert_yaxis()
-    axes.set_xlabel("% of the machine's limit (measured copy bandwidth and matrix rate)")
+    axes.set_xlabel("% of the machine's limit (measured memory bandwidth and matrix rate)")
     axes.legend()
     figure.savefig(path, dpi=110)

@@ -65,7 +65,8 @@ class Ceilings:
     """What the machine gives to the simplest work, measured.
 
     Args:
-        bytes_per_us: of a kernel that copies a large tensor, reads plus writes.
+        bytes_per_us: the most of a kernel that copies a large tensor, reads plus writes, and of one
+            that only reads it.
         flops_per_us: by type of a large matrix product.
     """
 
@@ -78,7 +79,7 @@ class Ceilings:
 
 
 def measure_ceilings() -> Ceilings:
-    """Copy bandwidth and matrix rates of the current device; takes about a second."""
+    """Memory bandwidth and matrix rates of the current device; takes about a second."""
     n = 8192
     a, b = (torch.randn(n, n, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     work = 2.0 * n**3
@@ -86,7 +87,7 @@ def measure_ceilings() -> Ceilings:
         "bf16": work / graph_median([lambda: a @ b], 10),
         "fp8": work / graph_median([_fp8_product(a, b)], 10),
     }
-    return Ceilings(copy_bytes_per_us(1 << 30), rates)
+    return Ceilings(memory_bytes_per_us(1 << 30), rates)
 
 
 def _fp8_product(a: Tensor, b: Tensor) -> Call:
@@ -95,8 +96,22 @@ def _fp8_product(a: Tensor, b: Tensor) -> Call:
     return lambda: torch._scaled_mm(a8, b8, one, one, out_dtype=torch.bfloat16, use_fast_accum=True)
 
 
-def copy_bytes_per_us(size: int) -> float:
-    """Rate of a kernel that copies ``size`` bytes, reads plus writes."""
+def memory_bytes_per_us(size: int) -> float:
+    """The most that memory gives: to a kernel that copies ``size`` bytes, or that sums them.
+
+    Kernels that read weights and write little are faster than a copy; their floor is the latter.
+    """
+    return max(_copy_bytes_per_us(size), _read_bytes_per_us(size))
+
+
+def _read_bytes_per_us(size: int) -> float:
+    source = torch.randn(size // 4, device="cuda")
+    rows = source.view(-1, 1 << 14)  # a sum a row: enough of them to fill the device
+    sums = torch.empty(rows.shape[0], device="cuda")
+    return float(size) / graph_median([lambda: torch.sum(rows, 1, out=sums)], 10)
+
+
+def _copy_bytes_per_us(size: int) -> float:
     # A kernel: a captured copy_ is a memcpy node, which reached two thirds of this on an H200.
     source = torch.randn(size // 4, device="cuda")
     target = torch.empty_like(source)

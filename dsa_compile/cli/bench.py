@@ -1,27 +1,37 @@
-"""``dsa-bench``: time of kernels and of whole steps, beside those of others."""
+"""``dsa-bench``: time of kernels, of whole steps and of servers, beside those of others."""
 
 import argparse
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
+from dsa_compile.cli.bench_collectives import add_collectives, run_collectives
+from dsa_compile.cli.bench_drafts import add_drafts, run_drafts
+from dsa_compile.cli.bench_node import add_node, run_node
+from dsa_compile.cli.bench_serve import run_serve
+from dsa_compile.cli.bench_serve_options import add_serve
 from dsa_compile.cli.bench_step import add_step, run_step
 from dsa_compile.cli.common import Parser, guarded
+from dsa_compile.cli.tables import console, print_json
+from dsa_compile.cli.tables import show as show_table
 from dsa_compile.errors import UserError
 
 PROGRAM = "dsa-bench"
 
 _KERNELS = """\
-Check and time every kernel on the shapes of DeepSeek-V3.2, with all providers installed.
+Check and time every kernel on the shapes of DeepSeek-V3.2, with all providers
+installed.
 
-Each candidate is first compared with a reference in higher precision; one that is wrong is not
-timed. Times are medians of CUDA graph replays. "of limit" is the share of what the machine's copy
-bandwidth and matrix rates, measured at the start, allow.
+Each candidate is first compared with a reference in higher precision; one that
+is wrong is not timed. Times are medians of CUDA graph replays. "of limit" is
+the share of what the machine's memory bandwidth and matrix rates, measured at the
+start, allow.
 """
 _EPILOG = """\
 examples:
   dsa-bench kernels
-  dsa-bench kernels --only topk --json topk.json --plot topk.png
+  dsa-bench kernels --only topk -o topk.json --plot topk.png
   dsa-bench kernels --only 'sparse MLA decode' --provider cuda --provider flash_mla
   dsa-bench kernels --list
 
@@ -31,14 +41,13 @@ Exit status: 0 measured, 1 a kernel was wrong or failed, 2 refused, 130 interrup
 
 def build_parser() -> argparse.ArgumentParser:
     """The command's arguments."""
-    parser = Parser(prog=PROGRAM, description="Measure kernels and steps.")
+    parser = Parser(prog=PROGRAM, description="Measure kernels, steps and servers.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     kernels = commands.add_parser(
         "kernels",
         help="check and time the kernels",
         description=_KERNELS,
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     kernels.add_argument(
         "--only",
@@ -49,7 +58,10 @@ def build_parser() -> argparse.ArgumentParser:
     kernels.add_argument(
         "--provider", action="append", metavar="NAME", help="only this provider; may be repeated"
     )
-    kernels.add_argument("--json", type=Path, metavar="FILE", help="write all figures to FILE")
+    kernels.add_argument("--json", action="store_true", help="print data; tables go to stderr")
+    kernels.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", help="write all figures to FILE, as JSON"
+    )
     kernels.add_argument(
         "--markdown", type=Path, metavar="FILE", help="write the tables to FILE, a page to publish"
     )
@@ -57,6 +69,10 @@ def build_parser() -> argparse.ArgumentParser:
     kernels.add_argument("--check", action="store_true", help="check the kernels, time nothing")
     kernels.add_argument("--list", action="store_true", help="print the cases and stop")
     add_step(commands)
+    add_drafts(commands)
+    add_serve(commands)
+    add_collectives(commands)
+    add_node(commands)
     return parser
 
 
@@ -65,8 +81,18 @@ def run(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     if args.command == "step":
         return run_step(args)
+    if args.command == "serve":
+        return run_serve(args)
+    if args.command == "drafts":
+        return run_drafts(args)
+    if args.command == "collectives":
+        return run_collectives(args)
+    if args.command == "node":
+        return run_node(args)
     import torch
 
+    if find_spec("triton") is None:
+        raise UserError("dsa-bench kernels needs triton: pip install triton")
     from dsa_compile.bench.suites import all_plans
 
     chosen = [
@@ -85,26 +111,25 @@ def run(argv: Sequence[str] | None = None) -> int:
 
 
 def _measure(args: argparse.Namespace, chosen: Sequence[object]) -> int:
-    from rich.console import Console
-
     from dsa_compile.bench.lock import exclusive
     from dsa_compile.bench.report import (
         case_table,
         family_table,
         machine,
         plot,
+        to_json,
         to_markdown,
         write_json,
     )
     from dsa_compile.bench.run import Row, run_plans
     from dsa_compile.bench.timing import measure_ceilings
 
-    console = Console(width=None if sys.stdout.isatty() else 140, highlight=False)
-    console.print("  ".join(f"{name} {value}" for name, value in machine().items()))
+    out = console(stderr=args.json)
+    out.print("  ".join(f"{name} {value}" for name, value in machine().items()))
     with exclusive():
         ceilings = measure_ceilings()
     rates = ", ".join(f"{k} {v / 1e6:.0f} TFLOP/s" for k, v in ceilings.flops_per_us.items())
-    console.print(f"copy {ceilings.bytes_per_us / 1e6:.2f} TB/s, {rates}\n")
+    out.print(f"memory {ceilings.bytes_per_us / 1e6:.2f} TB/s, {rates}\n")
 
     def wanted(provider: str) -> bool:
         return not args.provider or any(
@@ -113,7 +138,7 @@ def _measure(args: argparse.Namespace, chosen: Sequence[object]) -> int:
 
     def show(some: Sequence[Row]) -> None:
         table = family_table if some[0].family else case_table
-        console.print(table(some, some[0].op))
+        show_table(out, table(some, some[0].op))
 
     rows: list[Row] = []
     pending: list[Row] = []
@@ -123,10 +148,12 @@ def _measure(args: argparse.Namespace, chosen: Sequence[object]) -> int:
             pending = []
         pending += some
         rows += some
-        if args.json:
-            write_json(args.json, rows, ceilings)
+        if args.output:
+            write_json(args.output, rows, ceilings)
     if pending:
         show(pending)
+    if args.json:
+        print_json(to_json(rows, ceilings))
     if args.markdown:
         args.markdown.write_text(to_markdown(rows, ceilings), encoding="utf-8")
     if args.plot:
@@ -135,9 +162,9 @@ def _measure(args: argparse.Namespace, chosen: Sequence[object]) -> int:
     return 1 if wrong else 0
 
 
-def main() -> int:
-    """Entry point."""
-    return guarded(PROGRAM, run)
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit status, see the help."""
+    return guarded(PROGRAM, lambda: run(argv))
 
 
 if __name__ == "__main__":

@@ -1,28 +1,36 @@
 """``dsa-bench step``: time of a whole step, per layer, by op and without passes."""
 
 import argparse
-import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dsa_compile.cli.common import numbers
+from dsa_compile.cli.tables import console, print_json, show
+from dsa_compile.config import CompileConfig
 from dsa_compile.errors import UserError
+from dsa_compile.names import one_of
+from dsa_compile.passes.facts import passes_of, steps
+from dsa_compile.request import check_options
 
 if TYPE_CHECKING:
     from dsa_compile.bench.step.cases import Case
 
 _STEP = """\
-Time decode steps and prefills of a truncated model with random weights made on the GPU.
+Time decode steps and prefills of a truncated model with random weights made on
+the GPU.
 
-The cost of a layer is (all layers - all but the last two) / 2: GPU time of the CUDA graphs' replay
-for decode, of eager steps for prefill. Contexts are set directly, over caches full of random rows.
+The cost of a layer is (all layers - all but the last two) / 2: GPU time of the
+CUDA graphs' replay for decode, of eager steps for prefill. Contexts are set
+directly, over caches full of random rows.
 """
 _EPILOG = """\
 examples:
   dsa-bench step
   dsa-bench step --batch 1 --context 8K --by-op
   dsa-bench step --batch 1,64 --context 8K --prefill '' --ablate
-  dsa-bench step --model ./DeepSeek-V3.2 --layers 2-6 --json step.json --plot step.png
+  dsa-bench step --batch 64 --context 8K --prefill '' --mixed 512,2K
+  dsa-bench step --model ./DeepSeek-V3.2 --layers 2-6 -o step.json
 """
 
 
@@ -33,7 +41,6 @@ def add_step(commands: Any) -> None:
         help="time whole steps of a truncated model",
         description=_STEP,
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     step.add_argument(
         "--model",
@@ -50,7 +57,7 @@ def add_step(commands: Any) -> None:
     )
     step.add_argument("--recipe", default="fp8", metavar="NAME", help="default: %(default)s")
     step.add_argument(
-        "--target", default="sm_90a", metavar="NAME", help="this GPU's (default: %(default)s)"
+        "--target", default=CompileConfig.target, metavar="NAME", help="default: this GPU's"
     )
     step.add_argument(
         "--kernel", action="append", default=[], metavar="OP=PROVIDER", help="as in dsa-compile"
@@ -80,6 +87,13 @@ def add_step(commands: Any) -> None:
         help="prompts, one at a time; '' for none (default: 2K,8K,32K)",
     )
     step.add_argument(
+        "--mixed",
+        type=_numbers,
+        default=(),
+        metavar="N,...",
+        help="chunks of a prompt to time beside the decode batches, as CUDA graphs and without",
+    )
+    step.add_argument(
         "--chunk",
         type=int,
         default=8192,
@@ -101,7 +115,10 @@ def add_step(commands: Any) -> None:
         metavar="FILE",
         help="time each call of the first decode case by itself and write FILE, for dsa-compile",
     )
-    step.add_argument("--json", type=Path, metavar="FILE", help="write all figures to FILE")
+    step.add_argument("--json", action="store_true", help="print data; tables go to stderr")
+    step.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", help="write all figures to FILE, as JSON"
+    )
     step.add_argument(
         "--markdown", type=Path, metavar="FILE", help="write the tables to FILE, a page to publish"
     )
@@ -117,54 +134,31 @@ def _layers(text: str) -> tuple[int, int]:
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(
-            int(part[:-1]) * 1024 if part[-1] in "kK" else int(part)
-            for part in text.split(",")
-            if part
-        )
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers") from None
+    return numbers(text) if text else ()
 
 
 def run_step(args: argparse.Namespace) -> int:
     """Run the subcommand; returns the exit status."""
+    config = _config(args)
+    ablated = _ablated(args, config)
     import torch
 
     from dsa_compile.bench.step.cases import Decode, Prefill
+    from dsa_compile.bench.step.mixed import mixed_cases
 
     decodes = [Decode(batch, context) for batch in args.batch for context in args.context]
     cases: list[Case] = [*decodes, *(Prefill(tokens, args.chunk) for tokens in args.prefill)]
-    if not cases or min(*args.batch, *args.context, *args.prefill, args.repeats, args.chunk, 1) < 1:
+    cases += mixed_cases(args.batch, args.context, args.mixed)
+    sizes = (*args.batch, *args.context, *args.prefill, *args.mixed)
+    if not cases or min(*sizes, args.repeats, args.chunk, 1) < 1:
         raise UserError("nothing to time: give positive numbers for --batch, --context, --prefill")
     if not torch.cuda.is_available():
         raise UserError("timing steps needs a CUDA GPU, and torch sees none")
     with tempfile.TemporaryDirectory() as folder:
-        return _measure(args, cases, Path(folder))
+        return _measure(args, config, ablated, cases, Path(folder))
 
 
-def _measure(args: argparse.Namespace, cases: "list[Case]", folder: Path) -> int:
-    from rich.console import Console
-
-    from dsa_compile.bench.report import machine
-    from dsa_compile.bench.step.ablation import Ablated, ablate
-    from dsa_compile.bench.step.model import Compiler, WeightPool, filled_runner
-    from dsa_compile.bench.step.released import write_released
-    from dsa_compile.bench.step.report import (
-        ablation_table,
-        op_table,
-        plot,
-        step_table,
-        to_markdown,
-        write_json,
-    )
-    from dsa_compile.bench.step.run import StepBench, blocks_for
-    from dsa_compile.bench.timing import copy_bytes_per_us
-    from dsa_compile.config import CompileConfig
-    from dsa_compile.passes.manager import pass_names
-
-    console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
-    console.print("  ".join(f"{name} {value}" for name, value in machine().items()))
+def _config(args: argparse.Namespace) -> CompileConfig:
     config = CompileConfig(
         target=args.target,
         recipe=args.recipe,
@@ -173,45 +167,87 @@ def _measure(args: argparse.Namespace, cases: "list[Case]", folder: Path) -> int
         kernels=tuple(args.kernel),
         disable=tuple(name for name in args.disable.split(",") if name),
     )
+    return check_options(config)[0]
+
+
+def _ablated(args: argparse.Namespace, config: CompileConfig) -> list[tuple[str, ...]]:
+    """Which passes to leave out together, one after another; all by themselves if none is named."""
+    if args.ablate is None:
+        return []
+    passes = passes_of(steps())
+    groups = [tuple(name.split("+")) for name in args.ablate.split(",") if name]
+    for name in (name for group in groups for name in group):
+        one_of("pass", name, [step.name for step in passes])
+    return groups or [(step.name,) for step in passes if step.runs(config)]
+
+
+def _measure(
+    args: argparse.Namespace,
+    config: CompileConfig,
+    groups: list[tuple[str, ...]],
+    cases: "list[Case]",
+    folder: Path,
+) -> int:
+    from dsa_compile.bench.report import machine
+    from dsa_compile.bench.step.ablation import Ablated, ablate
+    from dsa_compile.bench.step.mixed import company, company_table
+    from dsa_compile.bench.step.model import Compiler, WeightPool, filled_runner
+    from dsa_compile.bench.step.released import write_released
+    from dsa_compile.bench.step.report import (
+        ablation_table,
+        op_table,
+        plot,
+        step_table,
+        to_json,
+        to_markdown,
+        write_json,
+    )
+    from dsa_compile.bench.step.run import StepBench, blocks_for
+    from dsa_compile.bench.timing import memory_bytes_per_us
+
+    out = console(stderr=args.json)
+    out.print("  ".join(f"{name} {value}" for name, value in machine().items()))
     compiler = Compiler(args.model or write_released(folder), config)
     compiled = compiler.compile()
     pool = WeightPool()
     weights = pool.weights(compiled)
-    per_ms = copy_bytes_per_us(1 << 30) * 1e3
+    per_ms = memory_bytes_per_us(1 << 30) * 1e3
     num_blocks = blocks_for(cases, compiled)
     for case in [case for case in cases if case.blocks(config.block_size) > num_blocks]:
-        console.print(f"{case.label()}: its caches do not fit, left out")
+        out.print(f"{case.label()}: its caches do not fit, left out")
         cases.remove(case)
     if not cases:
         raise UserError("no case fits into the GPU's memory; choose fewer --layers")
     runner = filled_runner(compiled, weights, num_blocks)
     if args.profile:
         _write_profile(args.profile, compiled, runner, cases[0])
-        console.print(f"calls of {cases[0].label()}: {args.profile}")
+        out.print(f"calls of {cases[0].label()}: {args.profile}")
     bench = StepBench(compiled, runner, per_ms)
     kind = bench.kind
     kinds = ", ".join(layer.kind for layer in compiled.manifest.layers)
-    console.print(f"layers {kinds}; copy {per_ms / 1e9:.2f} TB/s\n")
+    out.print(f"layers {kinds}; memory {per_ms / 1e9:.2f} TB/s\n")
     rows = []
     for case in cases:
         rows.append(bench.time(case, args.repeats, True))
         if args.by_op and rows[-1].ops:
-            console.print(op_table(rows[-1]))
-            console.print()
-    console.print(step_table(cases, rows, kind))
+            show(out, op_table(rows[-1]))
+            out.print()
+    show(out, step_table(cases, rows, kind))
+    if beside := company(cases, rows):
+        show(out, company_table(beside))
     entries: list[Ablated] = []
     if args.ablate is not None:
-        names = [name for name in args.ablate.split(",") if name]
-        groups = [tuple(name.split("+")) for name in names or pass_names(config=config)]
         del runner, bench
         decodes = [case for case in cases if case.label().startswith("decode")] or cases
         most = max(case.blocks(config.block_size) for case in decodes)
         for entry in ablate(compiler, groups, pool, decodes, most, per_ms, args.repeats):
             entries.append(entry)
-            console.print(f"without {entry.name}: {entry.problem or entry.layers}")
-        console.print(ablation_table(rows, entries))
+            out.print(f"without {entry.name}: {entry.problem or entry.layers}")
+        show(out, ablation_table(rows, entries))
+    if args.output:
+        write_json(args.output, rows, entries)
     if args.json:
-        write_json(args.json, rows, entries)
+        print_json(to_json(rows, entries))
     if args.markdown:
         args.markdown.write_text(to_markdown(cases, rows, kind), encoding="utf-8")
     if args.plot:

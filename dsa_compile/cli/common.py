@@ -1,28 +1,126 @@
-"""What the commands share: how they refuse, and what they print to."""
+"""What the commands share: how they parse and refuse, and what they print to."""
 
 import argparse
 import io
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NoReturn
+from typing import Any, NoReturn
 
+from dsa_compile.cli.completion import HELP, complete, is_completing
 from dsa_compile.errors import UserError
+from dsa_compile.names import nearest
+from dsa_compile.version import __version__
 
 
-class Parser(argparse.ArgumentParser):
-    """A parser whose complaints are :class:`UserError`, so that they are one line as all others."""
+class _Formatter(argparse.HelpFormatter):
+    """Wraps a text of one line, and leaves a text with line breaks as it is."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        if "\n" in text.strip():
+            return "".join(indent + line for line in text.splitlines(keepends=True))
+        return super()._fill_text(text, width, indent)
+
+
+class SubParser(argparse.ArgumentParser):
+    """A parser whose complaints are :class:`UserError` and name what was probably meant."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        options.setdefault("formatter_class", _Formatter)
+        super().__init__(*args, **options)
 
     def error(self, message: str) -> NoReturn:
         """Refuse the command line."""
-        raise UserError(f"{message}; see {self.prog} --help")
+        more = "" if message.endswith("?") else f"; see {self.prog} --help"
+        raise UserError(message + more)
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """Parse, and refuse what is not known."""
+        parsed, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{self._meant(unknown)}")
+        return parsed, unknown
+
+    def _meant(self, unknown: Iterable[str]) -> str:
+        # dashes are no likeness
+        options = [text.partition("=")[0].strip("-") for text in unknown if text.startswith("-")]
+        known = {name.strip("-"): name for name in self._option_string_actions}
+        files = [text for text in unknown if text.endswith(".json")]
+        if files and "output" in known:
+            return f"; did you mean -o {files[0]}?"
+        meant = [known[near] for option in options if (near := nearest(option, known))]
+        return f"; did you mean {meant[0]}?" if meant else ""
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is None or value in action.choices:
+            return
+        known = [str(choice) for choice in action.choices]
+        near = nearest(str(value), known)
+        meant = f"did you mean {near}?" if near else f"choose from {', '.join(known)}"
+        what = "command" if isinstance(action, argparse._SubParsersAction) else "value"
+        raise argparse.ArgumentError(
+            None if what == "command" else action, f"unknown {what} {value!r}: {meant}"
+        )
+
+
+class Parser(SubParser):
+    """The parser of a command: also has ``--version``, and completes in shells."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.add_argument(
+            "--version", action="version", version=f"{self.prog} {__version__}",
+            help="print the version and exit",
+        )  # fmt: skip
+        completion = HELP.format(program=self.prog)
+        self.epilog = "\n".join(text for text in (self.epilog, completion) if text)
+
+    def add_subparsers(self, **options: Any) -> Any:
+        """As in argparse; subcommands share the refusals, not ``--version``."""
+        return super().add_subparsers(**{"parser_class": SubParser, **options})
+
+    def parse_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> argparse.Namespace:
+        """Parse; where a shell asks for completions, print those and exit."""
+        if is_completing():
+            complete(self)
+        return super().parse_args(args, namespace)
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    """``1,16,8K``, as an argument's type; K stands for 1,024."""
+    try:
+        return tuple(
+            int(part[:-1]) * 1024 if part[-1:] in ("k", "K") else int(part)
+            for part in text.split(",")
+        )
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers") from None
+
+
+def token_counts(text: str) -> tuple[int, ...]:
+    """``512,2048``, as an argument's type."""
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list such as 512,2048") from None
 
 
 def complain(program: str, message: str) -> None:
     """Print an error as one line on standard error, whatever a path or a reason contains."""
-    print(f"{program}: error: {' '.join(message.split())}", file=sys.stderr)
+    print(f"{program}: error: {printable(' '.join(message.split()))}", file=sys.stderr)
+
+
+def printable(text: str) -> str:
+    """The text with what a terminal would obey, or UTF-8 cannot hold, written as ``\\x1b``."""
+    return "".join(
+        char if char.isprintable() or char in "\n\t" else ascii(char)[1:-1] for char in text
+    )
 
 
 @contextmanager

@@ -1,35 +1,52 @@
-"""``dsa-compile``: a model directory in, an artifact out."""
+"""``dsa-compile``: a model in, an artifact out."""
 
 import argparse
 import os
 import sys
-import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from dsa_compile.cli.common import Parser, guarded
-from dsa_compile.config import BLOCK_SIZES, RECIPES, TARGETS, CompileConfig
+from dsa_compile.cli.completion import completed_by
+from dsa_compile.cli.stopwatch import Stopwatch
+from dsa_compile.config import BLOCK_SIZES, RECIPES, TARGETS, WEIGHT_MODES, CompileConfig
 from dsa_compile.errors import UserError
+from dsa_compile.layout import Layout
 
 PROGRAM = "dsa-compile"
 
 _DESCRIPTION = """\
 Compile a DeepSeek-V3.2 model for serving.
 
-MODEL_DIR is a Hugging Face model directory: config.json, *.safetensors and, if the model has one,
-its tokenizer. ARTIFACT is a new directory with the optimised graphs, a record of what every pass
-did, and the weights or a reference to them. dsa-generate runs it.
+MODEL is a Hugging Face model directory (config.json, *.safetensors and, if the
+model has one, its tokenizer), or owner/name of a model on the Hub, which is
+taken from the local cache or downloaded. ARTIFACT is a new directory with the
+optimised graphs, a record of what every pass did, and the weights or a
+reference to them. dsa-generate runs it.
 """
 _EPILOG = """\
 examples:
-  dsa-compile ./DeepSeek-V3.2 -o ./artifact
-  dsa-compile ./DeepSeek-V3.2 -o ./artifact --recipe bf16 --weights pack
-  dsa-compile ./DeepSeek-V3.2 -o ./graphs --weights none --layers 0-3
-  dsa-compile --list-passes
+  a model, for the GPU of this machine (without one, for the CPU):
+    dsa-compile examples/tiny_v32/checkpoint -o artifact
+    dsa-compile deepseek-ai/DeepSeek-V3.2 -o artifact --recipe fp8 --layers 2-6
+  graphs to read, for another machine and without weights:
+    dsa-compile ./DeepSeek-V3.2 -o graphs --target sm_90a --recipe fp8 \\
+                --weights none
+  what passes there are, and a program without one of them:
+    dsa-compile --list-passes
+    dsa-compile ./model -o artifact --disable merge_projections+
+  what this machine can compile and run:
+    dsa-compile --check-env
 
-Each pass leaves its graphs, before and after, as readable Python under ARTIFACT/passes/, with the
-difference between them. Output goes to standard output, errors to standard error, one line each.
+--json prints one object and nothing else on standard output:
+  {"artifact": path, "digest": SHA-256 of the manifest, "target": name,
+   "recipe": name, "options": {...}, "seconds": {"all": s, phase: s, ...},
+   "passes": [{"name", "rewrites", "expected", "nodes_before", "nodes_after",
+   "seconds"}, ...], "kernels": {op: [provider, ...]}, "notes": [text, ...]}
+
+Results go to standard output, progress and errors to standard error. Each pass
+leaves its graphs, before and after, as readable Python under ARTIFACT/passes/.
 Exit status: 0 compiled, 2 refused and nothing written, 130 interrupted.
 """
 
@@ -40,37 +57,46 @@ def build_parser() -> argparse.ArgumentParser:
         prog=PROGRAM,
         description=_DESCRIPTION,
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        usage="%(prog)s MODEL_DIR -o ARTIFACT [options]",
+        usage="%(prog)s MODEL -o ARTIFACT [options]",
     )
     parser.add_argument(
-        "model_dir", nargs="?", type=Path, metavar="MODEL_DIR", help="the model to compile"
+        "model", nargs="?", metavar="MODEL", help="a directory, or owner/name on the Hub"
     )
-    parser.add_argument(
-        "-o", "--out", type=Path, metavar="ARTIFACT", help="the directory to create"
-    )
+    parser.add_argument("-o", "--out", metavar="ARTIFACT", help="the directory to create")
+    parser.add_argument("--revision", metavar="REV", help="branch, tag or commit on the Hub")
     parser.add_argument("--force", action="store_true", help="replace an artifact that is there")
     parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
+    parser.add_argument("--json", action="store_true", help="print data instead of text")
+    parser.add_argument(
+        "--check-env",
+        action="store_true",
+        help="print versions, GPUs, and what can be compiled and run here; for bug reports",
+    )
+
+    parser.add_argument(
+        "--list-models", action="store_true", help="print the model types that are taken, and exit"
+    )
 
     what = parser.add_argument_group("what to compile")
-    what.add_argument(
+    targets = what.add_argument(
         "--target",
         default=CompileConfig.target,
         metavar="NAME",
-        help=f"machine to compile for: {', '.join(TARGETS)} (default: %(default)s)",
+        help=f"machine to compile for: {', '.join(TARGETS)} (default: %(default)s, by the GPU "
+        "here; cpu without one)",
     )
-    what.add_argument(
+    recipes = what.add_argument(
         "--recipe",
         default=CompileConfig.recipe,
         metavar="NAME",
         help=f"precision of weights, activations and caches: {', '.join(RECIPES)} "
         "(default: %(default)s, which gives the reference model's tokens)",
     )
-    what.add_argument(
+    weights = what.add_argument(
         "--weights",
         default=CompileConfig.weights,
         metavar="WHERE",
-        help="reference: stay in MODEL_DIR, the artifact names the files and their hashes; "
+        help="reference: stay where they are, the artifact names the files and their hashes; "
         "pack: copy them into the artifact, as the graphs take them; "
         "none: graphs only, config.json is enough (default: %(default)s)",
     )
@@ -95,9 +121,49 @@ def build_parser() -> argparse.ArgumentParser:
     )
 
     what.add_argument(
+        "--draft",
+        metavar="mtp",
+        help="draft tokens with the model's multi-token-prediction (MTP) layer",
+    )
+    what.add_argument(
+        "--num-speculative-tokens",
+        type=int,
+        metavar="N",
+        help="tokens to draft in a step unless an engine is loaded with another number: 1 to 4 "
+        "(default: 1)",
+    )
+    what.add_argument(
         "--no-records",
         action="store_true",
         help="leave out what each pass did, which dsa-inspect shows",
+    )
+
+    ranks = parser.add_argument_group("several ranks (docs/parallelism.md)")
+    ranks.add_argument(
+        "--tp",
+        type=int,
+        default=1,
+        metavar="N",
+        help="ranks that share each layer: heads, MLPs, the head (default: %(default)s)",
+    )
+    ranks.add_argument(
+        "--dp",
+        type=int,
+        default=1,
+        metavar="N",
+        help="lanes of --tp ranks with requests and caches of their own, which share the routed "
+        "experts (default: %(default)s)",
+    )
+    ranks.add_argument(
+        "--ep",
+        type=int,
+        default=1,
+        metavar="N",
+        help="the number of all ranks: each has whole routed experts; 1: a part of each "
+        "(default: %(default)s)",
+    )
+    ranks.add_argument(
+        "--shard-embedding", action="store_true", help="cut the embedding over the ranks too"
     )
 
     kernels = parser.add_argument_group("kernels")
@@ -124,13 +190,13 @@ def build_parser() -> argparse.ArgumentParser:
     passes.add_argument(
         "--list-passes", action="store_true", help="print the passes in order, and exit"
     )
-    passes.add_argument(
+    disabled = passes.add_argument(
         "--disable",
         type=_names,
         action="extend",
         default=[],
         metavar="PASS[,PASS]",
-        help="leave out these passes; may be repeated",
+        help="leave out these passes; PASS+ takes along all that need it; may be repeated",
     )
     passes.add_argument(
         "--option",
@@ -146,11 +212,16 @@ def build_parser() -> argparse.ArgumentParser:
         help="decide what overlaps by times measured on the target (dsa-bench step --profile); "
         "by estimates without",
     )
-    passes.add_argument(
+    last = passes.add_argument(
         "--stop-after",
         metavar="PASS",
         help="end after this pass, for an artifact to read, not to run",
     )
+    completed_by(targets, lambda args: TARGETS)
+    completed_by(recipes, lambda args: RECIPES)
+    completed_by(weights, lambda args: WEIGHT_MODES)
+    completed_by(disabled, lambda args: _pass_names())
+    completed_by(last, lambda args: _pass_names())
     return parser
 
 
@@ -168,46 +239,62 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str] | None) -> int:
+    stopwatch = Stopwatch(since_start_of_process=argv is None)
     args = build_parser().parse_args(argv)
-    return _list_passes() if args.list_passes else _compile(args)
+    if args.check_env:
+        from dsa_compile.cli.environment import show_environment
+
+        return show_environment(args.json)
+    if args.list_models:
+        from dsa_compile.frontend.model_checks import model_listing
+
+        print("\n".join(model_listing()))
+        return 0
+    return _list_passes() if args.list_passes else _compile(args, stopwatch)
 
 
-def _compile(args: argparse.Namespace) -> int:
-    if args.model_dir is None or args.out is None:
-        missing = "MODEL_DIR" if args.model_dir is None else "-o ARTIFACT"
+def _compile(args: argparse.Namespace, stopwatch: Stopwatch) -> int:
+    if not args.model or not args.out:
+        missing = "-o ARTIFACT" if args.model else "MODEL"
         raise UserError(f"{missing} is missing; see {PROGRAM} --help")
-    # Standard error is for our one line: torch and transformers warn of things of no use here.
+    # Standard error is for our own lines: torch and transformers warn of things of no use here.
     warnings.simplefilter("ignore")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    if args.quiet:
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     from dsa_compile.cli.progress import Display
+    from dsa_compile.compiling import compile_model
 
-    options = {
-        "target": args.target,
-        "recipe": args.recipe,
-        "weights": args.weights,
-        "layers": args.layers,
-        "block_size": args.block_size,
-        "disable": tuple(args.disable),
-        "options": tuple(args.option),
-        "stop_after": args.stop_after,
-        "kernels": tuple(args.kernel),
-        "records": not args.no_records,
-        "kv_scale": args.kv_scale,
-        "profile": None if args.profile is None else str(args.profile),
-        "compiled_kernels": not args.no_compiled_kernels,
-    }
-    started = time.perf_counter()
-    with Display(quiet=args.quiet) as display:
-        # a second or two of imports: under the display, so that something is seen
-        display.phase("start")
-        from dsa_compile.compiling import compile_model
-
+    with Display(args.quiet) as display:
         result = compile_model(
-            args.model_dir, args.out, force=args.force, progress=display, **options
+            args.model,
+            args.out,
+            force=args.force,
+            revision=args.revision,
+            progress=display,
+            target=args.target,
+            recipe=args.recipe,
+            weights=args.weights,
+            layers=args.layers,
+            block_size=args.block_size,
+            disable=args.disable,
+            stop_after=args.stop_after,
+            kernels=args.kernel,
+            records=not args.no_records,
+            kv_scale=args.kv_scale,
+            profile=args.profile,
+            pass_options=args.option,
+            compiled_kernels=not args.no_compiled_kernels,
+            draft=args.draft,
+            num_speculative_tokens=args.num_speculative_tokens,
+            layout=Layout(tp=args.tp, dp=args.dp, ep=args.ep, shard_embedding=args.shard_embedding),
         )
-    display.summary(result, time.perf_counter() - started)
-    if args.explain_kernels:
-        display.kernels(result)
+    from dsa_compile.cli import compile_summary
+
+    if args.json:
+        compile_summary.print_data(result, stopwatch.seconds())
+    elif not args.quiet:
+        compile_summary.print_text(result, stopwatch.seconds(), args.explain_kernels)
     return 0
 
 
@@ -217,6 +304,12 @@ def _list_passes() -> int:
     for line in listing():
         print(line)
     return 0
+
+
+def _pass_names() -> Iterable[str]:
+    from dsa_compile.passes.facts import passes_of, steps
+
+    return (step.name for step in passes_of(steps()))
 
 
 def _layers(text: str) -> tuple[int, int]:

@@ -8,8 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dsa_compile.artifact.manifest import open_manifest
 from dsa_compile.cli.common import Parser, guarded
+from dsa_compile.cli.tables import print_json
 from dsa_compile.errors import UserError
+from dsa_compile.names import one_of
 
 # Evaluating brings torch with it: --help and usage errors should not wait for that.
 if TYPE_CHECKING:
@@ -20,22 +23,26 @@ PROGRAM = "dsa-eval"
 _DESCRIPTION = """\
 Measure how good compiled models are.
 
-ARTIFACT is a directory that dsa-compile wrote; several make one table. Measured are, unless --only
-says otherwise: perplexity on text, with the keys that the indexer chooses and with all keys; recall
-of facts by distance; how far the chosen keys are those an fp64 indexer would choose; and how many
-drafts of the multi-token-prediction module the model accepts. Without --text the held-out text of
-examples/tiny_v32 is used.
+ARTIFACT is a directory that dsa-compile wrote; several make one table. Measured
+are, unless --only says otherwise: perplexity on text, with the keys that the
+indexer chooses and with all keys; recall of facts by distance; how far the
+chosen keys are those an fp64 indexer would choose; and how many drafts of the
+multi-token-prediction module the model accepts. Without --text the held-out
+text of examples/tiny_v32 is used.
 """
 _EPILOG = """\
 examples:
   dsa-eval artifact/
-  dsa-eval artifact/ --control all --json results.json --plot results.png
+  dsa-eval artifact/ --control all -o results.json --plot results.png
   dsa-eval fp32/ bf16/ --reference fp32/ --against-hf
   dsa-eval artifact/ --text notes.txt book.txt --only perplexity --tokens 100000
 
-Results go to standard output, progress and errors to standard error. With --json, what has been
-measured is in the file after every measure, also if the rest is interrupted.
-Exit status: 0 measured, 1 something asked for could not be measured, 2 refused, 130 interrupted.
+Results go to standard output, progress and errors to standard error. With
+--output, what has been measured is in the file after every measure, also if the
+rest is interrupted; --json prints the same object, and nothing else, on
+standard output.
+Exit status: 0 measured, 1 something asked for could not be measured, 2 refused,
+130 interrupted.
 """
 
 
@@ -45,7 +52,6 @@ def build_parser() -> argparse.ArgumentParser:
         prog=PROGRAM,
         description=_DESCRIPTION,
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         usage="%(prog)s ARTIFACT [ARTIFACT ...] [options]",
     )
     count: dict[str, Any] = {"type": int, "metavar": "N", "default": argparse.SUPPRESS}
@@ -121,6 +127,12 @@ def build_parser() -> argparse.ArgumentParser:
     how.add_argument("--draft-prompts", **count, help="generations to draft along (default 16)")
     how.add_argument("--generate", **count, help="tokens of a generation (default 32)")
     how.add_argument("--depth", **count, help="drafts in a chain (default 4)")
+    how.add_argument(
+        "--record",
+        action="store_true",
+        help="leave in ARTIFACT how many drafts were right, by text and depth; an engine over it "
+        "warns where fewer are",
+    )
     how.add_argument("--seed", **count, help="of everything random (default 0)")
     how.add_argument(
         "--model-dir",
@@ -130,7 +142,10 @@ def build_parser() -> argparse.ArgumentParser:
     )
 
     output = parser.add_argument_group("output")
-    output.add_argument("--json", type=Path, metavar="FILE", help="write all results to FILE")
+    output.add_argument("--json", action="store_true", help="print data instead of tables")
+    output.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", help="write all results to FILE, as JSON"
+    )
     output.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the results")
     output.add_argument("--quiet", action="store_true", help="show no progress")
     return parser
@@ -150,38 +165,41 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
+    options = _options(args)
+    for path in (*args.artifacts, *([options.reference] if options.reference else [])):
+        open_manifest(path)  # what is no artifact is better found out now
     from dsa_compile.cli.eval_display import Display
     from dsa_compile.evaluation.plot import check_plot, save_plot
-    from dsa_compile.evaluation.results import write_json
+    from dsa_compile.evaluation.results import as_data, write_json
     from dsa_compile.evaluation.suite import evaluate
 
-    options = _options(args)
     settings = json.loads(json.dumps(dataclasses.asdict(options), default=str))
     if args.plot is not None:
         check_plot(args.plot)
-    if args.json is not None:  # a place that cannot be written is better found out now
-        write_json(args.json, [], settings, complete=False)
-    with Display(args.json, settings, args.quiet) as display:
+    if args.output is not None:  # a place that cannot be written, too
+        write_json(args.output, [], settings, complete=False)
+    with Display(args.output, settings, args.quiet, tables=not args.json) as display:
         results = evaluate(args.artifacts, options, args.model_dir, display)
     display.show(results)
-    if args.json is not None:
-        write_json(args.json, results, settings, complete=True)
+    if args.output is not None:
+        write_json(args.output, results, settings, complete=True)
+    if args.json:
+        print_json(as_data(results, settings, complete=True))
     if args.plot is not None and not save_plot(args.plot, results):
         raise UserError("nothing was measured that can be drawn")
     return 1 if any(artifact.notes for artifact in results) else 0
 
 
 def _options(args: argparse.Namespace) -> "Options":
-    from dsa_compile.evaluation.key_selection import CONTROLS, DENSE, SPARSE
     from dsa_compile.evaluation.options import Options
+    from dsa_compile.evaluation.selections import CONTROLS, DENSE, SPARSE
 
     fields = {field.name for field in dataclasses.fields(Options)}
     given = {name: value for name, value in vars(args).items() if name in fields}
     given = {n: tuple(v) if isinstance(v, list) else v for n, v in given.items()}
     controls = CONTROLS if "all" in args.control else tuple(dict.fromkeys(args.control))
     for name in controls:
-        if name not in CONTROLS:
-            raise UserError(f"unknown control {name!r}; choose of {', '.join(CONTROLS)}, or all")
+        one_of("control", name, (*CONTROLS, "all"))
     measures = tuple(dict.fromkeys(args.only or Options.measures))
     if args.only is None:
         measures += ("layers",) * ("reference" in given) + ("hf",) * args.against_hf

@@ -9,12 +9,11 @@ from rich.console import Console
 from rich.progress import BarColumn, SpinnerColumn, TaskID, TextColumn
 from rich.progress import Progress as Bar
 
+from dsa_compile.cli.tables import console, show
 from dsa_compile.evaluation.progress import Tick
 from dsa_compile.evaluation.results import ArtifactResults, write_json
 from dsa_compile.evaluation.suite import Progress
 from dsa_compile.evaluation.tables import tables
-
-_PLAIN_WIDTH = 400  # a pipe has no width of its own; tables take what they need
 
 
 class Display(Progress):
@@ -26,10 +25,13 @@ class Display(Progress):
         json: the file, or None.
         settings: written to it.
         quiet: show no bars.
+        tables: print tables to standard output; notes go to standard error without.
     """
 
-    def __init__(self, json: Path | None, settings: dict[str, Any], quiet: bool) -> None:
-        self._json, self._settings = json, settings
+    def __init__(
+        self, json: Path | None, settings: dict[str, Any], quiet: bool, tables: bool = True
+    ) -> None:
+        self._json, self._settings, self._tables = json, settings, tables
         self._bar = Bar(
             SpinnerColumn(finished_text="✓"),
             TextColumn("{task.description}"),
@@ -74,14 +76,10 @@ class Display(Progress):
             self._bar.stop_task(self._task)
 
     def show(self, results: Sequence[ArtifactResults]) -> None:
-        """Print the tables and what could not be measured to standard output."""
-        console = Console(highlight=False)
-        if not console.is_terminal:
-            console.width = _PLAIN_WIDTH
-        for table in tables(results):
-            console.print(table)
+        """Print the tables and what could not be measured."""
+        out = console(stderr=not self._tables)
+        for table in tables(results) if self._tables else ():
+            show(out, table)
         for artifact in results:
             for note in artifact.notes:
-                console.print(
-                    f"{artifact.name}: not measured: {note}", soft_wrap=True, markup=False
-                )
+                out.print(f"{artifact.name}: not measured: {note}", soft_wrap=True, markup=False)

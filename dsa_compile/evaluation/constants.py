@@ -14,7 +14,8 @@ from dsa_compile.ops import ROPE_TABLES, Family, Form, ops_of
 
 @dataclass(frozen=True)
 class Rope:
-    """Rotary frequencies: fp32 ``inv_freq`` [D/2] in radians a position, factor on cos and sin."""
+    """Rotary frequencies: fp32 ``inv_freq`` [D/2] in radians a position, on the CPU; factor on cos
+    and sin."""
 
     inv_freq: Tensor
     scaling: float
@@ -31,7 +32,7 @@ class Rope:
         assert isinstance(inv_freq, fx.Node)
         assert isinstance(scaling, float)
         (call,) = (call for call in loaded.manifest.calls if call.kind == region.kind)
-        return cls(loaded.weights[call.name][inv_freq.meta["key"]], scaling)
+        return cls(loaded.weights[call.name][inv_freq.meta["key"]].cpu(), scaling)
 
 
 def attention_scale(loaded: LoadedArtifact) -> float:

@@ -133,7 +133,8 @@ class DecoderLayer:
 
     def _rotate(self, x: Tensor, tables: tuple[Tensor, Tensor]) -> Tensor:
         width = self._spec.qk_rope_head_dim
-        return torch.cat((rope_half(x[..., :width], *tables), x[..., width:]), -1)
+        rotate = rope_interleaved if self._spec.index_rope_interleaved else rope_half
+        return torch.cat((rotate(x[..., :width], *tables), x[..., width:]), -1)
 
     def _mix(self, x: Tensor) -> Tensor:
         spec, w = self._spec, self._weights

@@ -1,19 +1,21 @@
 """The reference model of transformers over the very weights an artifact was compiled from.
 
-The weights are read as the compiler reads them, so that quantised checkpoints, which transformers
-cannot run without a GPU, serve as well; numerics are fp32. Imports transformers when called.
+None of them passes through the compiler's loader, so a fault of that shows in a comparison (and
+:mod:`dsa_compile.evaluation.loader_check` names the tensor). Numerics are fp32. Imports
+transformers when called.
 """
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from dsa_compile.errors import UserError
+from dsa_compile.evaluation.hf_drafts import DraftStates, HfDrafts
+from dsa_compile.evaluation.reference_model import load_reference
 from dsa_compile.model_spec import ModelSpec
-from dsa_compile.weights.checkpoint import Checkpoint
 
 NAME = "transformers, fp32"
 
@@ -31,21 +33,8 @@ class HfModel:
     """
 
     def __init__(self, model_dir: Path, spec: ModelSpec) -> None:
-        try:
-            from dsa_compile.frontend.architectures import architecture_of, load_config
-            from dsa_compile.frontend.config_json import read_config_json
-        except ImportError as error:
-            raise UserError(f"comparing with transformers needs it installed ({error})") from None
-        raw = read_config_json(model_dir)
-        config = load_config(raw)
-        config.dtype = torch.float32
-        with torch.random.fork_rng():
-            reference = architecture_of(raw).model
-            model = reference._from_config(config, attn_implementation="sdpa")
-        checkpoint = Checkpoint.open(model_dir, spec, range(spec.num_hidden_layers))
-        for name, tensor in model.state_dict().items():
-            checkpoint.read_into(name, tensor)
-        self._model: Any = model.eval()
+        self._model = load_reference(model_dir, spec)
+        self._model_dir, self._spec = model_dir, spec
 
     def logits(
         self, sequences: Sequence[Sequence[int]], tails: Sequence[int] | None = None
@@ -73,6 +62,27 @@ class HfModel:
         for hook in hooks:
             hook.remove()
         return [states[0].float() for states in found]
+
+    def drafts(self, sequence: Sequence[int], hidden: Tensor) -> list[DraftStates]:
+        """Two passes of the model's MTP layer over T tokens, the second from what the first left.
+
+        Every position is given its own token: which one it drafts from is the caller's business.
+
+        Args:
+            sequence: T token ids.
+            hidden: fp32 ``[T, H]``, the residual stream after the last layer.
+
+        Raises:
+            CheckpointError: the layer's weights are not stored.
+        """
+        tokens = torch.tensor(sequence)
+        with torch.no_grad():
+            first = self._drafts.run(tokens, self._model.model.norm(hidden))
+        return [first, self._drafts.run(tokens, first.normed)]
+
+    @cached_property
+    def _drafts(self) -> HfDrafts:
+        return HfDrafts(self._model_dir, self._spec, self._model)
 
     def generate(self, prompts: Sequence[Sequence[int]], count: int) -> list[list[int]]:
         """``count`` likeliest tokens after each prompt; prompts of one length share a batch."""

@@ -8,7 +8,7 @@ from torch.nn.functional import kl_div, log_softmax
 
 from dsa_compile.evaluation.progress import Tick, ignore
 from dsa_compile.runtime.engine import Engine
-from dsa_compile.runtime.engine_config import EngineConfig
+from dsa_compile.runtime.engine_options import EngineOptions
 from dsa_compile.runtime.execution.runner import Runner
 from dsa_compile.runtime.requests.sampling_params import SamplingParams
 
@@ -94,7 +94,7 @@ def generate_greedily(
     All prompts are served together by the runtime's engine.
     """
     params = SamplingParams(max_tokens=count, temperature=0.0, ignore_eos=True)
-    outputs = Engine(runner, EngineConfig()).generate([list(p) for p in prompts], params)
+    outputs = Engine(runner, EngineOptions()).generate([list(p) for p in prompts], params)
     return [output.token_ids for output in outputs]
 
 

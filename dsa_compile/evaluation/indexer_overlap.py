@@ -100,15 +100,21 @@ def _spread(scores: Tensor, visible: Tensor) -> Tensor:
 
 
 def references(loaded: LoadedArtifact) -> dict[int, IndexerReference]:
-    """The fp64 indexer of every compiled layer, by number.
+    """The fp64 indexer whose keys each compiled layer attends to, by the layer's number.
+
+    That is the last one before it, where a layer has none of its own.
 
     Raises:
         UserError: the model's weights or its frequencies cannot be had.
     """
     rope = Rope.of(loaded)
-    layers = [layer.index for layer in loaded.manifest.layers]
-    checkpoint = Checkpoint.open(loaded.model_dir, loaded.spec, layers)
-    return {i: IndexerReference(loaded.spec, checkpoint, i, rope) for i in layers}
+    layers, spec = [layer.index for layer in loaded.manifest.layers], loaded.spec
+    checkpoint = Checkpoint.open(loaded.model_dir, spec, layers)
+    found: dict[int, IndexerReference] = {}
+    for i in layers:  # the first of them has one
+        own = spec.kind_of(i).indexer
+        found[i] = IndexerReference(spec, checkpoint, i, rope) if own else found[i - 1]
+    return found
 
 
 def measure_overlap(
@@ -141,10 +147,12 @@ def measure_overlap(
             if not trace.slots:
                 ops = names_of(Family.ATTENTION, Form.FLAT)
                 raise UserError(f"the graphs hold no {ops}, whose keys to compare")
+            scores: dict[int, Tensor] = {}
             for position, (layer, indexer) in enumerate(indexers.items()):
-                scores = indexer.scores(trace.hidden[position])
-                slots = trace.slots[position]
-                found[layer].append(compare_rows(scores[first:], slots[first:], topk))
+                if indexer.layer == layer:
+                    scores[layer] = indexer.scores(trace.hidden[position])[first:]
+                slots = trace.slots[position][first:]
+                found[layer].append(compare_rows(scores[indexer.layer], slots, topk))
         results += [_summary(selection, n, length, rows) for n, rows in found.items()]
         tick((done + 1) / len(sequences))
     return results

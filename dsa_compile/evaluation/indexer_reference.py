@@ -1,7 +1,8 @@
 """The lightning indexer in fp64, written from its definition and the model's own weights.
 
 It shares no code with the ops or the graphs: what it disagrees with is wrong or rounded.
-Source: DeepSeek-V3.2-Exp's report and ``DeepseekV32Indexer`` of transformers.
+Sources: DeepSeek-V3.2-Exp's report; ``DeepseekV32Indexer`` and ``GlmMoeDsaIndexer`` of
+transformers.
 """
 
 import torch
@@ -16,7 +17,7 @@ _ROWS = 128  # queries scored at once
 
 
 class IndexerReference:
-    """The indexer of one layer.
+    """The indexer of one layer, whose number is ``layer``.
 
     Args:
         spec: the model's geometry.
@@ -26,6 +27,7 @@ class IndexerReference:
     """
 
     def __init__(self, spec: ModelSpec, checkpoint: Checkpoint, layer: int, rope: Rope) -> None:
+        self.layer = layer
         self._spec, self._rope = spec, rope
         prefix = f"model.layers.{layer}."
 
@@ -72,12 +74,16 @@ class IndexerReference:
         return scores.masked_fill(future, float("-inf"))
 
     def _rotate(self, x: Tensor) -> Tensor:
-        """Rotate the leading part of ``[L, heads, D]``, pairing its halves."""
+        """Rotate the leading part of ``[L, heads, D]``, pairing its halves or neighbours."""
         angles = torch.arange(len(x)).double()[:, None] * self._rope.inv_freq.double()
         cos = (angles.cos() * self._rope.scaling).unsqueeze(1)
         sin = (angles.sin() * self._rope.scaling).unsqueeze(1)
         half = len(self._rope.inv_freq)
-        first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+        rotated, rest = x[..., : 2 * half], x[..., 2 * half :]
+        if self._spec.index_rope_interleaved:
+            first, second = rotated[..., 0::2], rotated[..., 1::2]
+        else:
+            first, second = rotated.chunk(2, -1)
         return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), -1)
 
 

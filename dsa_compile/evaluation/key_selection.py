@@ -8,10 +8,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 from torch._ops import OpOverload
 
 from dsa_compile.errors import UserError
+from dsa_compile.evaluation.selections import SELECTIONS
 from dsa_compile.ir.region import Region
 from dsa_compile.ops import (
     FACTS,
@@ -23,9 +24,7 @@ from dsa_compile.ops import (
     ops_of,
 )
 
-SPARSE, DENSE = "sparse", "dense"
-CONTROLS = ("random", "recent", "interleaved")
-SELECTIONS = (SPARSE, DENSE, *CONTROLS)
+INDEX_CACHE = "index_cache"
 
 Overrides = Mapping[OpOverload, Callable[..., Any]]
 """Functions by the op they stand for; of the ops of all recipes, those that the graphs hold."""
@@ -37,7 +36,8 @@ def overrides_of(selection: str, seed: int = 0) -> Overrides:
     Args:
         selection: ``sparse`` replaces nothing. ``dense``: all visible keys. ``random``:
             ``index_topk`` of them at random. ``recent``: the last ``index_topk``. ``interleaved``:
-            the indexer's RoPE pairs neighbours instead of halves.
+            the indexer's RoPE pairs neighbours instead of halves, or halves instead of neighbours
+            where that is what the model does.
         seed: of ``random``; draws depend on it and on the calls made before.
 
     Raises:
@@ -54,19 +54,28 @@ def overrides_of(selection: str, seed: int = 0) -> Overrides:
             return _selecting(select_recent)
         case "interleaved":
             flags = {op: facts.indexer_rope for op, facts in FACTS.items()}
-            fused = {op: _with_true(op, flag) for op, flag in flags.items() if flag is not None}
-            return {ROPE_HALF: REFERENCE[ROPE_INTERLEAVED], **fused}
+            fused = {op: _negating(op, flag) for op, flag in flags.items() if flag is not None}
+            halves, neighbours = REFERENCE[ROPE_HALF], REFERENCE[ROPE_INTERLEAVED]
+            return {ROPE_HALF: neighbours, ROPE_INTERLEAVED: halves, **fused}
     raise UserError(f"unknown selection {selection!r}; choose one of {', '.join(SELECTIONS)}")
 
 
 def replace_ops(regions: Mapping[str, Region], overrides: Overrides) -> dict[str, Region]:
     """Copies of regions that call plain functions where they called the ops of ``overrides``.
 
+    Of rotations only the indexer's are replaced, attention's are left.
+
     Raises:
         UserError: none of the ops is in any region, so that nothing would change.
     """
     copies = {name: region.copy(name) for name, region in regions.items()}
-    nodes = [n for r in copies.values() for n in r.graph.nodes if n.target in overrides]
+    nodes = [
+        node
+        for region in copies.values()
+        for node in region.graph.nodes
+        if node.target in overrides
+        and (FACTS[node.target].family is not Family.ROPE or _of_indexer(node))
+    ]
     if overrides and not nodes:
         ops = " or ".join(map(str, overrides))
         raise UserError(
@@ -82,13 +91,24 @@ def _selecting(function: Callable[..., Tensor]) -> Overrides:
     return dict.fromkeys(ops_of(Family.INDEX_SELECTION, Form.FLAT), function)
 
 
-def _with_true(op: OpOverload, name: str) -> Callable[..., Any]:
-    """The op's reference with one of its flags set."""
+def _of_indexer(node: fx.Node) -> bool:
+    """Whether what a call makes goes into keys or scores of the indexer."""
+    cache = {n for n in node.graph.nodes if n.op == "placeholder" and n.meta["key"] == INDEX_CACHE}
+    reached, left = {node}, [node]
+    while left:
+        users = [user for user in left.pop().users if user not in reached]
+        reached.update(users)
+        left += users
+    return any(cache.intersection(user.all_input_nodes) for user in reached)
+
+
+def _negating(op: OpOverload, name: str) -> Callable[..., Any]:
+    """The op's reference with one of its flags turned round."""
     reference = REFERENCE[op]
     at = [argument.name for argument in op._schema.arguments].index(name)
 
     def call(*args: Any) -> Any:
-        return reference(*args[:at], True, *args[at + 1 :])
+        return reference(*args[:at], not args[at], *args[at + 1 :])
 
     return call
 

@@ -8,11 +8,13 @@ from typing import Any
 
 from torch import Tensor
 
+from dsa_compile.artifact.interface import read_regions
 from dsa_compile.artifact.manifest import Manifest
 from dsa_compile.artifact.reader import Artifact
 from dsa_compile.errors import ArtifactError
-from dsa_compile.evaluation.key_selection import SPARSE, overrides_of
+from dsa_compile.evaluation.key_selection import overrides_of
 from dsa_compile.evaluation.probe import ProbeRunner
+from dsa_compile.evaluation.selections import SPARSE
 from dsa_compile.ir.region import Region
 from dsa_compile.model_spec import ModelSpec
 from dsa_compile.runtime.loading.load_runner import require_runnable
@@ -61,9 +63,7 @@ class LoadedArtifact:
         return cls(
             name=name or artifact.path.resolve().name,
             artifact=artifact,
-            regions={
-                record.name: artifact.region(record.name) for record in artifact.manifest.regions
-            },
+            regions=read_regions(artifact, rehearse=artifact.manifest.target != "cpu"),
             weights=load_weights(artifact, model_dir),
             tokenizer=load_tokenizer(artifact),
             given_model_dir=model_dir,

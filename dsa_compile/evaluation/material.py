@@ -11,6 +11,7 @@ from dsa_compile.evaluation.loaded_artifact import LoadedArtifact
 from dsa_compile.evaluation.options import Options
 from dsa_compile.evaluation.recall import RecallGenerator, RecallPrompt
 from dsa_compile.evaluation.texts import Window, cut_windows, random_windows, read_texts, spread
+from dsa_compile.runtime.requests.special_tokens import leading_ids
 
 _DISTANCES = (1, 2, 4, 8, 12, 16)  # times index_topk
 
@@ -32,6 +33,12 @@ class Material:
         self.context = options.context_of(loaded.spec)
 
     @cached_property
+    def _lead(self) -> list[int]:
+        """What the model's tokenizer puts before a prompt."""
+        tokenizer = self._loaded.tokenizer
+        return [] if tokenizer is None else leading_ids(tokenizer)
+
+    @cached_property
     def _all_windows(self) -> list[Window]:
         spec, tokenizer = self._loaded.spec, self._loaded.tokenizer
         if tokenizer is None:
@@ -39,11 +46,7 @@ class Material:
                 f"{self._loaded.name} came without a tokenizer (or tokenizers is not installed), "
                 "so no text can be given to it"
             )
-        windows = [
-            window
-            for text in self._texts.values()
-            for window in cut_windows(text, tokenizer, self.context, spec.bos_token_id)
-        ]
+        windows = [window for some in self._windows_by_text.values() for window in some]
         if not windows:
             raise UserError("the texts have fewer than two tokens; give longer ones")
         if any(max(window.ids) >= spec.vocab_size for window in windows):
@@ -52,6 +55,14 @@ class Material:
                 f"vocabulary of {spec.vocab_size}; they do not belong together"
             )
         return windows
+
+    @cached_property
+    def _windows_by_text(self) -> dict[str, list[Window]]:
+        tokenizer = self._loaded.tokenizer
+        return {
+            path: cut_windows(text, tokenizer, self.context, self._lead)
+            for path, text in self._texts.items()
+        }
 
     @cached_property
     def windows(self) -> list[Window]:
@@ -76,7 +87,7 @@ class Material:
             ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
             return ids
 
-        generator = RecallGenerator(encode, "\n".join(self._texts.values()), spec.bos_token_id)
+        generator = RecallGenerator(encode, "\n".join(self._texts.values()), self._lead)
         distances = options.distances
         if distances is None:
             wanted = [factor * spec.index_topk for factor in _DISTANCES]
@@ -114,15 +125,35 @@ class Material:
         lengths = np.geomspace(min(8, longest), longest, 8).round().astype(int).tolist()
         return self._pieces([lengths[index % 8] for index in range(count)])
 
+    def prompts_by_text(self, count: int, longest: int) -> dict[str, list[list[int]]]:
+        """About ``count`` prompts as of :meth:`prompts`, from each text as many, by its path.
+
+        Without a tokenizer they are random, under an empty name.
+        """
+        if self._loaded.tokenizer is None:
+            return {"": self.prompts(count, longest)}
+        each, found = -(-count // len(self._texts)), {}
+        for path, windows in self._windows_by_text.items():
+            pool = self._pool(windows)
+            most = min(longest, len(pool))
+            lengths = np.geomspace(min(8, most), most, min(8, each)).round().astype(int).tolist()
+            found[path] = self._cut(pool, [lengths[n % len(lengths)] for n in range(each)])
+        return found
+
     def _pieces(self, lengths: Sequence[int]) -> list[list[int]]:
         """Pieces of the texts, begin token first, from places spread over all of them."""
-        spec = self._loaded.spec
         if self._loaded.tokenizer is None:
-            pool = random_windows(spec.vocab_size, 1, 8 * max(lengths), self._options.seed)[0]
-            lead = []
+            vocab_size = self._loaded.spec.vocab_size
+            pool = random_windows(vocab_size, 1, 8 * max(lengths), self._options.seed)[0]
         else:
-            lead = [] if spec.bos_token_id is None else [spec.bos_token_id]
-            pool = [i for window in self._all_windows for i in window.ids[len(lead) :]]
+            pool = self._pool(self._all_windows)
+        return self._cut(pool, lengths)
+
+    def _pool(self, windows: Sequence[Window]) -> list[int]:
+        return [i for window in windows for i in window.ids[len(self._lead) :]]
+
+    def _cut(self, pool: Sequence[int], lengths: Sequence[int]) -> list[list[int]]:
+        lead = self._lead
         room = len(pool) + len(lead) - max(lengths)
         if room < 0:
             raise UserError(
@@ -131,7 +162,7 @@ class Material:
             )
         starts = np.linspace(0, room, len(lengths)).astype(int).tolist()
         return [
-            (lead + pool[start : start + length])[:length]
+            [*lead, *pool[start : start + length]][:length]
             for start, length in zip(starts, lengths, strict=True)
         ]
 

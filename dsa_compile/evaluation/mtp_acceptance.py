@@ -3,7 +3,13 @@
 A plain loop over the reference ops, not speculative decoding itself: the model's own states are
 given (teacher forcing), drafts are compared with what the model says. From the state at position i
 and token i + 1 the module drafts token i + 2; its own output and its draft take their places for
-the next depth, as serving engines do. States are taken after the final norm on both sides.
+the next depth, as serving engines do.
+
+States are taken after the final norm on both sides, the module's own between depths too. That is
+what its ``hnorm`` was trained on, and it is no difference between architectures: GLM-5 wants it
+(vLLM pull requests 46075, 47448), and DeepSeek as well, for which vLLM once handed on the states
+before that norm: with DeepSeek-R1, three drafts, 64.6 % of drafts are accepted instead of 61.4
+(ROCm/ATOM pull request 1764). The trained example agrees, see :file:`docs/evaluation.md`.
 """
 
 from collections.abc import Sequence
@@ -24,6 +30,7 @@ from dsa_compile.ops.norm import rms_norm
 from dsa_compile.weights.checkpoint import Checkpoint
 
 TEXT, GENERATED = "text", "generated"
+ENGINE, PREDICTED = "an engine's steps", "predicted for these"
 
 
 @dataclass(frozen=True)
@@ -34,16 +41,19 @@ class Acceptance:
         source: ``text``: after every token of the text, is the first draft the model's likeliest
             next token. ``generated``: along the model's own greedy continuation of the text; a
             draft counts if it and all before it in its chain are right, so the shares of all
-            depths sum to the drafted tokens accepted at each step.
+            depths sum to the drafted tokens accepted at each step. :data:`ENGINE`: likewise, of
+            the steps that an engine made, and :data:`PREDICTED`: what should have come of them.
         depth: 1 for the first drafted token.
         drafts: chains drafted.
         accepted: of them, right down to this depth.
+        text: the file that prompts are from; empty for all.
     """
 
     source: str
     depth: int
     drafts: int
     accepted: int
+    text: str = ""
 
     @property
     def share(self) -> float:
@@ -125,7 +135,12 @@ class Drafter:
         joined = torch.cat((embedded, rms_norm(states, w["hnorm.weight"], eps)), -1)
         hidden = self._layer(linear(joined, w["eh_proj.weight"]), rows)
         after = rms_norm(hidden, w["shared_head.norm.weight"], eps)
-        return linear(after, w["shared_head.head.weight"]).float().argmax(-1), after
+        drafts = linear(after, w["shared_head.head.weight"]).float().argmax(-1)
+        return drafts, self._carried(hidden, after)
+
+    def _carried(self, hidden: Tensor, after: Tensor) -> Tensor:
+        """What the next depth takes as states: those after the norm of the module's head."""
+        return after
 
 
 class FinalNorm:
@@ -180,7 +195,7 @@ def measure_acceptance(
     chains = 0
     continuations = generate_greedily(runner, prompts, generate)
     for done, (prompt, continuation) in enumerate(zip(prompts, continuations, strict=True)):
-        right = chain_matches(runner, drafter, norm, prompt, continuation)
+        right, _ = chain_matches(runner, drafter, norm, prompt, continuation)
         counts += right.cumprod(0).sum(1)
         chains += right.shape[1]
         tick((len(texts) + done + 1) / (len(texts) + len(prompts)))
@@ -197,16 +212,22 @@ def chain_matches(
     norm: FinalNorm,
     prompt: Sequence[int],
     continuation: Sequence[int],
-) -> Tensor:
-    """Which drafts equal the continuation: int64 [depth, C], C chains along the continuation."""
+) -> tuple[Tensor, Tensor]:
+    """Chains of drafts, one from each token of a continuation.
+
+    Returns:
+        Which drafts equal the continuation, int64 [depth, C], and the module's states behind them,
+        [depth, C, H].
+    """
     tokens = torch.tensor([*prompt, *continuation])
     # the last chain's last draft is for the last token
     starts = torch.arange(len(prompt) - 1, len(tokens) - 1 - drafter.depth)
     states = norm(runner.trace(tokens.tolist()).hidden[-1])[:-1]
     drafts, after = drafter.first(states, tokens[1:])
     drafts, after = drafts[starts], after[starts]
-    right = [drafts == tokens[starts + 2]]
+    right, by_depth = [drafts == tokens[starts + 2]], [after]
     for depth in range(2, drafter.depth + 1):
         drafts, after = drafter.deeper(starts, len(states), depth, after, drafts)
         right.append(drafts == tokens[starts + 1 + depth])
-    return torch.stack(right).long()
+        by_depth.append(after)
+    return torch.stack(right).long(), torch.stack(by_depth)

@@ -4,8 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dsa_compile.errors import UserError
-from dsa_compile.evaluation.key_selection import DENSE, SELECTIONS, SPARSE
+from dsa_compile.evaluation.selections import DENSE, SELECTIONS, SPARSE
 from dsa_compile.model_spec import ModelSpec
+from dsa_compile.names import one_of
 
 MEASURES = ("perplexity", "recall", "indexer", "mtp", "layers", "hf")
 _CONTEXT = 1536
@@ -17,7 +18,7 @@ class Options:
 
     Args:
         measures: of :data:`MEASURES`. ``layers`` needs ``reference``.
-        selections: of :data:`~dsa_compile.evaluation.key_selection.SELECTIONS`; how perplexity,
+        selections: of :data:`~dsa_compile.evaluation.selections.SELECTIONS`; how perplexity,
             recall and indexer overlap choose keys.
         texts: text files; none for the held-out set of the example.
         tokens: of text to score for perplexity, about.
@@ -31,6 +32,7 @@ class Options:
         generate: tokens generated for a prompt.
         depth: drafts in a chain.
         reference: artifact that the layers are compared with.
+        record: leave the acceptance of drafts in the artifact.
         seed: of everything drawn.
     """
 
@@ -47,6 +49,7 @@ class Options:
     generate: int = 32
     depth: int = 4
     reference: Path | None = None
+    record: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -68,6 +71,8 @@ class Options:
                 raise UserError(f"{name.replace('_', '-')} {value} must be at least {bound}")
         if any(distance < 1 for distance in self.distances or ()):
             raise UserError(f"distances {self.distances} must be at least 1")
+        if self.record and "mtp" not in self.measures:
+            raise UserError("--record is about drafts, and --only leaves them out; add mtp")
         if "layers" in self.measures and self.reference is None:
             raise UserError("the error of layers needs an artifact to compare with: --reference")
 
@@ -87,5 +92,4 @@ class Options:
 
 def _all_of(what: str, given: tuple[str, ...], allowed: tuple[str, ...]) -> None:
     for value in given:
-        if value not in allowed:
-            raise UserError(f"unknown {what} {value!r}; choose of {', '.join(allowed)}")
+        one_of(what, value, allowed)

@@ -22,7 +22,7 @@ def check_plot(path: Path) -> None:
         import matplotlib.backends.backend_agg as backend
     except ImportError:
         raise UserError(
-            "--plot needs matplotlib: pip install 'dsa-compile[eval]', or leave --plot out"
+            "--plot needs matplotlib: pip install matplotlib, or leave --plot out"
         ) from None
     known = backend.FigureCanvasAgg.get_supported_filetypes()
     if path.suffix.removeprefix(".").lower() not in known:

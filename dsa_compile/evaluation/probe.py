@@ -40,7 +40,7 @@ class LanguageModel(Protocol):
 
 @dataclass
 class Trace:
-    """One sequence of T tokens on its way through the layers.
+    """One sequence of T tokens on its way through the layers, on the CPU wherever it ran.
 
     Attributes:
         hidden: the residual stream before the first layer and after each layer, [T, H] each.
@@ -129,7 +129,7 @@ class ProbeRunner(ModelRunner):
     def _run(self, sequence: Sequence[int], given: Trace | None) -> Trace:
         self._check([sequence])
         batch = whole_batch([sequence], [len(sequence)], self.block_size)
-        tensors = {name: torch.from_numpy(array) for name, array in batch.arrays().items()}
+        tensors = self._to_device(batch)
         trace = Trace()
         for call, bound in zip(self._plan.calls, self._variant(batch), strict=True):
             if given is not None and call.layer is not None:
@@ -138,15 +138,15 @@ class ProbeRunner(ModelRunner):
             bound.run(tensors)
             if HIDDEN in bound.outputs:
                 self._note(trace, tensors)
-            trace.slots += self._slots
-        trace.logits = tensors["logits"].float()
+            trace.slots += [slots.cpu() for slots in self._slots]
+        trace.logits = tensors["logits"].float().cpu()
         return trace
 
     def _variant(self, batch: Batch) -> list[BoundCall]:
         return self._calls[self.variant_of(batch)]
 
     def _take(self, tensors: dict[str, Tensor], given: Trace, index: int) -> None:
-        tensors[HIDDEN] = given.hidden[index].to(self.dtype)
+        tensors[HIDDEN] = given.hidden[index].to(self.device, self.dtype)
         if NORMED not in tensors:
             return
         if not given.normed:
@@ -154,14 +154,14 @@ class ProbeRunner(ModelRunner):
                 "layers cannot be compared one by one: only one of the artifacts fuses norms "
                 "across layers; compile both with the same --disable"
             )
-        tensors[NORMED] = normed = given.normed[index].to(self.dtype)
+        tensors[NORMED] = normed = given.normed[index].to(self.device, self.dtype)
         if self._ue8m0 is not None:
             tensors[NORMED_Q], tensors[NORMED_SCALE] = quantize_blocks(normed, self._ue8m0)
 
     def _note(self, trace: Trace, tensors: Mapping[str, Tensor]) -> None:
-        trace.hidden.append(tensors[HIDDEN])
+        trace.hidden.append(tensors[HIDDEN].cpu())
         if NORMED in tensors:
-            trace.normed.append(tensors[NORMED])
+            trace.normed.append(tensors[NORMED].cpu())
 
     def _check(self, sequences: Sequence[Sequence[int]]) -> None:
         longest = max((len(sequence) for sequence in sequences), default=1)

@@ -50,15 +50,15 @@ class RecallGenerator:
     Args:
         encode: text to token ids, adding no special tokens.
         filler: natural text to hide the facts in.
-        bos: first token of every prompt, or None.
+        lead: ids that every prompt begins with, such as a begin token; may be empty.
 
     Raises:
         UserError: the filler has too few common words to make keys of.
     """
 
-    def __init__(self, encode: Encode, filler: str, bos: int | None) -> None:
+    def __init__(self, encode: Encode, filler: str, lead: Sequence[int]) -> None:
         self._encode = encode
-        self._lead = [] if bos is None else [bos]
+        self._lead = list(lead)
         self._lines = [line + "\n" for line in filler.splitlines() if line.strip()]
         self._words = common_words(filler)
         self._newline = encode("\n")

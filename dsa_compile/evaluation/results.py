@@ -88,6 +88,18 @@ def row_json(row: Row) -> dict[str, Any]:
     }
 
 
+def as_data(
+    artifacts: Sequence[ArtifactResults], settings: dict[str, Any], complete: bool
+) -> dict[str, Any]:
+    """All results, JSON-ready; see :func:`write_json`."""
+    return {
+        "producer": {"name": "dsa-eval", "version": __version__},
+        "complete": complete,
+        "settings": settings,
+        "artifacts": [results.to_json() for results in artifacts],
+    }
+
+
 def write_json(
     path: Path, artifacts: Sequence[ArtifactResults], settings: dict[str, Any], complete: bool
 ) -> None:
@@ -102,12 +114,7 @@ def write_json(
     Raises:
         UserError: it cannot be written.
     """
-    content = {
-        "producer": {"name": "dsa-eval", "version": __version__},
-        "complete": complete,
-        "settings": settings,
-        "artifacts": [results.to_json() for results in artifacts],
-    }
+    content = as_data(artifacts, settings, complete)
     scratch = path.with_name(f".{path.name}.tmp")
     try:
         scratch.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n", encoding="utf-8")

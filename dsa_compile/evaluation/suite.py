@@ -6,10 +6,15 @@ from pathlib import Path
 
 from dsa_compile.artifact.reader import Artifact
 from dsa_compile.errors import UserError
+from dsa_compile.evaluation.acceptance_record import record_acceptance
+from dsa_compile.evaluation.engine_acceptance import (
+    Comparison,
+    drafting_engine,
+    engine_acceptance,
+)
 from dsa_compile.evaluation.hf import NAME, HfModel
 from dsa_compile.evaluation.hf_agreement import compare_logits, measure_generations
 from dsa_compile.evaluation.indexer_overlap import measure_overlap, references
-from dsa_compile.evaluation.key_selection import DENSE, SPARSE
 from dsa_compile.evaluation.layer_error import measure_layers, require_same_model
 from dsa_compile.evaluation.loaded_artifact import LoadedArtifact
 from dsa_compile.evaluation.material import Material, make_material
@@ -20,6 +25,8 @@ from dsa_compile.evaluation.probe import ProbeRunner
 from dsa_compile.evaluation.progress import Tick, ignore, part
 from dsa_compile.evaluation.recall_accuracy import measure_recall
 from dsa_compile.evaluation.results import ArtifactResults, Row
+from dsa_compile.evaluation.selections import DENSE, SPARSE
+from dsa_compile.ir.plan import DRAFT
 
 
 class Progress:
@@ -149,9 +156,27 @@ class _ArtifactRun:
         texts = material.sequences(material.context)
         prompts = material.prompts(options.draft_prompts, material.context // 4)
         norm = FinalNorm(self._loaded)
-        yield measure_acceptance(
-            self._runner(), drafter, norm, texts, prompts, options.generate, tick
-        )
+        runner, generate = self._runner(), options.generate
+        yield measure_acceptance(runner, drafter, norm, texts, prompts, generate, tick)
+        if DRAFT not in self._loaded.manifest.plans:
+            if options.record:
+                raise UserError("--record: it has no draft plan; compile with --draft mtp")
+            return
+        engine = drafting_engine(self._loaded, options.depth, material.longest)
+        exact = self._loaded.manifest.compile.recipe == "fp32"
+        by_text = material.prompts_by_text(options.draft_prompts, material.context // 4)
+        found = {
+            text: engine_acceptance(engine, runner, drafter, norm, some, generate, exact=exact)
+            for text, some in by_text.items()
+        }
+        whole = Comparison.of_all(list(found.values()))
+        yield whole.rows()
+        if len(found) > 1:
+            for text, comparison in found.items():
+                yield comparison.rows(text)
+        whole.require_agreement()
+        if options.record:
+            record_acceptance(self._loaded, engine, by_text, found, generate)
 
     def _layers(self, tick: Tick) -> Iterator[Sequence[Row]]:
         assert self._reference is not None

@@ -1,6 +1,7 @@
 """Results as tables to read: one artifact, or several side by side."""
 
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 
 from rich import box
 from rich.table import Table
@@ -8,7 +9,13 @@ from rich.table import Table
 from dsa_compile.evaluation.hf_agreement import GreedyAgreement, LogitAgreement
 from dsa_compile.evaluation.indexer_overlap import Overlap
 from dsa_compile.evaluation.layer_error import ACCUMULATED, ISOLATED, LayerError
-from dsa_compile.evaluation.mtp_acceptance import GENERATED, TEXT, Acceptance
+from dsa_compile.evaluation.mtp_acceptance import (
+    ENGINE,
+    GENERATED,
+    PREDICTED,
+    TEXT,
+    Acceptance,
+)
 from dsa_compile.evaluation.perplexity import Perplexity
 from dsa_compile.evaluation.recall_accuracy import Recall
 from dsa_compile.evaluation.results import ArtifactResults
@@ -98,13 +105,16 @@ def _drafts(artifacts: Sequence[ArtifactResults]) -> Table:
     table = _table("Drafts accepted (MTP, greedy), by depth", "artifact", "along")
     _numbers(table, *map(str, depths), "drafts", "tokens a step")
     for artifact in artifacts:
-        for source in (TEXT, GENERATED):
-            found = {r.depth: r for r in artifact.of_type(Acceptance) if r.source == source}
+        rows = artifact.of_type(Acceptance)
+        kinds = [("", source) for source in (TEXT, GENERATED, ENGINE, PREDICTED)]
+        kinds += [(text, ENGINE) for text in dict.fromkeys(row.text for row in rows) if text]
+        for text, source in kinds:
+            found = {r.depth: r for r in rows if (r.text, r.source) == (text, source)}
             if not found:
                 continue
             table.add_row(
                 artifact.name,
-                source,
+                f"{source}, {Path(text).name}" if text else source,
                 *(_percent(r.share if r else None) for r in map(found.get, depths)),
                 str(found[1].drafts),
                 # the token the model itself gives, and the drafts it accepts
@@ -157,13 +167,13 @@ def _agreement(artifacts: Sequence[ArtifactResults]) -> Table:
 def _table(title: str, *names: str) -> Table:
     table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold")
     for name in names:
-        table.add_column(name, no_wrap=True)
+        table.add_column(name, overflow="fold")
     return table
 
 
 def _numbers(table: Table, *names: str) -> None:
     for name in names:
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
 
 
 def _ordered(*names: Iterable[str]) -> list[str]:

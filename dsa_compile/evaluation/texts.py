@@ -33,7 +33,10 @@ def read_texts(paths: Sequence[Path] = ()) -> dict[str, str]:
         UserError: a file is missing, unreadable, empty or not UTF-8 text.
     """
     if not paths and not HELD_OUT.is_file():
-        raise UserError(f"{HELD_OUT} is not there; name text files with --text")
+        raise UserError(
+            "no text to evaluate on: the held-out text of examples/tiny_v32 is in the repository, "
+            "not in an installed package; name UTF-8 files with --text"
+        )
     return {str(path): _read(path) for path in paths or (HELD_OUT,)}
 
 
@@ -51,19 +54,18 @@ def _read(path: Path) -> str:
     return text
 
 
-def cut_windows(text: str, tokenizer: Any, context: int, bos: int | None) -> list[Window]:
+def cut_windows(text: str, tokenizer: Any, context: int, lead: Sequence[int]) -> list[Window]:
     """Cut a text into consecutive windows of at most ``context`` tokens.
 
     Args:
         text: to cut.
         tokenizer: a ``tokenizers.Tokenizer``.
-        context: tokens in a window, the begin token included; at least 2.
-        bos: put first in every window; None for a model without a begin token.
+        context: tokens in a window, ``lead`` included; at least 2.
+        lead: ids put first in every window, such as a begin token; may be empty.
     """
     assert context >= 2
     encoding = tokenizer.encode(text, add_special_tokens=False)
     ids, spans = encoding.ids, encoding.offsets
-    lead = [] if bos is None else [bos]
     step = context - len(lead)
     windows = []
     for start in range(0, len(ids), step):
@@ -71,7 +73,7 @@ def cut_windows(text: str, tokenizer: Any, context: int, bos: int | None) -> lis
         scored = start if lead else start + 1
         if scored < end:
             piece = text[spans[scored][0] : spans[end - 1][1]]
-            windows.append(Window(lead + ids[start:end], len(piece.encode())))
+            windows.append(Window([*lead, *ids[start:end]], len(piece.encode())))
     return windows
 
 

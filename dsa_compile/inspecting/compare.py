@@ -86,7 +86,7 @@ def compare(first: Store, second: Store) -> Comparison:
         *_tables("weight", *(_weights(s) for s in (first, second))),
     ]
     regions = tuple(program_diff(*pair) for pair in _pairs(first, second))
-    wider = first if len(first.manifest.layers) >= len(second.manifest.layers) else second
+    wider = first if len(first.layers) >= len(second.layers) else second
     rewrites = tuple(fold(wider, regions))
     return Comparison(tuple(facts), regions, rewrites, _parting(first, second))
 
@@ -168,7 +168,7 @@ def _caches(store: Store) -> dict[str, str]:
 def _layers(first: Store, second: Store) -> Iterable[Difference]:
     """Layers that only one has, or that run another region or take other weights."""
     tables = [
-        {layer.index: {"kind": layer.kind, **layer.vars} for layer in store.manifest.layers}
+        {layer.index: {"kind": layer.kind, **layer.vars} for layer in store.layers}
         for store in (first, second)
     ]
     found: dict[tuple[str, str | None, str | None], list[int]] = {}

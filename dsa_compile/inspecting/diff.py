@@ -12,7 +12,9 @@ from dataclasses import dataclass, replace
 from dsa_compile.inspecting.graph import Graph
 from dsa_compile.inspecting.pairing import Change, Pairing, pair_programs, pair_stages
 from dsa_compile.inspecting.store import Stage
+from dsa_compile.inspecting.text import Listing
 from dsa_compile.ir.site import Site
+from dsa_compile.notebook import MOST_LINES, lines_html
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,31 @@ class RegionDiff:
     pairing: Pairing
     hunks: tuple[Hunk, ...]
     retyped: tuple[Change, ...]
+
+    def __repr__(self) -> str:
+        return f"<RegionDiff {self.region}: {len(self.hunks)} rewrites>"
+
+    def _repr_html_(self) -> str:
+        before, after = self.pairing.before, self.pairing.after
+        return "".join(
+            lines_html(
+                f"{self.region} {hunk.path}",
+                [
+                    *_statements("-", before, hunk.removed),
+                    *_statements("+", after, hunk.made),
+                ],
+            )
+            for hunk in self.hunks[:MOST_LINES]
+        )
+
+
+def _statements(sign: str, graph: Graph | None, names: Sequence[str]) -> list[str]:
+    if graph is None:
+        return []
+    listing = Listing(graph)
+    # the entries of a result that are taken at once share a line
+    lines = dict.fromkeys(str(listing.statement(graph.nodes[name])) for name in names)
+    return [f"{sign} {line}" for line in lines]
 
 
 def pass_diff(stage: Stage, only: Iterable[str] | None = None) -> list[RegionDiff]:

@@ -1,4 +1,4 @@
-"""Equal rewrites told once: over the modules of a layer, over kinds of layers, over all layers.
+"""Equal rewrites shown once: over the modules of a layer, over kinds of layers, over all layers.
 
 Two rewrites are equal if their statements are, once every name is replaced by the order in which it
 occurs and types are left out. Where the layers of a model differ in what a pass did to the same
@@ -15,6 +15,7 @@ from dsa_compile.inspecting.graph import Graph
 from dsa_compile.inspecting.pairing import Change, Pairing
 from dsa_compile.inspecting.store import Stage, Store, ranges
 from dsa_compile.inspecting.text import Listing, Statement
+from dsa_compile.notebook import lines_html
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,14 @@ class Fold:
     made: tuple[Statement, ...]
     kept: tuple[Kept, ...]
     passing: int
+
+    def __repr__(self) -> str:
+        paths = ", ".join(dict.fromkeys(place.path for place in self.places if place.path))
+        return f"<Fold {self.rewrites} rewrites: {paths}>"
+
+    def _repr_html_(self) -> str:
+        lines = [f"- {line}" for line in self.removed] + [f"+ {line}" for line in self.made]
+        return lines_html(repr(self).strip("<>"), lines)
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -183,7 +192,7 @@ def _kept(pairing: Pairing, change: Change) -> Kept:
 
 
 def _statements(graph: Graph | None, names: Sequence[str]) -> tuple[Statement, ...]:
-    """The lines of some nodes, those that share one told once."""
+    """The lines of some nodes, equal ones once."""
     if graph is None:
         return ()
     listing = Listing(graph)

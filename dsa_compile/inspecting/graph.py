@@ -176,23 +176,31 @@ def graph_from_json(data: Any, where: str) -> Graph:
 
     Raises:
         ArtifactError: it is no graph: a field is missing or of the wrong type, a name occurs twice,
-            or an argument refers to no earlier node.
+            an argument refers to no earlier node, or there are more or fewer results than names.
     """
     try:
         name, outputs, entries = data["name"], tuple(data["outputs"]), data["nodes"]
         nodes: dict[str, Node] = {}
         for entry in entries:
             node = _node(entry)
-            missing = next((source for source in node.inputs if source not in nodes), None)
-            if node.name in nodes or missing is not None:
-                fault = f"refers to {missing!r}, no earlier node" if missing else "exists already"
+            missing = [source for source in node.inputs if source not in nodes]
+            if node.name in nodes or missing:
+                fault = "exists already"
+                if missing:
+                    fault = f"refers to {missing[0]!r:.40}, no earlier node"
                 raise ArtifactError(f"{where}: graph {name}, node {node.name}: {fault}; {_REMEDY}")
             nodes[node.name] = node
     except (KeyError, TypeError, AttributeError) as error:
         raise ArtifactError(f"{where}: not a graph ({error!r:.80}); {_REMEDY}") from None
     if not all(isinstance(text, str) for text in (name, *outputs)):
         raise ArtifactError(f"{where}: a graph's names are not text; {_REMEDY}")
-    return Graph(name, outputs, nodes)
+    graph = Graph(name, outputs, nodes)
+    if len(graph.results) != len(outputs):
+        raise ArtifactError(
+            f"{where}: graph {name} names {len(outputs)} results and returns {len(graph.results)}; "
+            f"{_REMEDY}"
+        )
+    return graph
 
 
 def _node(entry: Mapping[str, Any]) -> Node:

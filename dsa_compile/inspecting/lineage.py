@@ -1,7 +1,7 @@
 """Which of the nodes that a rewrite took out each of the nodes that it put in stands for.
 
-A rewrite says which nodes it removed and which it made, not how they correspond. That is told from
-the graphs, by the first of these that holds for a removed node:
+A rewrite says which nodes it removed and which it made, not how they correspond. That is worked
+out from the graphs, by the first of these that holds for a removed node:
 
 1. Exactly one new node calls an op whose name contains that of its op: ``experts`` became
    ``experts_fp8``.
@@ -94,7 +94,7 @@ def _calls(graph: Graph, names: Iterable[str]) -> list[Node]:
 
 
 def _is_entry(node: Node, made: Mapping[str, object]) -> bool:
-    return node.target == GETITEM and node.inputs[0] in made
+    return node.target == GETITEM and any(name in made for name in node.inputs[:1])
 
 
 def _names_op(name: str, part: str) -> bool:

@@ -24,7 +24,7 @@ class PassRow:
         by_region: rewrites once a graph.
         nodes_before: computing nodes of a step before the pass.
         nodes_after: and after it.
-        seconds: it took.
+        seconds: it took; None if that is not recorded.
         near_misses: places that almost matched.
         remarks: lines to read.
         recorded: whether it changed a graph and records were kept.
@@ -41,7 +41,7 @@ class PassRow:
     by_region: dict[str, int]
     nodes_before: int
     nodes_after: int
-    seconds: float
+    seconds: float | None
     near_misses: int
     remarks: tuple[str, ...]
     recorded: bool
@@ -70,7 +70,7 @@ def pass_rows(
             by_region=dict(summary.by_region),
             nodes_before=summary.nodes_before,
             nodes_after=summary.nodes_after,
-            seconds=summary.seconds,
+            seconds=store.seconds.get(summary.name),
             near_misses=len(summary.near_misses),
             remarks=summary.remarks,
             recorded=summary.graphs is not None,

@@ -1,19 +1,20 @@
 """What other commands measured, if their files are there: errors, and times of steps.
 
-``dsa-inspect ARTIFACT verify`` leaves ``verify.json`` in the artifact. ``dsa-bench step --json``
+``dsa-inspect ARTIFACT verify`` leaves ``verify.json`` in the artifact. ``dsa-bench step -o FILE``
 writes times of ops and what a layer takes without a pass, ``--profile`` times of single calls; they
 are files of the user's, for a machine with a GPU need not be the one that reads them.
 """
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dsa_compile.errors import UserError
+from dsa_compile.artifact.strict_json import load_json
+from dsa_compile.errors import ArtifactError, UserError
 from dsa_compile.inspecting.store import unknown
+from dsa_compile.regular_files import read_regular
 
 VERIFY = "verify.json"
 VERIFY_REMEDY = "dsa-inspect ARTIFACT verify writes it"
@@ -87,11 +88,15 @@ def pass_errors(path: Path) -> dict[str, PassError]:
     data = read_json(path, VERIFY_REMEDY)
     try:
         return {
-            str(done["name"]): PassError(done["error"], str(done["problem"]))
+            str(done["name"]): PassError(_error(done["error"]), str(done["problem"]))
             for done in data["passes"]
         }
-    except (KeyError, TypeError):
+    except (KeyError, TypeError, ValueError):
         raise UserError(f"{path}: not the report of verify; make it again") from None
+
+
+def _error(value: Any) -> float | None:
+    return None if value is None else float(value)
 
 
 def site_errors(path: Path) -> dict[tuple[str, int], SiteError]:
@@ -105,7 +110,7 @@ def site_errors(path: Path) -> dict[tuple[str, int], SiteError]:
     try:
         for site in data["sites"]:
             key = str(site["pass_name"]), int(site["number"])
-            each = SiteError(site["error"], site["layer"], str(site["problem"]))
+            each = SiteError(_error(site["error"]), site["layer"], str(site["problem"]))
             if key not in found or _badness(each) > _badness(found[key]):
                 found[key] = each
     except (KeyError, TypeError, ValueError):
@@ -118,12 +123,12 @@ def _badness(each: SiteError) -> tuple[bool, float]:
 
 
 def bench_cases(path: Path) -> list[Case]:
-    """The cases of a file that ``dsa-bench step --json`` wrote.
+    """The cases of a file that ``dsa-bench step -o FILE`` wrote.
 
     Raises:
         UserError: no such file, or not of that kind.
     """
-    remedy = "make one with dsa-bench step --by-op --json FILE"
+    remedy = "make one with dsa-bench step --by-op -o FILE"
     data = read_json(path, remedy)
     try:
         return [_case(row, data["ablation"]) for row in data["rows"]]
@@ -195,8 +200,9 @@ def read_json(path: Path, remedy: str) -> Any:
         UserError: it cannot be read, or is not JSON.
     """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return load_json(read_regular(path), str(path))
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}); {remedy}") from None
-    except ValueError:
-        raise UserError(f"{path}: not JSON; {remedy}") from None
+    except ArtifactError as error:
+        detail = str(error).removeprefix(f"{path}: ")
+        raise UserError(f"{path}: not JSON of measurements ({detail}); {remedy}") from None

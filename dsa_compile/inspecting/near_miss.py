@@ -1,4 +1,4 @@
-"""Where a pass began to match and did not, equal places told once."""
+"""Where a pass began to match and did not, equal places once."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""The records of an artifact, read when asked for: the program after every pass.
+"""The records of an artifact, read when needed: the program after every pass.
 
 Stage 0 is the program as exported, stage n the one after the n-th pass; each pass records only the
 regions that it changed, so the program at a stage is the last graph of each region up to there.
@@ -13,13 +13,14 @@ from typing import Any
 
 from dsa_compile.artifact.manifest import Manifest, open_manifest
 from dsa_compile.artifact.paths import resolve_inside
-from dsa_compile.artifact.records import ABOUT, PassSummary
+from dsa_compile.artifact.records import ABOUT, TIMINGS, PassSummary
 from dsa_compile.artifact.strict_json import load_json, parse
 from dsa_compile.errors import ArtifactError, UserError
 from dsa_compile.inspecting.about import About, parse_about
 from dsa_compile.inspecting.graph import Graph, graph_from_json
 from dsa_compile.ir.plan import Call
 from dsa_compile.ir.site import Site
+from dsa_compile.regular_files import read_regular
 
 EXPORT = "export"
 _MOST_CHOICES = 50  # that a line lists
@@ -86,7 +87,7 @@ class Stage:
 
 
 class Store:
-    """An artifact's records. Files are read when asked for, and checked against their hashes.
+    """An artifact's records. Files are read when needed, and checked against their hashes.
 
     Args:
         path: the artifact's directory.
@@ -142,6 +143,21 @@ class Store:
         return {name: parse_about(text) for name, text in texts.items()}
 
     @cached_property
+    def seconds(self) -> Mapping[str, float]:
+        """How long each pass took, by its name; empty if that is not recorded.
+
+        Raises:
+            ArtifactError: the record is damaged.
+        """
+        file = resolve_inside(self.path, TIMINGS)
+        if file is None:
+            return {}
+        kind: Any = Mapping[str, float]
+        where = str(self.path / TIMINGS)
+        found: Mapping[str, float] = parse(kind, load_json(file.read_bytes(), where), where)
+        return found
+
+    @cached_property
     def final(self) -> Mapping[str, Graph]:
         """The finished graphs, by region; their nodes have readable names."""
         return {
@@ -177,13 +193,22 @@ class Store:
             return names.index(name) + 1
         raise UserError(unknown("pass", name, names))
 
+    @property
+    def layers(self) -> tuple[Call, ...]:
+        """The first call of each decoder layer, those of draft plans behind the model's."""
+        calls = (call for call in self.manifest.calls if call.layer is not None)
+        first: dict[int, Call] = {}
+        for call in calls:
+            first.setdefault(call.index, call)
+        return tuple(first.values())
+
     def layer(self, index: int) -> Call:
-        """A layer by its number in the model.
+        """A layer by its number in the model; the MTP layer's is the one behind the last.
 
         Raises:
             UserError: the artifact has no such layer.
         """
-        layers = self.manifest.layers
+        layers = self.layers
         for layer in layers:
             if layer.index == index:
                 return layer
@@ -196,7 +221,7 @@ class Store:
     def layers_of(self, region: str) -> tuple[int, ...]:
         """The numbers of the layers that run a region; none where no decoder layer does."""
         kind = region.partition(".")[0]
-        return tuple(layer.index for layer in self.manifest.layers if layer.kind == kind)
+        return tuple(layer.index for layer in self.layers if layer.kind == kind)
 
     def times(self, region: str) -> int:
         """How many calls of all plans run a region of this kind."""
@@ -214,7 +239,7 @@ class Store:
         if record is None or file is None:
             raise ArtifactError(f"{self.path / path}: missing; restore it or recompile")
         try:
-            data = file.read_bytes()
+            data = read_regular(file)
         except OSError as error:
             raise ArtifactError(f"{file}: cannot be read ({error.strerror})") from None
         if hashlib.sha256(data).hexdigest() != record.sha256:

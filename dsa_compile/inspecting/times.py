@@ -1,7 +1,7 @@
 """Measured time, attributed to the rewrites that made the calls which take it.
 
 ``dsa-bench step --by-op`` tells time by op and module, ``--profile`` by op and types. Calls of a
-region that share such a label cannot be told apart: they share its time equally.
+region that share such a label cannot be distinguished: they share its time equally.
 """
 
 from collections import defaultdict
@@ -29,7 +29,7 @@ class CallTime:
         us: microseconds that it adds to a layer.
         launches: of kernels; None if not known.
         kernels: their names.
-        shared: how many calls share the time told of them; 1 if it is its own.
+        shared: how many calls share the time reported for them; 1 if it is its own.
         step: the rewrite that made it; None if it is as exported.
     """
 
@@ -156,7 +156,7 @@ def attribute_case(store: Store, case: Case) -> Attribution:
     """
     if not case.ops:
         raise UserError(
-            f"{case.label}: no times by op; time it with dsa-bench step --by-op --json FILE"
+            f"{case.label}: no times by op; time it with dsa-bench step --by-op -o FILE"
         )
     graph = _fitting(store, case)
     labelled: dict[str, list[Node]] = defaultdict(list)
@@ -225,7 +225,7 @@ def _label(node: Node) -> str:
 
 
 def _fitting(store: Store, case: Case) -> Graph:
-    """The graph that was timed: of the kind told, and of the variant whose calls fit best.
+    """The graph that was timed: of the kind reported, and of the variant whose calls fit best.
 
     A short variant's calls may all be in the long one too: then the one with fewer others.
     """

@@ -6,6 +6,7 @@ write or a prefix taken for another changes the tokens.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -13,8 +14,10 @@ from numpy.typing import NDArray
 
 from dsa_compile.runtime.execution.batch import Batch
 from dsa_compile.runtime.execution.runner import LaunchedTokens, StepInputs
-from dsa_compile.runtime.sampling.host_sampler import HostSampler
+from dsa_compile.runtime.sampling.host_sampler import HostSampler, KnownTokens
+from dsa_compile.runtime.sampling.logprobs import token_logprobs
 from dsa_compile.runtime.sampling.sampler import SamplingState
+from dsa_compile.runtime.scheduling.stats import EAGER, StepKind
 
 _MASK = (1 << 64) - 1
 _SALTS = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F)  # latent, index
@@ -83,9 +86,15 @@ class HashRunner:
         self.caches = np.random.default_rng(0).integers(0, _MASK, rows, np.uint64)
         self.steps: list[Batch] = []
         self.num_drafts = 0
+        self.num_lanes = 1
         self.rows_ahead = 0
         self.overlaps = False
         self._sampler = HostSampler(vocab_size)
+
+    @property
+    def step_counts(self) -> dict[StepKind, int]:
+        """As the protocol says."""
+        return {StepKind(EAGER, "long"): len(self.steps)}
 
     def samples_ahead(self, states: Sequence[SamplingState]) -> bool:
         """As the protocol says."""
@@ -93,7 +102,15 @@ class HashRunner:
 
     def launch(self, inputs: StepInputs) -> LaunchedTokens:
         """As the protocol says."""
-        return self._sampler.launch(self.execute(inputs.batch), inputs)
+        if inputs.prompt is None:
+            return self._sampler.launch(self.execute(inputs.batch), inputs)
+        scored, prompt = len(inputs.prompt.rows), inputs.prompt
+        rows = np.concatenate([prompt.rows, inputs.batch.logit_rows])
+        logits = self.execute(replace(inputs.batch, logit_rows=rows))
+        targets = torch.from_numpy(prompt.targets)
+        entries = token_logprobs(logits[:scored], targets, prompt.alternatives)
+        tokens = self._sampler.launch(logits[scored:], inputs).wait()
+        return KnownTokens(replace(tokens, prompt_logprobs=entries))
 
     def lose_page(self, cache: int, block: int) -> None:
         """Overwrite a block's page of the latent (0) or index (1) cache with poison."""

@@ -1,6 +1,6 @@
-"""Small random DeepSeek-V3.2 models, and writers for the checkpoint layouts found in the wild.
+"""Small random models, and writers for the checkpoint layouts found in the wild.
 
-The models are the reference implementation of transformers with weights scaled so that every part
+The models are the reference implementations of transformers with weights scaled so that every part
 of it matters: attention is peaked, routing is uneven, norms and biases are not identities.
 """
 
@@ -13,8 +13,14 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import DeepseekV32Config, DeepseekV32ForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
+from dsa_compile.testing.geometries import (
+    tiny_axk2_config,
+    tiny_config,
+    tiny_glm_config,
+    yarn_parameters,
+)
 from dsa_compile.testing.tokenizer import save_byte_tokenizer
 
 __all__ = [
@@ -25,7 +31,9 @@ __all__ = [
     "save_byte_tokenizer",
     "save_hf",
     "save_hub",
+    "tiny_axk2_config",
     "tiny_config",
+    "tiny_glm_config",
     "tiny_model",
     "yarn_parameters",
 ]
@@ -38,66 +46,16 @@ _FP32_SUFFIXES = ("indexer.weights_proj.weight", "mlp.gate.e_score_correction_bi
 _UNQUANTISED = ("norm", "embed_tokens", "lm_head", "mlp.gate.", "weights_proj", "eh_proj", "head.")
 
 
-def tiny_config(num_hidden_layers: int = 4, **overrides: Any) -> DeepseekV32Config:
-    """A geometry that runs in milliseconds and still takes every branch of the full one.
-
-    Two dense layers come first, the rest are mixtures of experts (``first_k_dense_replace`` or
-    ``mlp_layer_types`` change that). Sixteen index heads make exact-zero ties of the index scores
-    rare; ``index_topk`` is 16, so prompts beyond 16 tokens really select.
-    """
-    values: dict[str, Any] = {
-        "num_hidden_layers": num_hidden_layers,
-        "vocab_size": 512,
-        "hidden_size": 128,
-        "intermediate_size": 192,
-        "moe_intermediate_size": 64,
-        "num_attention_heads": 8,
-        "n_shared_experts": 1,
-        "n_routed_experts": 16,
-        "num_experts_per_tok": 4,
-        "n_group": 4,
-        "topk_group": 2,
-        "q_lora_rank": 48,
-        "kv_lora_rank": 32,
-        "qk_rope_head_dim": 16,
-        "qk_nope_head_dim": 16,
-        "v_head_dim": 16,
-        "index_topk": 16,
-        "index_head_dim": 32,
-        "index_n_heads": 16,
-        "first_k_dense_replace": 2,
-        "max_position_embeddings": 4096,
-        "rope_parameters": yarn_parameters(),
-    }
-    values.update(overrides)
-    values.setdefault("num_key_value_heads", values["num_attention_heads"])
-    return DeepseekV32Config(**values)
-
-
-def yarn_parameters() -> dict[str, Any]:
-    """The RoPE scaling of the released model."""
-    return {
-        "rope_type": "yarn",
-        "rope_theta": 10000.0,
-        "factor": 40.0,
-        "original_max_position_embeddings": 4096,
-        "beta_fast": 32,
-        "beta_slow": 1,
-        "mscale": 1.0,
-        "mscale_all_dim": 1.0,
-    }
-
-
 def tiny_model(
-    config: DeepseekV32Config, seed: int = 0, dtype: torch.dtype = torch.float32
-) -> DeepseekV32ForCausalLM:
+    config: PreTrainedConfig, seed: int = 0, dtype: torch.dtype = torch.float32
+) -> PreTrainedModel:
     """The reference model with random weights that depend on ``seed`` alone, in eval mode.
 
     With ``dtype=torch.bfloat16`` the weights are the fp32 model's, rounded, except those that must
     stay in fp32 (the indexer's ``weights_proj``, the router's bias, RoPE's frequencies).
     """
     with torch.random.fork_rng():
-        model = DeepseekV32ForCausalLM._from_config(config, attn_implementation="sdpa")
+        model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, tensor in model.state_dict().items():
@@ -107,7 +65,8 @@ def tiny_model(
                 if not name.endswith(_FP32_SUFFIXES):
                     parameter.data = parameter.data.to(dtype)
             model.config.dtype = dtype
-    return model.eval()
+    made: PreTrainedModel = model.eval()
+    return made
 
 
 def _fill(name: str, tensor: Tensor, generator: torch.Generator) -> None:
@@ -122,7 +81,7 @@ def _fill(name: str, tensor: Tensor, generator: torch.Generator) -> None:
 
 
 def save_hf(
-    model: DeepseekV32ForCausalLM,
+    model: PreTrainedModel,
     directory: Path,
     *,
     max_shard_size: str = "5GB",
@@ -143,7 +102,7 @@ def save_hf(
 
 
 def save_hub(
-    model: DeepseekV32ForCausalLM,
+    model: PreTrainedModel,
     directory: Path,
     *,
     fp8: bool = True,
@@ -151,7 +110,7 @@ def save_hub(
     mtp: bool = True,
     seed: int = 0,
 ) -> None:
-    """Write ``model`` (fp32) as DeepSeek publishes it.
+    """Write ``model`` (fp32) as DeepSeek and Z.ai publish theirs.
 
     Per-expert keys over ``shards`` files with an index; with ``fp8`` the projections are
     float8_e4m3fn with fp32 ``weight_scale_inv`` (one a 128×128 block, grids rounded up), the rest
@@ -178,7 +137,7 @@ def save_hub(
     _write_json(directory / "config.json", hub_config(model.config, fp8=fp8, mtp=mtp))
 
 
-def dequantised_twin(model: DeepseekV32ForCausalLM, *, fp8: bool = True) -> DeepseekV32ForCausalLM:
+def dequantised_twin(model: PreTrainedModel, *, fp8: bool = True) -> PreTrainedModel:
     """A copy of ``model`` in fp32 that holds exactly what :func:`save_hub` stored for it."""
     twin = copy.deepcopy(model)
     stored = _stored(_per_expert(model.state_dict()), fp8)
@@ -219,8 +178,8 @@ def dequantise(weight: Tensor, scale: Tensor) -> Tensor:
     return weight.float() * scale[rows][:, columns]
 
 
-def hub_config(config: DeepseekV32Config, *, fp8: bool = True, mtp: bool = True) -> dict[str, Any]:
-    """``config.json`` in the words of the published one (``rope_scaling``, dense-layer count)."""
+def hub_config(config: PreTrainedConfig, *, fp8: bool = True, mtp: bool = True) -> dict[str, Any]:
+    """``config.json`` in the words of the published ones (``rope_scaling``, dense-layer count)."""
     values: dict[str, Any] = config.to_dict()
     rope = dict(values.pop("rope_parameters"))
     kinds = values["mlp_layer_types"]
@@ -229,10 +188,13 @@ def hub_config(config: DeepseekV32Config, *, fp8: bool = True, mtp: bool = True)
         del values["mlp_layer_types"]
     for name in ("layer_types", "mlp_bias", "head_dim", "dtype", "transformers_version"):
         values.pop(name, None)
-    values["rope_theta"] = rope.pop("rope_theta")
-    values["rope_scaling"] = {"type": rope.pop("rope_type"), **rope}
+    if rope["rope_type"] == "default":
+        values["rope_parameters"] = rope
+    else:
+        values["rope_theta"] = rope.pop("rope_theta")
+        values["rope_scaling"] = {"type": rope.pop("rope_type"), **rope}
     values |= {
-        "architectures": ["DeepseekV32ForCausalLM"],
+        "architectures": [AutoModelForCausalLM._model_mapping[type(config)].__name__],
         "first_k_dense_replace": dense,
         "moe_layer_freq": 1,
         "num_nextn_predict_layers": int(mtp),
@@ -281,28 +243,31 @@ def _stored(state: dict[str, Tensor], fp8: bool) -> dict[str, Tensor]:
     return {name: tensor.contiguous() for name, tensor in stored.items()}
 
 
-def _mtp_layer(model: DeepseekV32ForCausalLM, seed: int) -> dict[str, Tensor]:
-    """Random weights of layer ``num_hidden_layers``: a decoder layer and what feeds it."""
+def _mtp_layer(model: PreTrainedModel, seed: int) -> dict[str, Tensor]:
+    """Layer ``num_hidden_layers``: random weights, but for copies of embedding and head."""
     config = model.config
     prefix = f"model.layers.{config.num_hidden_layers}."
     block = copy.deepcopy(config)
     block.num_hidden_layers, block.mlp_layer_types = 1, ["sparse"]
     block.layer_types = config.layer_types[:1]
+    if hasattr(block, "indexer_types"):
+        block.indexer_types = ["full"]
     state = _per_expert(tiny_model(block, seed=seed + 1).state_dict())
     layer = {
         prefix + name.removeprefix("model.layers.0."): tensor
         for name, tensor in state.items()
         if name.startswith("model.layers.0.")
     }
-    hidden, vocab = config.hidden_size, config.vocab_size
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    layer[f"{prefix}embed_tokens.weight"] = embedding.weight.clone()
+    layer[f"{prefix}shared_head.head.weight"] = head.weight.clone()
+    hidden = config.hidden_size
     generator = torch.Generator().manual_seed(seed)
     shapes: dict[str, tuple[int, ...]] = {
         "enorm.weight": (hidden,),
         "hnorm.weight": (hidden,),
         "eh_proj.weight": (hidden, 2 * hidden),
-        "embed_tokens.weight": (vocab, hidden),
         "shared_head.norm.weight": (hidden,),
-        "shared_head.head.weight": (vocab, hidden),
     }
     for name, shape in shapes.items():
         layer[prefix + name] = torch.empty(shape)

@@ -44,7 +44,7 @@ def ablate(
         pool: weights made so far are shared.
         cases: timed for each.
         num_blocks: pages of the caches.
-        bytes_per_ms: copy bandwidth.
+        bytes_per_ms: memory bandwidth.
         repeats: timed repetitions.
     """
     for names in groups:

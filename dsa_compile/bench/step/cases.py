@@ -90,7 +90,61 @@ class Prefill:
             )
 
 
-Case = Decode | Prefill
+@dataclass(frozen=True)
+class Mixed:
+    """Requests that compute one token each, and one that computes the last chunk of its prompt.
+
+    Attributes:
+        batch: decoding requests; 0 for the chunk alone.
+        context: tokens in the cache of every request once the step is done.
+        chunk: tokens of the prompt in the step.
+        captured: replayed as a CUDA graph, else launched kernel by kernel.
+    """
+
+    batch: int
+    context: int
+    chunk: int
+    captured: bool = True
+
+    def label(self) -> str:
+        """For tables."""
+        decoding = f"{self.batch} × {tokens(self.context)} + " if self.batch else ""
+        how = "" if self.captured else ", no graph"
+        return f"{decoding}chunk {tokens(self.chunk)} at {tokens(self.context)}{how}"
+
+    def blocks(self, block_size: int) -> int:
+        """Pages it takes."""
+        return (self.batch + 1) * -(-self.context // block_size)
+
+    def steps(self, block_size: int, vocab_size: int) -> Iterator[Batch]:
+        """The step, its pages scattered over the caches."""
+        requests = self.batch + 1
+        generator = np.random.default_rng(self.batch + self.context + self.chunk)
+        pages = -(-self.context // block_size)
+        tables = generator.permutation(requests * pages).astype(np.int32).reshape(requests, pages)
+        counts = np.array([1] * self.batch + [self.chunk])
+        owner = np.repeat(np.arange(requests), counts)
+        positions = np.concatenate(
+            [
+                np.full(self.batch, self.context - 1),
+                np.arange(self.context - self.chunk, self.context),
+            ]
+        )
+        page, offset = np.divmod(positions, block_size)
+        ends = np.cumsum(counts)
+        yield Batch(
+            input_ids=generator.integers(0, vocab_size, ends[-1]),
+            positions=positions,
+            slot_mapping=tables[owner, page].astype(np.int64) * block_size + offset,
+            block_tables=tables,
+            cu_seqlens=np.concatenate(([0], ends)).astype(np.int32),
+            context_lens=np.full(requests, self.context, np.int32),
+            logit_rows=ends - 1,
+            request_rows=np.arange(requests, dtype=np.int32),
+        )
+
+
+Case = Decode | Prefill | Mixed
 
 
 def tokens(count: int) -> str:

@@ -119,15 +119,21 @@ class WeightPool:
 def filled_runner(compiled: Compiled, weights: Weights, num_blocks: int) -> ModelRunner:
     """A runner whose caches are full of what a model might have written."""
     runner = ModelRunner(compiled.manifest, compiled.regions, weights, num_blocks)
-    generator = torch.Generator("cuda")
+    fill_caches(runner)
+    return runner
+
+
+def fill_caches(runner: ModelRunner) -> None:
+    """Fill a runner's caches with random rows, as a model might have written them."""
+    generator = torch.Generator(runner.device)
     generator.manual_seed(1)
     for caches in runner.caches.values():
         for key, cache in caches.items():
             _fill(key, cache, runner.block_size, generator)
-    return runner
 
 
 _CHUNK = 1 << 12  # pages filled at a time
+_NARROW = 260  # bytes of a latent row with fewer values than share a scale: a small model's
 
 
 def _fill(key: str, cache: Tensor, block_size: int, generator: torch.Generator) -> None:
@@ -143,13 +149,15 @@ def _fill(key: str, cache: Tensor, block_size: int, generator: torch.Generator) 
             pages = part.view(len(part), -1)
             keys = block_size * (cache.shape[2] - 4)
             pages[:, :keys] = _e4m3(len(part), keys, generator)
-            pages[:, keys:] = _scales(len(part), block_size)
+            pages[:, keys:] = _scales(len(part), block_size, part.device)
+        elif cache.shape[2] < _NARROW:
+            part.zero_()
         elif cache.shape[2] % 64:
             rows = part.view(-1, cache.shape[2])
             rank = (cache.shape[2] - 128) * 128 // 132  # 128 values and a scale each, 64 of bf16
             scales = rank // 32
             rows[:, :rank] = _e4m3(len(rows), rank, generator)
-            rows[:, rank : rank + scales] = _scales(len(rows), rank // 128)
+            rows[:, rank : rank + scales] = _scales(len(rows), rank // 128, rows.device)
             rope = torch.randn(len(rows), 64, device=cache.device, generator=generator)
             rows[:, rank + scales :] = rope.bfloat16().view(torch.uint8)
         else:
@@ -163,5 +171,5 @@ def _e4m3(rows: int, columns: int, generator: torch.Generator) -> Tensor:
     return (values * 100).clamp_(-448, 448).to(torch.float8_e4m3fn).view(torch.uint8)
 
 
-def _scales(rows: int, count: int) -> Tensor:
-    return torch.full((rows, count), 2.0**-7, device="cuda").view(torch.uint8)
+def _scales(rows: int, count: int, device: torch.device) -> Tensor:
+    return torch.full((rows, count), 2.0**-7, device=device).view(torch.uint8)

@@ -11,11 +11,11 @@ from rich.table import Table
 from dsa_compile.bench.report import machine
 from dsa_compile.bench.step.ablation import Ablated
 from dsa_compile.bench.step.cases import Case
-from dsa_compile.bench.step.published import goal, vllm
+from dsa_compile.bench.step.published import VLLM, goal, vllm
 from dsa_compile.bench.step.run import Row
 
 _HEADS = (
-    "", "ms", "floor", "of floor", "vLLM", "vLLM ÷ ours", "goal", "launches", "experts", "step ms",
+    "", "ms", "floor", "of floor", VLLM, "goal", "launches", "experts", "step ms",
     "gaps µs", "host ms", "wall ms",
 )  # fmt: skip
 
@@ -24,7 +24,7 @@ def step_table(cases: Sequence[Case], rows: Sequence[Row], kind: str) -> Table:
     """A row a case."""
     table = Table(title=f"One {kind} layer (difference of models), GPU", box=None, pad_edge=False)
     for head in _HEADS:
-        table.add_column(head, justify="right" if head else "left")
+        table.add_column(head, justify="right" if head else "left", no_wrap=bool(head))
     for case, row in zip(cases, rows, strict=True):
         table.add_row(*_cells(case, row))
     return table
@@ -60,7 +60,6 @@ def _cells(case: Case, row: Row) -> list[str]:
         _shown(row.floor, 4),
         "–" if row.floor is None else f"{row.floor / row.layer:.0%}",
         _shown(other, 3),
-        "–" if other is None else f"{other / row.layer:.2f}",
         "–" if aim is None else f"{aim:g}{'' if row.layer > aim else ' ✓'}",
         _shown(row.launches, 1),
         _shown(row.experts_hit, 0),
@@ -78,10 +77,10 @@ def _line(cells: Sequence[str]) -> str:
 def op_table(row: Row, most: int = 24) -> Table:
     """What each op adds to one layer."""
     table = Table(title=f"{row.case}: µs added to a layer, by op", box=None, pad_edge=False)
-    table.add_column("op")
-    table.add_column("µs", justify="right")
-    table.add_column("launches", justify="right")
-    table.add_column("kernels", no_wrap=True, max_width=60)
+    table.add_column("op", overflow="fold")
+    table.add_column("µs", justify="right", no_wrap=True)
+    table.add_column("launches", justify="right", no_wrap=True)
+    table.add_column("kernels", overflow="fold", max_width=60)
     for label, share in list(row.ops.items())[:most]:
         table.add_row(label, f"{share.us:.1f}", f"{share.launches:g}", ", ".join(share.names))
     total = sum(share.us for share in row.ops.values())
@@ -94,9 +93,9 @@ def ablation_table(rows: Sequence[Row], entries: Sequence[Ablated]) -> Table:
     whole = {row.case: row.layer for row in rows}
     cases = [case for case in whole if any(case in entry.layers for entry in entries)]
     table = Table(title="A layer without the pass: % longer", box=None, pad_edge=False)
-    table.add_column("pass")
+    table.add_column("pass", overflow="fold")
     for case in cases:
-        table.add_column(case, justify="right")
+        table.add_column(case, justify="right", no_wrap=True)
     table.add_column("")
     for entry in entries:
         changes = [
@@ -140,7 +139,7 @@ def plot(path: Path, cases: Sequence[Case], rows: Sequence[Row]) -> None:
         [p + 0.2 for p in places],
         [vllm(case) or 0.0 for case in cases],
         0.4,
-        label="vLLM 0.25.1",
+        label=VLLM,
         color="0.7",
     )
     floors = [(p, r.floor) for p, r in zip(places, rows, strict=True) if r.floor is not None]

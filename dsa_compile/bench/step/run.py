@@ -7,7 +7,7 @@ import torch
 
 from dsa_compile.bench.lock import exclusive
 from dsa_compile.bench.step.by_op import Ranges, by_op, label_steps
-from dsa_compile.bench.step.cases import Case, Decode
+from dsa_compile.bench.step.cases import Case, Decode, Mixed, Prefill
 from dsa_compile.bench.step.floor import decode_bytes
 from dsa_compile.bench.step.measure import time_steps
 from dsa_compile.bench.step.model import Compiled
@@ -16,7 +16,9 @@ from dsa_compile.errors import UserError
 from dsa_compile.ir.plan import MODEL, SHORT
 from dsa_compile.runtime.execution.batch import Batch
 from dsa_compile.runtime.execution.caches import page_bytes
-from dsa_compile.runtime.execution.cuda_graphs import GraphPlan, padded_batch
+from dsa_compile.runtime.execution.cuda_graphs import padded_batch
+from dsa_compile.runtime.execution.graph_plan import GraphPlan
+from dsa_compile.runtime.execution.mixed_graphs import MixedPlan
 from dsa_compile.runtime.execution.model_runner import ModelRunner
 
 DIFFERENCE = 2  # layers left out of the smaller model
@@ -32,7 +34,7 @@ class Row:
         layer: of one layer, (all layers - all but the last two) / 2.
         host: to launch the step; graphs are one launch whatever the number of layers.
         wall: of steps that follow one another and are each waited for; 0 for prefill.
-        floor: bytes that a layer must read over the copy bandwidth, or None.
+        floor: bytes that a layer must read over the memory bandwidth, or None.
         launches: kernels, fills and copies of one layer; None if not traced.
         experts_hit: distinct experts that a layer's tokens take; None if not traced.
         gaps_us: in which the GPU does nothing within a step; None if not traced.
@@ -59,7 +61,7 @@ class StepBench:
     Args:
         compiled: of at least three layers.
         runner: over it.
-        bytes_per_ms: copy bandwidth.
+        bytes_per_ms: memory bandwidth.
 
     Raises:
         UserError: too few layers, or the last ones differ.
@@ -103,14 +105,19 @@ class StepBench:
         """
         steps = list(case.steps(self._runner.block_size, self._runner.vocab_size))
         decode = isinstance(case, Decode)
+        repeats = max(3, repeats // 8) if isinstance(case, Prefill) else repeats
         times = []
         for runner in (self._smaller, self._runner):
             if decode:
                 key = self.plan.choose(steps[0], runner.variant_of(steps[0]))
                 if key is not None:
                     runner.capture(self.plan, [key])
+            elif isinstance(case, Mixed) and case.captured:
+                self._capture_mixed(runner, steps[0])
+            else:
+                runner = runner.variation()  # without the graphs of an earlier case
             with exclusive():
-                times.append(time_steps(runner, steps, repeats if decode else max(3, repeats // 8)))
+                times.append(time_steps(runner, steps, repeats))
             if not all(bool(runner.forward(step).isfinite().all()) for step in steps):
                 raise UserError(f"{case.label()}: logits are not finite, so times mean nothing")
         small, large = times
@@ -119,6 +126,21 @@ class StepBench:
         if traced:
             self._trace(row, case, steps)
         return row
+
+    def _capture_mixed(self, runner: ModelRunner, batch: Batch) -> None:
+        """Capture one graph that takes the step without a token of padding."""
+        spec = self._compiled.manifest.model.spec
+        plan = MixedPlan.of(
+            [batch.num_tokens],
+            max_running=batch.num_requests,
+            max_model_len=spec.max_position_embeddings,
+            block_size=runner.block_size,
+            topk=spec.index_topk if SHORT in runner.variants else None,
+        )
+        key = plan.choose(batch, runner.variant_of(batch))
+        if key is None:
+            raise UserError(f"no graph takes contexts of {int(batch.context_lens.max()):,} tokens")
+        runner.capture_mixed(plan, [key])
 
     def _trace(self, row: Row, case: Case, steps: Sequence[Batch]) -> None:
         ranges = self._ranges

@@ -26,7 +26,7 @@ COPIES = 6  # of the matrices, 17 MB each: they come from memory, not from L2
 
 
 def plans() -> Iterator[Plan]:
-    """Of 656-byte rows, by number of tokens."""
+    """Cases over 656-byte rows, by number of tokens."""
     for tokens in TOKENS:
         yield Plan("sparse MLA decode to heads, fp8 rows", f"{tokens}", partial(_case, tokens))
 

@@ -22,8 +22,8 @@ HEADS, INDEX_HEADS = 128, 64
 BLOCKS, BLOCK_SIZE = 128, 64
 EPS = 1e-6
 INPUT_BYTES = 150e6
-"""Of copies of the inputs that calls take in turn from some hundred tokens on, so that they come
-from memory; a few tokens' are in L2, as where they come from a GEMM just before."""
+"""Size of all copies of the inputs, which calls take in turn from some hundred tokens on, so that
+they come from memory; a few tokens' are in L2, as where they come from a GEMM just before."""
 MOST_COPIES = 24
 TOLERANCE: Mapping[torch.dtype, float] = {
     torch.bfloat16: 4e-3,

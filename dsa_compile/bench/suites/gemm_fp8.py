@@ -25,7 +25,7 @@ DENSE_SHAPES = {"dense gate·up": (36864, 7168), "dense down": (7168, 18432)}
 TOKENS = (1, 16, 64, 256, 4096)
 MORE_TOKENS = (2, 4, 8, 32, 1024)
 WEIGHTS_BYTES = 150e6
-"""Of copies of a weight that calls take in turn, so that none is found in the 60 MB of L2."""
+"""Size of all copies of a weight, which calls take in turn: none is found in the 60 MB of L2."""
 TOLERANCE = 4e-3
 """Relative, of all values together: bf16's rounding is 1.7e-3."""
 
@@ -50,7 +50,7 @@ def _weights(rows: int, k: int) -> Weights:
 
 
 def _check(x: Tensor, x_scale: Tensor, weights: Weights) -> Callable[[Tensor], str | None]:
-    """Of the product with the first weight, against fp64."""
+    """A check of the product with the first weight, against fp64."""
     weight, scale = weights[0]
     rows = weight.shape[0]
     by_row = scale.double().repeat_interleave(BLOCK, 0)[:rows].repeat_interleave(BLOCK, 1)

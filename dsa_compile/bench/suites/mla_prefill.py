@@ -53,7 +53,7 @@ def _selected(tokens: int, context: int) -> Tensor:
 
 
 def _check(q: Tensor, rows: Tensor, slots: Tensor) -> Callable[[tuple[Tensor, Tensor]], str | None]:
-    """Of sixteen tokens, against fp64."""
+    """A check of sixteen tokens, against fp64."""
     sample = torch.randint(0, q.shape[0], (16,)).tolist()
 
     def check(result: tuple[Tensor, Tensor]) -> str | None:

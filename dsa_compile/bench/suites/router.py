@@ -20,7 +20,7 @@ MOST_DIFFERENT = 2e-3
 """Share of the tokens that may choose otherwise, between scores that sums in another order make
 equal: of 8,192 none or one does on an H200."""
 LARGEST_DIFFERENCE = 1e-5
-"""Of a weight of the other tokens; 2e-6 on an H200."""
+"""Limit for a weight of the other tokens; 2e-6 on an H200."""
 
 
 def plans() -> Iterator[Plan]:

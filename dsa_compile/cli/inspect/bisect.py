@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dsa_compile.cli.inspect.output import console, print_json, styled
+from dsa_compile.cli.inspect.output import console, lines, print_json, styled
 from dsa_compile.cli.inspect.verify import add_model_options, prompt_given, token_ids
 from dsa_compile.errors import UserError
 
@@ -20,8 +20,8 @@ are made; programs with only the first so many are tried, by halves. Then the re
 in every layer, and a directory is written that shows it without the model.
 
 The check is one of:
-  --against reference   each layer, given the input that it has in transformers' model, returns what
-                        it returns there (with --dummy: in the program before any pass)
+  --against reference   each layer, given its input in the program before any pass, returns
+                        what it returns there; that program is compared with transformers first
   --expect IDS          the prompt is followed by these tokens
   --check COMMAND       the command exits with 0; {artifact} in it becomes the path of an artifact
                         in which passes are left out, all but those that no artifact runs without
@@ -33,8 +33,21 @@ examples:
   dsa-inspect artifact/ bisect --check './check.sh {artifact}'
 
 Each trial is kept in OUT/bisect.json: called again after an interruption, the search goes on.
-Exit status: 0 found, 1 the check fails without any rewrite, 2 refused (so if the check passes).
+Exit status: 0 found, or nothing wrong found against the reference; 1 the check fails without any
+rewrite; 2 refused (so if --expect or --check passes on the artifact).
 """
+
+
+# Flags of dsa-serve that leave out what the runtime does, by the names that a bisection gives it.
+# A request alone is never preempted; what no flag leaves out has none here.
+WITHOUT = {
+    "batching": "--max-num-seqs 1",
+    "chunked prefill": "--max-num-batched-tokens 4096",
+    "prefix reuse": "--no-enable-prefix-caching",
+    "overlap": "--no-async-scheduling",
+    "preemption": "--max-num-seqs 1",
+    "CUDA graphs": "--enforce-eager",
+}
 
 
 def register(commands: Any) -> None:
@@ -57,7 +70,7 @@ def register(commands: Any) -> None:
         "--out", type=Path, metavar="DIR", help="for trials and reproducer (default: bisect/)"
     )
     add_model_options(parser)
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, recorded_export=True)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -77,14 +90,17 @@ def run(args: argparse.Namespace) -> int:
     recompiled = open_recompiled(args)
     for problem in recompiled.problems():
         print(f"note: {problem}; what is bisected is what the passes make", file=sys.stderr)
-    show = _silent if args.json else _progress
+    show = _progress if sys.stderr.isatty() and not args.json else _silent
     prompt = recompiled.prompt(given, args.tokens)
     culprit = bisect_artifact(recompiled, prompt, expected, args.check, args.limit, out, show)
     if args.json:
         print_json(culprit.to_json())
     else:
-        _print(culprit)
-    return 0 if culprit.rewrite is not None else 1
+        _print(culprit, str(args.artifact))
+    from dsa_compile.debugging.bisect.culprit import Cause
+
+    answered = culprit.rewrite is not None or culprit.name or culprit.cause is Cause.NONE
+    return 0 if answered else 1
 
 
 def _silent(trial: "Trial") -> None:
@@ -93,23 +109,60 @@ def _silent(trial: "Trial") -> None:
 
 def _progress(trial: "Trial") -> None:
     verdict = "bad " if trial.bad else "good"
-    print(f"first {trial.position:4} rewrites: {verdict}  {trial.detail}", flush=True)
+    text = f"first {trial.position:4} rewrites: {verdict}  {trial.detail}"
+    print(text, file=sys.stderr, flush=True)
 
 
-def _print(culprit: "Culprit") -> None:
+def _print(culprit: "Culprit", path: str) -> None:
+    from dsa_compile.debugging.bisect.culprit import Cause
+
     out = console()
-    resumed = f", {culprit.resumed} of them earlier" if culprit.resumed else ""
-    out.print(f"{culprit.trials} trials for {culprit.count} rewrites{resumed}")
-    if culprit.rewrite is None:
+    if culprit.cause is Cause.NONE:
+        out.print(styled("nothing wrong found", "bold green"))
+    elif culprit.rewrite is not None:
+        lines(out, "culprit:", str(culprit.rewrite), "bold red")
+    elif culprit.name:
+        lines(out, "culprit:", f"{culprit.cause.value} {culprit.name}", "bold red")
+    else:
         out.print(styled("the check fails without any rewrite: no pass is to blame", "bold"))
-        for line in (culprit.problem, culprit.layers):
-            if line:
-                out.print(styled(line))
-        return
-    out.print(styled(f"culprit:    {culprit.rewrite}", "bold red"))
-    out.print(styled(f"wrong in:   {culprit.layers}"))
+    resumed = f", {culprit.resumed} of them earlier" if culprit.resumed else ""
+    lines(out, "searched:", f"{culprit.trials} trials for {culprit.count} rewrites{resumed}")
+    if culprit.layers:
+        lines(out, "wrong in:", culprit.layers)
     if culprit.problem:
-        out.print(styled(f"there:      {culprit.problem}"))
+        lines(out, "there:", culprit.problem)
+    if culprit.with_it:
+        lines(out, "with it:", culprit.with_it)
+        lines(out, "without:", culprit.without_it)
+    for missing in culprit.untested:
+        lines(out, "not tested:", missing, "yellow")
     if culprit.reproducer is not None:
-        out.print(styled(f"reproduce:  python {culprit.reproducer / 'reproduce.py'}"))
-    out.print(styled(f"read:       dsa-inspect ARTIFACT diff {culprit.rewrite.pass_name}"))
+        command = f"python {culprit.reproducer / 'reproduce.py'}"
+        lines(out, "reproduce:", command, folded=False)
+    lines(out, "next:", _next(culprit, path), folded=False)
+
+
+def _next(culprit: "Culprit", path: str) -> str:
+    """A command that shows more of the culprit."""
+    from dsa_compile.debugging.bisect.culprit import Cause
+
+    if culprit.rewrite is not None:
+        site = culprit.rewrite
+        chosen = f" --site {site.number}" if site.region else ""
+        return f"dsa-inspect {path} diff {site.pass_name}{chosen}"
+    match culprit.cause:
+        case Cause.PASS:
+            return f"dsa-inspect {path} diff {culprit.name}"
+        case Cause.WEIGHT if " of " in culprit.name:
+            return f"dsa-inspect {path} why {culprit.name.partition(' of ')[0].replace('.', '_')}"
+        case Cause.KERNEL:
+            return f"dsa-inspect {path} graph"
+        case Cause.NONE:  # on these tokens
+            return f"dsa-inspect {path} bisect --against reference --prompt TEXT"
+        case Cause.OPTION:
+            flags = [WITHOUT[name] for name in culprit.name.split(" with ") if name in WITHOUT]
+            if flags:
+                return " ".join(("dsa-serve", path, *dict.fromkeys(flags)))
+            return f"dsa-inspect {path} bisect --against reference"  # verify serves no requests
+        case _:
+            return f"dsa-inspect {path} verify"

@@ -9,6 +9,7 @@ from rich.console import Console
 from dsa_compile.cli.inspect.output import console, of_layers, print_json, statement, styled
 from dsa_compile.inspecting.graph import Graph
 from dsa_compile.inspecting.lanes import Row, lane_texts, rows
+from dsa_compile.inspecting.ranks import exchange
 from dsa_compile.inspecting.select import regions_of
 from dsa_compile.inspecting.store import Store
 
@@ -83,7 +84,10 @@ def _text(graph: Graph, row: Row, providers: dict[str, str]) -> Any:
     if row.holds:
         return styled(row.statement.code, "dim")
     line = statement(row.statement)
-    provider = providers.get(graph.nodes[row.statement.nodes[0]].target, "")
+    node = graph.nodes[row.statement.nodes[0]]
+    if met := exchange(graph, node):
+        line.append(f"  {met}", "magenta")
+    provider = providers.get(node.target, "")
     return line.append(f"  [{provider}]", "green") if provider else line
 
 

@@ -41,7 +41,7 @@ def register(commands: Any) -> None:
         type=Path,
         default=argparse.SUPPRESS,
         metavar="FILE",
-        help="times: of dsa-bench step --by-op --ablate --json",
+        help="times: of dsa-bench step --by-op --ablate -o FILE",
     )
     parser.add_argument("--open", action="store_true", help="open it in the browser")
     parser.set_defaults(run=run)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from dsa_compile.cli.inspect.output import print_json
 from dsa_compile.errors import UserError
 from dsa_compile.inspecting.store import Store
+from dsa_compile.ir.plan import MODEL
 
 if TYPE_CHECKING:
     from dsa_compile.inspecting.onnx.export import Step
@@ -18,6 +19,9 @@ The main graph is a step with one node a layer; each region is a function, which
 recognize_sparse_attention to flatten_tokens all is made of standard ops, and ONNX Runtime can run
 it. Later stages have ops of the domain dsa, earlier ones some of the domain aten; the schemas of
 both are added to onnx by dsa_compile.inspecting.onnx.schemas.register.
+
+Of an artifact of several ranks it is the graph of one of them: all run the same. Collectives are
+ops of the domain dsa, with the axis and the number of ranks.
 """
 
 
@@ -36,11 +40,17 @@ def register(commands: "argparse._SubParsersAction[Any]") -> None:
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--region", metavar="NAME", help="only this region: moe, or moe.long")
     which.add_argument("--layer", type=int, metavar="N", help="only this layer of the model")
+    which.add_argument(
+        "--plan", metavar="NAME", help="calls of this plan: draft, deeper_draft (default: model)"
+    )
     parser.add_argument(
         "--variant", choices=("long", "short"), default="long", help="of split regions"
     )
     parser.add_argument(
         "--weights", action="store_true", help="with values, in FILE.data; else they are inputs"
+    )
+    parser.add_argument(
+        "--rank", type=int, metavar="N", help="of several, whose weights (default: 0)"
     )
     parser.add_argument(
         "--model-dir", type=Path, metavar="DIR", help="the checkpoint, if it was moved"
@@ -53,14 +63,15 @@ def run(args: argparse.Namespace) -> int:
     try:
         import onnx
     except ImportError:
-        raise UserError("onnx is not installed: pip install 'dsa-compile[onnx]'") from None
+        raise UserError("onnx is not installed: pip install onnx") from None
     from dsa_compile.inspecting.onnx.export import export
     from dsa_compile.inspecting.onnx.model import Weights, open_weights
 
     store = Store.open(args.artifact)
     stage = store.stages[-1] if args.after is None else store.stage(args.after)
     steps = _steps(store, stage.graphs, args)
-    weights = Weights(store, open_weights(store, args.model_dir)) if args.weights else None
+    rank = _rank(store, args)
+    weights = Weights(store, open_weights(store, args.model_dir), rank) if args.weights else None
     model = export(steps, f"{store.path.name} after {stage.name}")
     out: Path = args.output
     if not out.parent.is_dir():
@@ -72,7 +83,22 @@ def run(args: argparse.Namespace) -> int:
     except OSError as error:
         raise UserError(f"{out}: cannot be written ({error.strerror})") from None
     _report(model, out, stage.name, args)
+    layout = store.manifest.compile.layout
+    if layout.world > 1 and not args.json:
+        whose = f", with the weights of rank {rank}" if args.weights else ""
+        print(f"the graph of one rank of {layout}{whose}")
     return 0
+
+
+def _rank(store: Store, args: argparse.Namespace) -> int:
+    """The rank whose weights are written."""
+    world = store.manifest.compile.layout.world
+    if args.rank is not None and not args.weights:
+        raise UserError("--rank goes with --weights: the graphs of all ranks are the same")
+    rank: int = args.rank or 0
+    if not 0 <= rank < world:
+        raise UserError(f"--rank {rank}: the artifact has ranks 0 to {world - 1}")
+    return rank
 
 
 def _steps(store: Store, graphs: Any, args: argparse.Namespace) -> "list[Step]":
@@ -81,7 +107,7 @@ def _steps(store: Store, graphs: Any, args: argparse.Namespace) -> "list[Step]":
     if args.region is not None:
         return [one_region(store, graphs, args.region, None)]
     if args.layer is None:
-        return whole_step(store, graphs, args.variant)
+        return whole_step(store, graphs, args.variant, args.plan or MODEL)
     kind = store.layer(args.layer).kind
     name = f"{kind}.{args.variant}" if f"{kind}.{args.variant}" in graphs else kind
     return [one_region(store, graphs, name, args.layer)]

@@ -1,40 +1,17 @@
 """How ``dsa-inspect`` prints: tables and code in colour in a terminal, plain elsewhere, or JSON."""
 
-import json
-import sys
+import textwrap
 from collections.abc import Sequence
-from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
+from dsa_compile.cli.tables import console, print_json, table
 from dsa_compile.inspecting.store import ranges
 from dsa_compile.inspecting.text import Statement
 
-_PLAIN_WIDTH = 160
-
-
-def console() -> Console:
-    """For standard output; where it is no terminal, lines keep their length and have no colour."""
-    made = Console(highlight=False, soft_wrap=True)
-    if not made.is_terminal:
-        made.width = _PLAIN_WIDTH
-    return made
-
-
-def print_json(data: Any) -> None:
-    """Print data as indented JSON."""
-    json.dump(data, sys.stdout, indent=1, ensure_ascii=False, allow_nan=False)
-    sys.stdout.write("\n")
-
-
-def table(*columns: str, right: tuple[str, ...] = ()) -> Table:
-    """A table without lines; columns named in ``right`` are aligned to the right."""
-    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for column in columns:
-        made.add_column(column, justify="right" if column in right else "left", no_wrap=True)
-    return made
+__all__ = ["console", "lines", "of_layers", "print_json", "statement", "styled", "table"]
+_LABEL = 12
 
 
 def styled(text: str, style: str = "") -> Text:
@@ -52,3 +29,20 @@ def statement(line: Statement) -> Text:
 def of_layers(numbers: Sequence[int]) -> str:
     """``61 layers (0-60)``."""
     return f"{len(numbers)} layer{'s' * (len(numbers) != 1)} ({ranges(numbers)})"
+
+
+def lines(out: Console, label: str, text: str, style: str = "", folded: bool = True) -> None:
+    """Print a label and a text in a column of its own.
+
+    Args:
+        out: where to.
+        label: of at most eleven letters.
+        text: folded between words where the line is full.
+        style: of both.
+        folded: False for a command, which can then be copied.
+    """
+    width = max(out.width - _LABEL, 20)
+    parts = textwrap.wrap(text, width, break_long_words=False) if folded else [text]
+    for part in parts or [""]:
+        out.print(styled(f"{label:{_LABEL}}{part}", style))
+        label = ""

@@ -5,7 +5,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from rich.table import Table
+
 from dsa_compile.cli.inspect.output import console, print_json, styled, table
+from dsa_compile.cli.tables import fits
 from dsa_compile.inspecting.listing import PassRow, odd_layers, pass_rows
 from dsa_compile.inspecting.measured import (
     VERIFY,
@@ -16,7 +19,7 @@ from dsa_compile.inspecting.measured import (
 )
 from dsa_compile.inspecting.store import Store, ranges
 
-_NUMBERS = ("", "rewrites", "expected", "nodes", "after", "ms", "near-misses")
+_NUMBERS = ("", "rewrites", "expected", "nodes", "after", "ms", "near-\nmisses")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -31,7 +34,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--bench",
         type=Path,
         metavar="FILE",
-        help="show what passes save, from dsa-bench step --ablate --json FILE",
+        help="show what passes save, from dsa-bench step --ablate -o FILE",
     )
     parser.add_argument("--case", metavar="LABEL", help="of the cases in that file")
 
@@ -53,13 +56,27 @@ def run(args: argparse.Namespace) -> int:
     if case is not None:
         out.print(styled(f"{'saves':9}", "bold"), styled(f"µs of a layer, {case.label}"))
     out.print()
-    measured = [*["error"] * (errors is not None), *["saves µs"] * (case is not None)]
-    shown = table("", "pass", *_NUMBERS[1:], *measured, "numerics", right=(*_NUMBERS, *measured))
+    measured = [*["error"] * (errors is not None), *["saves\nµs"] * (case is not None)]
+    shown = _table(rows, measured, narrow=False)
+    if fits(out, shown):
+        out.print(shown)
+    else:
+        out.print(_table(rows, measured, narrow=True))
+        out.print(styled("≈ a tolerance; the others give the same to the last bit", "dim"))
+    return 0
+
+
+def _table(rows: Sequence[PassRow], measured: Sequence[str], narrow: bool) -> Table:
+    """The rows; where that is too wide, closer together and with a sign for the numerics."""
+    numbers = (*_NUMBERS, *measured)
+    last = "≈" if narrow else "numerics"
+    shown = table("", "pass", *numbers[1:], last, right=numbers, gap=1 if narrow else 2)
     for row in rows:
         style = "red" if row.problem else "" if row.rewrites else "dim"
-        shown.add_row(*_cells(row, measured), style=style)
-    out.print(shown)
-    return 0
+        numerics = {"tolerance": "≈", "bitwise": ""}[row.numerics] if narrow else row.numerics
+        problem = f"{numerics}  {row.problem}".strip()
+        shown.add_row(*_cells(row, measured), problem, style=style)
+    return shown
 
 
 def _errors(store: Store, given: Path | None) -> dict[str, PassError] | None:
@@ -69,7 +86,7 @@ def _errors(store: Store, given: Path | None) -> dict[str, PassError] | None:
 
 def _about(store: Store) -> dict[str, str]:
     manifest = store.manifest
-    kinds = dict.fromkeys(layer.kind for layer in manifest.layers)
+    kinds = dict.fromkeys(layer.kind for layer in store.layers)
     layers = ", ".join(f"{ranges(store.layers_of(kind))} {kind}" for kind in kinds)
     return {
         "artifact": str(store.path),
@@ -91,7 +108,7 @@ def _odd(store: Store) -> dict[str, str]:
 def _cells(row: PassRow, measured: Sequence[str]) -> list[str]:
     optional = {
         "error": "" if row.error is None else f"{row.error:.1e}" if row.error else "0",
-        "saves µs": "" if row.saved_us is None else f"{row.saved_us:+.1f}",
+        "saves\nµs": "" if row.saved_us is None else f"{row.saved_us:+.1f}",
     }
     return [
         str(row.number),
@@ -100,8 +117,7 @@ def _cells(row: PassRow, measured: Sequence[str]) -> list[str]:
         "" if row.expected is None else str(row.expected),
         str(row.nodes_before),
         str(row.nodes_after),
-        f"{1e3 * row.seconds:.0f}",
+        "" if row.seconds is None else f"{1e3 * row.seconds:.0f}",
         str(row.near_misses or ""),
         *(optional[name] for name in measured),
-        f"{row.numerics}  {row.problem}".strip(),
     ]

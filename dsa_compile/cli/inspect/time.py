@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 
 from dsa_compile.cli.inspect.output import console, of_layers, print_json, styled, table
+from dsa_compile.cli.tables import show
 from dsa_compile.errors import UserError
 from dsa_compile.inspecting.measured import Case, bench_cases, choose_case, profile_calls
 from dsa_compile.inspecting.store import Store, ranges
@@ -23,10 +24,10 @@ def register(commands: Any) -> None:
         help="measured time, by the pass and rewrite that made each call",
         description="Measured time of the calls of a layer, by the pass and the rewrite that made "
         "them, and what a layer would take without a pass. The times come from a machine with a "
-        "GPU: dsa-bench step --by-op [--ablate] --json FILE, or --profile FILE.",
+        "GPU: dsa-bench step --by-op [--ablate] -o FILE, or --profile FILE.",
     )
     parser.add_argument(
-        "--bench", type=Path, metavar="FILE", help="written by dsa-bench step --by-op --json"
+        "--bench", type=Path, metavar="FILE", help="written by dsa-bench step --by-op -o"
     )
     parser.add_argument(
         "--case", metavar="LABEL", help="of the cases in it (default: the first with times by op)"
@@ -104,7 +105,7 @@ def _by_pass(
             _signed(saved.pop(row.pass_name, None)),
         )
     out.print()
-    out.print(shown)
+    show(out, shown)
     if saved or (case is not None and case.failed):
         _without(out, saved, {} if case is None else dict(case.failed))
 
@@ -117,7 +118,7 @@ def _without(out: Console, saved: dict[str, float], failed: dict[str, str]) -> N
     for name, problem in failed.items():
         shown.add_row(name, "", problem)
     out.print()
-    out.print(shown)
+    show(out, shown)
 
 
 def _signed(us: float | None) -> str:
@@ -139,7 +140,7 @@ def _by_site(out: Console, found: Attribution, everything: bool) -> None:
             ", ".join(row.nodes),
         )
     out.print("\nby rewrite, in one run of its region")
-    out.print(shown)
+    show(out, shown)
     if len(rows) > _MOST and not everything:
         out.print(styled(f"and {len(rows) - _MOST} more (--all)", "dim"))
 

@@ -5,12 +5,13 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dsa_compile.cli.inspect.output import console, print_json, styled, table
+from dsa_compile.cli.inspect.output import console, print_json
+from dsa_compile.cli.inspect.verify_output import print_report
 from dsa_compile.errors import UserError
 
 # Verifying brings torch and transformers with it: --help should not wait for them.
 if TYPE_CHECKING:
-    from dsa_compile.debugging.verify.report import PassReport, SiteReport, VerifyReport
+    from dsa_compile.debugging.verify.report import PassReport
 
 _DESCRIPTION = """\
 Run the passes again and check every rewrite where it was made: the matched subgraph against its
@@ -18,6 +19,15 @@ replacement, in every layer, on what a prompt puts through it and on hard inputs
 times as large, 1024 times smaller, all tokens equal). Passes that promise to round nothing must be
 equal to the last bit. The prompt runs in steps whose contexts end below, at and above index_topk.
 A small model is compared with transformers', layer by layer, before its first pass.
+
+With --device cuda kernels are checked instead, on the GPU: every call of the finished graphs by
+each provider that may take it, against the reference, caches and selections too, then whole layers
+on their streams. Of layers with equal graphs the first is checked in every step, the others, on
+their own weights, in the last.
+
+With --against-unsharded a program of several ranks is compared with the same model compiled for
+one, behind every pass from the first that cuts on: what ranks hold of a value, put together, is the
+value of one rank. The first pass and rewrite behind which one differs is named.
 """
 _EPILOG = """\
 The report is left in ARTIFACT/verify.json. Exit status: 0 all is right, 1 something is wrong,
@@ -42,8 +52,19 @@ def register(commands: Any) -> None:
         metavar="PASS",
         help="check only this pass; may be repeated",
     )
+    parser.add_argument(
+        "--device",
+        choices=("cpu", "cuda"),
+        default="cpu",
+        help="cpu: every rewrite (default); cuda: every kernel, on the GPU here",
+    )
+    parser.add_argument(
+        "--against-unsharded",
+        action="store_true",
+        help="compare the values of all ranks with those of the model compiled for one",
+    )
     parser.add_argument("--all", action="store_true", help="list every rewrite, not only the worst")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, recorded_export=False)  # a fresh one is compared with the artifact
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
@@ -91,23 +112,35 @@ def token_ids(option: str, text: str) -> list[int]:
 def run(args: argparse.Namespace) -> int:
     """Check, print and leave the report."""
     given = prompt_given(args)
+    if args.against_unsharded and (args.only or args.all or args.device != "cpu"):
+        raise UserError("--against-unsharded checks all passes on the CPU: give it without "
+                        "--pass, --all and --device")  # fmt: skip
     from dsa_compile.cli.inspect.model import open_recompiled
-    from dsa_compile.debugging.inputs.reference import export_report, is_small
+    from dsa_compile.cli.inspect.verify_kernels import run_kernels
+    from dsa_compile.cli.inspect.verify_unsharded import run_unsharded
+    from dsa_compile.debugging.inputs.reference import export_report
     from dsa_compile.debugging.verify.verify_compilation import verify
 
     recompiled = open_recompiled(args)
+    if args.against_unsharded:
+        return run_unsharded(args, recompiled, given)
+    if args.device != "cpu":
+        return run_kernels(args, recompiled, given)
     prompt = recompiled.prompt(given, args.tokens)
     show = _progress if sys.stderr.isatty() and not args.json else _silent
     only = None if args.only is None else recompiled.pass_names(args.only)
     report = verify(recompiled.replay, recompiled.store, prompt, only, show)
-    if not args.dummy and only is None and is_small(recompiled):
+    if not args.dummy and only is None and recompiled.small:
         report.passes.insert(0, export_report(recompiled, prompt))
     report.emission += recompiled.problems()
     report.write(args.artifact)
     if args.json:
         print_json(report.to_json())
     else:
-        _print(report, args.all)
+        compile_again = f"dsa-compile {recompiled.model_dir} -o fresh"
+        config = recompiled.artifact.manifest.compile
+        compile_again += f" --recipe {config.recipe} --target {config.target}"
+        print_report(console(), report, args.all, str(args.artifact), compile_again)
     return 0 if report.ok else 1
 
 
@@ -117,78 +150,3 @@ def _silent(report: "PassReport") -> None:
 
 def _progress(report: "PassReport") -> None:
     print(f"{report.name}: {report.problem or 'right'}", file=sys.stderr)
-
-
-def _print(report: "VerifyReport", everything: bool) -> None:
-    out = console()
-    contexts = ", ".join(map(str, report.contexts))
-    out.print(f"prompt of {report.tokens} tokens in steps to {contexts}; "
-              f"index_topk {report.topk}")  # fmt: skip
-    if report.contexts[-1] <= report.topk:
-        out.print(styled("no context exceeds index_topk: selection is not checked", "yellow"))
-    out.print()
-    shown = table(
-        "pass", "sites", "runs", "numerics", "worst site", "worst layer", "",
-        right=("sites", "runs", "worst site", "worst layer"),
-    )  # fmt: skip
-    for done in report.passes:
-        layers = max((median for median, _ in done.layers.values()), default=0.0)
-        site = _error(done.error) if done.runs else ""
-        cells = (str(done.sites), str(done.runs), done.numerics, site, _error(layers))
-        shown.add_row(done.name, *cells, _verdict(done.problem))
-    out.print(shown)
-    _print_sites(out, report.sites if everything else (report.wrong or report.sites)[:10])
-    for hazard in report.hazards:
-        where = hazard.pass_name + (f" site {hazard.number}" if hazard.number else "")
-        out.print(styled(f"{where}: {hazard.problem}", "red"))
-    for problem in report.emission:
-        out.print(styled(f"artifact: {problem}", "red"))
-    runs = sum(done.runs for done in report.passes)
-    wrong = len({site.position for site in report.wrong})
-    wrong += sum(1 for done in report.passes if done.problem and not _shown(report, done))
-    wrong += len(report.hazards) + len(report.emission)
-    verdict = "all right" if report.ok else f"{wrong} wrong"
-    out.print(
-        f"{sum(done.sites for done in report.passes)} rewrites, {runs} runs of both sides, "
-        f"{report.seconds:.1f} s: {verdict}"
-    )
-
-
-def _shown(report: "VerifyReport", done: "PassReport") -> bool:
-    return any(site.pass_name == done.name for site in report.wrong)
-
-
-def _print_sites(out: Any, sites: "list[SiteReport]") -> None:
-    out.print()
-    shown = table(
-        "worst rewrites", "graph", "layer", "error", "of", "inputs", "overlap", "margin", "values",
-        right=("layer", "error", "of", "overlap", "margin"),
-    )  # fmt: skip
-    for site in sites:
-        before, after = site.values
-        shown.add_row(
-            f"{site.pass_name} {site.number}",
-            f"{site.region} {site.path}".strip(),
-            str(site.layer),
-            _error(site.error),
-            f"{site.tolerance:.1e}" if site.tolerance else "0 bits",
-            site.inputs,
-            "" if site.overlap is None else f"{site.overlap:.2f}",
-            "" if site.margin is None else f"{site.margin:.2f}",
-            before if before == after else f"{before} → {after}",
-            style="red" if site.problem else "",
-        )
-    out.print(shown)
-    for site in sites:
-        if site.problem:
-            out.print(styled(f"{site.pass_name} site {site.number}, layer {site.layer}: "
-                             f"{site.problem}", "red"))  # fmt: skip
-    out.print()
-
-
-def _error(error: float) -> str:
-    return "0" if error == 0.0 else f"{error:.1e}"
-
-
-def _verdict(problem: str) -> Any:
-    return styled(problem or "right", "red" if problem else "green")

@@ -54,7 +54,7 @@ def _rank(site: Mapping[str, Any]) -> tuple[bool, float]:
 
 
 def times(store: Store, file: Path) -> list[dict[str, Any]]:
-    """Where the time of a layer goes, from ``dsa-bench step --by-op --ablate --json``.
+    """Where the time of a layer goes, from ``dsa-bench step --by-op --ablate -o FILE``.
 
     Returns:
         For each case with times by op: ``case``, ``layer_us``, ``region``, ``calls`` (microseconds

@@ -12,6 +12,7 @@ from dsa_compile.inspecting.diff import Hunk, RegionDiff, pass_diff
 from dsa_compile.inspecting.fold import canonical, outliers
 from dsa_compile.inspecting.graph import Graph, Node
 from dsa_compile.inspecting.lineage import lineage
+from dsa_compile.inspecting.ranks import exchange
 from dsa_compile.inspecting.store import Stage, Store, ranges
 from dsa_compile.inspecting.text import Listing
 from dsa_compile.model_spec import ModelSpec
@@ -25,7 +26,7 @@ def payload(store: Store) -> dict[str, Any]:
     ``lines``
         statements: ``n`` names it defines, ``c`` code, ``t`` type, ``m`` module, ``o`` the pass
         that made it, ``s`` source line of the reference, ``i`` names it takes, ``k`` op (of inputs:
-        the role; ``return``), ``y`` key of an input.
+        the role; ``return``), ``y`` key of an input, ``x`` what a collective exchanges.
     ``graphs``
         lists of numbers of lines.
     ``stages``
@@ -66,7 +67,7 @@ def payload(store: Store) -> dict[str, Any]:
             "disabled": manifest.compile.disable,
             "stop_after": manifest.compile.stop_after,
         },
-        "layers": {entry.index: entry.kind for entry in manifest.layers},
+        "layers": {entry.index: entry.kind for entry in store.layers},
         "regions": {
             kind: {"layers": ranges(store.layers_of(kind)), "times": store.times(kind)}
             for kind in kinds
@@ -126,7 +127,8 @@ def _lines(graph: Graph) -> Iterator[dict[str, Any]]:
     listing = Listing(graph)
     for statement in listing.statements():
         node = graph.nodes[statement.nodes[0]]
-        yield _line(node, statement.nodes, statement.code, node.target.removesuffix(".default"))
+        op = node.target.removesuffix(".default")
+        yield _line(node, statement.nodes, statement.code, op, x=exchange(graph, node))
     last = graph.nodes[next(reversed(graph.nodes))]
     code = f"return {', '.join(graph.results)}"
     yield _line(last, (last.name,), code, "return", t=", ".join(graph.outputs))
@@ -163,7 +165,7 @@ def _stage(store: Store, stage: Stage, table: _Table) -> dict[str, Any]:
             "expected": summary.expected,
             "before": summary.nodes_before,
             "after": summary.nodes_after,
-            "seconds": summary.seconds,
+            "seconds": store.seconds.get(stage.name, 0.0),
             "remarks": summary.remarks,
             "misses": [str(miss) for miss in summary.near_misses],
             "about": asdict(store.about[stage.name]) if stage.name in store.about else None,

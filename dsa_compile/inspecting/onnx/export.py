@@ -18,6 +18,7 @@ from dsa_compile.inspecting.onnx.body import Body, tensor_type
 from dsa_compile.inspecting.onnx.region import region_function
 from dsa_compile.inspecting.onnx.schemas import VERSION
 from dsa_compile.version import __version__
+from dsa_compile.weights.canonical import template_of
 
 REGIONS = "dsa.regions"
 """Domain of the functions that stand for regions."""
@@ -42,9 +43,10 @@ class Step:
         """What an input is called in the model: a weight or cache of a layer has its own."""
         if node.role in ("batch", "value"):
             return node.key
-        if "layer" not in self.variables:
+        try:
+            return template_of(node.key).format_map(self.variables)
+        except KeyError:  # of a prologue or a head, which names no layer
             return node.key if node.key.startswith("lm_head.") else f"model.{node.key}"
-        return f"{self.variables['layer']}.{node.key}"
 
 
 def export(steps: Sequence[Step], title: str) -> onnx.ModelProto:

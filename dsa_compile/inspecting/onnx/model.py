@@ -12,30 +12,40 @@ from dsa_compile.inspecting.onnx.body import DTYPES
 from dsa_compile.inspecting.onnx.export import Step
 from dsa_compile.inspecting.store import Store, unknown
 from dsa_compile.ir.plan import MODEL
-from dsa_compile.weights.canonical import canonical_parameters
+from dsa_compile.weights.canonical import canonical_parameters, template_of
 from dsa_compile.weights.checkpoint import Checkpoint
 from dsa_compile.weights.materialize import materialize
 from dsa_compile.weights.plan import Load, WeightEntry, WeightPlan
+from dsa_compile.weights.ranks import entry_at_rank, every_rank
 from dsa_compile.weights.safetensors_file import tensor_bytes
 
 ALIGNMENT = 4096  # of values in the data file: readers map it into memory
 
 
-def whole_step(store: Store, graphs: Mapping[str, Graph], variant: str) -> list[Step]:
-    """Every call of a step of the model.
+def whole_step(
+    store: Store, graphs: Mapping[str, Graph], variant: str, plan: str = MODEL
+) -> list[Step]:
+    """Every call of a plan.
 
     Args:
         store: has the plans.
         graphs: of one stage.
         variant: ``long`` or ``short``, where regions are split.
+        plan: name of it.
+
+    Raises:
+        UserError: the artifact has no such plan.
     """
+    plans = store.manifest.plans
+    if plan not in plans:
+        raise UserError(unknown("plan", plan, list(plans)))
 
     def region(kind: str) -> Graph:
         return graphs.get(f"{kind}.{variant}") or graphs[kind]
 
     return [
         Step(region(c.kind), c.name if c.layer is None else f"layers.{c.layer}", c.vars)
-        for c in store.manifest.plans[MODEL].calls
+        for c in plans[plan].calls
     ]
 
 
@@ -47,10 +57,10 @@ def one_region(store: Store, graphs: Mapping[str, Graph], name: str, layer: int 
     """
     if name not in graphs:
         raise UserError(unknown("region", name, list(graphs)))
-    index = layer if layer is not None else next(iter(store.layers_of(name)), None)
-    if index is None:
-        return Step(graphs[name], name, {})
-    return Step(graphs[name], f"layers.{index}", store.layer(index).vars)
+    kind = name.partition(".")[0]
+    calls = [call for call in store.manifest.calls if call.kind == kind]
+    call = next(call for call in calls if layer in (None, call.layer))
+    return Step(graphs[name], name if call.layer is None else f"layers.{call.layer}", call.vars)
 
 
 def open_weights(store: Store, model_dir: Path | None) -> Checkpoint:
@@ -65,8 +75,7 @@ def open_weights(store: Store, model_dir: Path | None) -> Checkpoint:
         raise UserError(
             f"{store.path}: does not say where its checkpoint is; name it with --model-dir"
         )
-    layers = [entry.index for entry in manifest.layers]
-    return Checkpoint.open(folder, manifest.model.spec, layers)
+    return Checkpoint.open(folder, manifest.model.spec, manifest.stored_layers)
 
 
 class Weights:
@@ -79,14 +88,16 @@ class Weights:
     Args:
         store: of the artifact.
         checkpoint: of its model.
+        rank: whose weights, where ranks have parts of them.
     """
 
-    def __init__(self, store: Store, checkpoint: Checkpoint) -> None:
+    def __init__(self, store: Store, checkpoint: Checkpoint, rank: int = 0) -> None:
         assert store.manifest.weights.plan is not None
         self._plan = WeightPlan.from_json(store.read_json(store.manifest.weights.plan))
         self._checkpoint = checkpoint
-        layers = [entry.index for entry in store.manifest.layers]
-        self._parameters = canonical_parameters(store.manifest.model.spec, layers)
+        self._rank = rank
+        manifest = store.manifest
+        self._parameters = canonical_parameters(manifest.model.spec, manifest.stored_layers)
 
     def attach(self, model: onnx.ModelProto, steps: list[Step], data: Path) -> None:
         """Turn the model's weight inputs into values, which are written to ``data``.
@@ -119,9 +130,9 @@ class Weights:
         dtype, shape = node.val["dtype"], tuple(node.val["shape"])
         planned = self._plan.entries(step.region.kind).get(node.key)
         if planned is not None and (planned.dtype, planned.shape) == (dtype, shape):
-            return planned
-        template = f"{{layer}}.{node.key}" if step.variables else step.name(node)
-        entry = WeightEntry(dtype, shape, Load(template))
+            places = every_rank(planned.expr)
+            return entry_at_rank(planned, places[self._rank % len(places)])  # one where it is whole
+        entry = WeightEntry(dtype, shape, Load(template_of(node.key)))
         [parameter] = entry.sources(step.variables)
         known = self._parameters.get(parameter)
         if known is None or known.shape != shape:

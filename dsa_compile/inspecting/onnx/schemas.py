@@ -20,7 +20,7 @@ from dsa_compile.inspecting.onnx.body import DTYPES
 from dsa_compile.ops import REFERENCE
 
 VERSION = 1
-"""Of every domain but ONNX's own."""
+"""Version of every domain but ONNX's own."""
 
 _ANY = [f"tensor({onnx.TensorProto.DataType.Name(number).lower()})" for number in DTYPES.values()]
 _ATTRIBUTES: Mapping[str, OpSchema.AttrType] = {

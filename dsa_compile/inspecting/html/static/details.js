@@ -94,6 +94,7 @@ const nodeDetails = () => {
   if (line.s) fields.push(field("source", line.s.split("/").slice(-1)[0]));
   if (line.i && line.i.length) fields.push(field("takes", ...few(line.i, here)));
   if (users.length) fields.push(field("goes to", ...few(users, here)));
+  if (line.x) fields.push(field("exchanges", line.x));
   if (kernels) fields.push(field("kernel", kernels.join(", ")));
   const badge = badgeOf(line, stage, region);
   if (badge) fields.push(field("overlay", badge.text));

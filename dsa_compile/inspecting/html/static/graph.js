@@ -47,13 +47,13 @@ const box = (node, side) => {
   const heat = badgeOf(line, stageOf(side), regionOf(side));
   const group = svgElement("g", {
     class: ["node", changed, node.input ? "input" : "", line.k === "return" ? "result" : "",
-      heat ? (heat.hue === undefined ? "hot" : "tinted") : ""].filter(Boolean).join(" "),
+      line.x ? "meets" : "", heat ? (heat.hue === undefined ? "hot" : "tinted") : ""].filter(Boolean).join(" "),
     style: heat ? `--heat:${heat.heat};--hue:${heat.hue ?? 10}` : "",
     transform: `translate(${node.x},${node.y})`,
     "data-name": node.id,
     role: "button",
     tabindex: -1,
-    "aria-label": [node.text.map((row) => row.text).join(" "), heat && heat.text,
+    "aria-label": [node.text.map((row) => row.text).join(" "), heat && heat.text, line.x,
       { gone: "taken out", new: "made here" }[changed]].filter(Boolean).join(", "),
   }, svgElement("rect", { width: node.width, height: node.height, rx: 6 }));
   node.text.forEach((row, index) => {
@@ -68,7 +68,7 @@ const box = (node, side) => {
     group.append(text);
   }
   const hover = svgElement("title");
-  hover.textContent = [shortCode(line.c), line.t, line.m].filter(Boolean).join("\n");
+  hover.textContent = [shortCode(line.c), line.t, line.x, line.m].filter(Boolean).join("\n");
   group.append(hover);
   return group;
 };
@@ -96,6 +96,7 @@ const legend = (side, ghosts) => [
   side === "before" ? element("i", { class: "gone" }, "taken out") : element("i", { class: "new" }, "made here"),
   ghosts ? element("i", { class: "ghost" }, side === "before" ? "place of what is made" : "place of what was taken out") : null,
   byId("canvas").querySelector(".edge.cache") ? element("i", { class: "cache" }, "through a cache") : null,
+  byId("canvas").querySelector(".node.meets") ? element("i", { class: "meets" }, "meets other ranks") : null,
   byId("canvas").querySelector(".lane") ? element("i", { class: "wait" }, "waits for another stream") : null,
 ].filter(Boolean);
 

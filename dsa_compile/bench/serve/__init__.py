@@ -1,0 +1,1 @@
+"""Measuring servers of OpenAI's API from outside, without torch."""

@@ -1,0 +1,173 @@
+"""``dsa-bench node``: latency and throughput of all ranks of an artifact, or projected from one."""
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dsa_compile.cli.common import log_to_stderr, numbers
+from dsa_compile.cli.tables import console, print_json, show
+from dsa_compile.errors import UserError
+
+if TYPE_CHECKING:
+    from dsa_compile.bench.node.run import Row
+    from dsa_compile.bench.node.workload import Load
+
+_NODE = """\
+Time requests on a node: prompts of random ids, all at once, until each has its
+tokens.
+
+All ranks of the artifact run, each on a GPU. With --collectives replay one rank
+runs on one GPU, and its collectives take the time that was measured elsewhere:
+everything is projected then, and what is generated means nothing. Tokens a second
+of a GPU are those while all requests decode, and those of the whole run, prompts
+included. comm. is the share of a decode step that the collectives take by the
+table of latencies.
+"""
+_EPILOG = """\
+examples:
+  dsa-compile DIR -o tp8 --tp 8 --recipe fp8 --weights none --target sm_90a
+  dsa-bench node tp8 --load-format dummy --collectives replay --rank 0 --of 8
+  dsa-bench node tp2 --load-format dummy --concurrency 1,16
+"""
+_ROOM = 64  # tokens of a request beyond its load
+
+
+def add_node(commands: Any) -> None:
+    """Add the subcommand."""
+    node = commands.add_parser(
+        "node",
+        help="time requests on several GPUs, or project them from one",
+        description=_NODE,
+        epilog=_EPILOG,
+    )
+    node.add_argument("artifact", type=Path, metavar="ARTIFACT", help="written by dsa-compile")
+    node.add_argument(
+        "--collectives", choices=("nccl", "symmetric", "replay"), default="nccl",
+        help="how ranks sum; replay: load one without the others (default: %(default)s)",
+    )  # fmt: skip
+    node.add_argument(
+        "--rank", type=int, metavar="R", help="with replay: the rank to load (default: 0)"
+    )
+    node.add_argument(
+        "--of", dest="ranks", type=int, metavar="N",
+        help="with replay: how many ranks the artifact must be of",
+    )  # fmt: skip
+    node.add_argument(
+        "--latencies", type=Path, metavar="FILE",
+        help="collectives' times, which stand in for those that come with the package",
+    )  # fmt: skip
+    node.add_argument(
+        "--provider", type=_names, default=("nccl",), metavar="NAME,...",
+        help="with replay: whose latencies (default: nccl)",
+    )  # fmt: skip
+    node.add_argument(
+        "--scale", type=_scales, default=(0.0, 1.0, 1.25), metavar="X,...",
+        help="with replay: times the latencies (default: 0,1,1.25)",
+    )  # fmt: skip
+    node.add_argument(
+        "--concurrency", type=_counts, default=(1,), metavar="N,...", help="requests (default: 1)"
+    )
+    node.add_argument(
+        "--prompt-tokens", type=_counts, default=(8192,), metavar="N,...",
+        help="of each request (default: 8K)",
+    )  # fmt: skip
+    node.add_argument(
+        "--new-tokens", type=int, default=1024, metavar="N", help="of each (default: %(default)s)"
+    )
+    node.add_argument(
+        "--load-format", choices=("auto", "dummy"), default="auto",
+        help="dummy: random weights (default: %(default)s)",
+    )  # fmt: skip
+    node.add_argument("--max-batched-tokens", type=int, default=8192, metavar="N",
+                      help="most tokens of a step (default: %(default)s)")  # fmt: skip
+    node.add_argument("--json", action="store_true", help="print data; tables go to stderr")
+    node.add_argument("-o", "--output", type=Path, metavar="FILE", help="write data to FILE")
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    found = numbers(text)
+    if min(found) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: numbers of 1 or more")
+    return found
+
+
+def _scales(text: str) -> tuple[float, ...]:
+    try:
+        found = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers") from None
+    if not all(0 <= scale < 1e6 for scale in found):
+        raise argparse.ArgumentTypeError(f"{text!r}: numbers of 0 or more")
+    return found
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def run_node(args: argparse.Namespace) -> int:
+    """Run the subcommand; returns the exit status."""
+    began = time.perf_counter()
+    if args.new_tokens < 3:
+        raise UserError("--new-tokens: give 3 or more, or there is no time between tokens")
+    from dsa_compile.bench.node.report import (
+        basis_lines,
+        memory_line,
+        node_table,
+        published_table,
+    )
+    from dsa_compile.bench.node.run import Collectives, NodeBench
+    from dsa_compile.runtime import EngineOptions
+    from dsa_compile.runtime.ranks.latencies import read_latencies
+
+    replay = args.collectives == "replay"
+    longest = max(args.prompt_tokens) + args.new_tokens + _ROOM
+    options = EngineOptions(
+        collectives=args.collectives,
+        rank=(args.rank or 0) if replay else args.rank,
+        ranks=args.ranks,
+        latencies=args.latencies if replay else None,
+        load_format=args.load_format,
+        max_running=max(args.concurrency),
+        max_batched_tokens=args.max_batched_tokens,
+        max_model_len=longest,
+        enable_prefix_cache=False,
+        skip_tokenizer=True,
+    )
+    table = read_latencies(args.latencies)
+    table.require_providers(args.provider)
+    out = console(stderr=args.json)
+    with log_to_stderr("dsa_compile.runtime"):
+        bench = NodeBench(args.artifact, options)
+    how = [Collectives(name, scale) for name in args.provider for scale in args.scale]
+    rows: list[Row] = []
+    with bench:
+        out.print(f"from the command to the first tokens: {time.perf_counter() - began:.1f} s")
+        for row in bench.run(_loads(args), table, how):
+            out.print(f"{row.label}: {row.served.tpot_ms:.3f} ms a token", style="dim")
+            rows.append(row)
+            data = bench.to_dict(rows)
+            if args.output:  # what there is, should the next load fail
+                args.output.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    show(out, node_table(rows, bench.title))
+    for line in basis_lines(rows):
+        out.print(line)
+    if memory := memory_line(bench.planned_bytes, data["used_bytes"]):
+        out.print(memory)
+    out.print()
+    show(out, published_table())
+    if args.json:
+        print_json(data)
+    return 0
+
+
+def _loads(args: argparse.Namespace) -> "list[Load]":
+    from dsa_compile.bench.node.workload import Load
+
+    return [
+        Load(concurrency, tokens, args.new_tokens)
+        for concurrency in args.concurrency
+        for tokens in args.prompt_tokens
+    ]

@@ -1,0 +1,147 @@
+"""``dsa-chat``: a conversation in the terminal with a server of OpenAI's API."""
+
+import argparse
+import http.client
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+from dsa_compile.cli.common import Parser, guarded
+from dsa_compile.errors import UserError
+
+PROGRAM = "dsa-chat"
+_DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command.
+
+    Args:
+        argv: arguments without the program's name; None takes the process's own.
+
+    Returns:
+        0 at the end of the input, 2 for a user's error (no server there, an error of the server).
+    """
+    return guarded(PROGRAM, lambda: _run(_parser().parse_args(argv)))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser(
+        prog=PROGRAM,
+        description="Talk to a model behind dsa-serve. Ctrl-D ends, /new begins anew.",
+    )
+    parser.add_argument(
+        "url", nargs="?", default="http://127.0.0.1:8000", metavar="URL",
+        help="of the server (default http://127.0.0.1:8000)",
+    )  # fmt: skip
+    parser.add_argument("--model", metavar="NAME", help="one of the server's (default: its first)")
+    parser.add_argument(
+        "--api-key", default=os.environ.get("DSA_API_KEY"), metavar="KEY",
+        help="of the server (default: $DSA_API_KEY)",
+    )  # fmt: skip
+    parser.add_argument("--system", metavar="TEXT", help="instructions to begin with")
+    parser.add_argument("--max-tokens", type=int, metavar="N", help="most tokens of an answer")
+    parser.add_argument("--temperature", type=float, metavar="X", help="randomness of answers")
+    parser.add_argument("--thinking", action="store_true", help="have the model reason first")
+    return parser
+
+
+def _run(args: argparse.Namespace) -> int:
+    server = _Server(args.url, args.api_key)
+    options = {
+        "model": args.model,
+        "max_tokens": args.max_tokens,
+        "temperature": args.temperature,
+        "chat_template_kwargs": {"thinking": True} if args.thinking else None,
+    }
+    options = {name: value for name, value in options.items() if value is not None}
+    start = [{"role": "system", "content": args.system}] if args.system else []
+    messages = list(start)
+    while (line := _read()) is not None:
+        if line == "/new":
+            messages = list(start)
+        elif line:
+            messages.append({"role": "user", "content": line})
+            answer = _show(server.chat({"messages": messages, **options}))
+            messages.append({"role": "assistant", "content": answer})
+    return 0
+
+
+def _read() -> str | None:
+    try:
+        return input("> " if sys.stdin.isatty() else "").strip()
+    except EOFError:
+        return None
+
+
+def _show(deltas: Iterator[dict[str, Any]]) -> str:
+    """Print an answer as it comes, its reasoning dimmed where a terminal shows that; its text."""
+    dims = sys.stdout.isatty()
+    answer: list[str] = []
+    for delta in deltas:
+        if reasoning := delta.get("reasoning_content"):
+            print(f"{_DIM}{reasoning}{_PLAIN}" if dims else reasoning, end="", flush=True)
+        if content := delta.get("content"):
+            print(content, end="", flush=True)
+            answer.append(content)
+    print()
+    return "".join(answer)
+
+
+class _Server:
+    def __init__(self, url: str, key: str | None) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise UserError(f"{url!r} is not an address such as http://127.0.0.1:8000")
+        kind = http.client.HTTPSConnection
+        self._connect = kind if parts.scheme == "https" else http.client.HTTPConnection
+        self._address = parts.netloc.rpartition("@")[2]
+        self._path = parts.path.rstrip("/").removesuffix("/v1") + "/v1/chat/completions"
+        self._headers = {"content-type": "application/json"}
+        if key:
+            self._headers["authorization"] = f"Bearer {key}"
+
+    def chat(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """The deltas of a streamed answer.
+
+        Raises:
+            UserError: the server cannot be reached, or answers with an error.
+        """
+        connection = self._connect(self._address)
+        try:
+            data = json.dumps({**body, "stream": True})
+            connection.request("POST", self._path, data, self._headers)
+            response = connection.getresponse()
+            if response.status != 200:
+                raise UserError(_problem(response.read(), response.status))
+            for line in response:
+                text = line.decode().strip().removeprefix("data: ")
+                if text == "[DONE]":
+                    return
+                if text:
+                    yield from _deltas(json.loads(text))
+        except (OSError, http.client.HTTPException) as error:
+            raise UserError(f"{self._address}: {error or type(error).__name__}") from error
+        finally:
+            connection.close()
+
+
+def _deltas(chunk: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    if "error" in chunk:
+        raise UserError(str(chunk["error"]["message"]))
+    for choice in chunk["choices"]:
+        yield choice["delta"]
+
+
+def _problem(body: bytes, status: int) -> str:
+    try:
+        return str(json.loads(body)["error"]["message"])
+    except (ValueError, LookupError, TypeError):
+        return f"the server answered with status {status}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,120 @@
+"""The multi-token-prediction (MTP) layer of transformers over the stored weights, in fp32.
+
+Its parameters are read by :class:`~dsa_compile.evaluation.stored_weights.StoredWeights`, as
+transformers loads none of them. Imports transformers when called.
+"""
+
+import copy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dsa_compile.errors import CheckpointError
+from dsa_compile.evaluation.stored_weights import StoredWeights
+from dsa_compile.model_spec import ModelSpec
+
+
+@dataclass(frozen=True)
+class DraftStates:
+    """What one pass of the layer makes of T tokens, all fp32.
+
+    Attributes:
+        joined: ``[T, H]``, what its decoder layer is given.
+        hidden: ``[T, H]``, what that returns.
+        normed: ``[T, H]``, that after the norm of the layer's head; a deeper draft takes it.
+        logits: ``[T, V]``.
+    """
+
+    joined: Tensor
+    hidden: Tensor
+    normed: Tensor
+    logits: Tensor
+
+
+class HfDrafts:
+    """The MTP layer of a model.
+
+    Args:
+        model_dir: with the layer's weights.
+        spec: of a model that has one.
+        model: transformers' model over the same directory; embedding, RoPE and head are its own.
+
+    Raises:
+        CheckpointError: a weight of the layer is missing or misshapen.
+    """
+
+    def __init__(self, model_dir: Path, spec: ModelSpec, model: Any) -> None:
+        from transformers.modeling_layers import MtpLayer
+
+        from dsa_compile.frontend.architectures import ARCHITECTURES
+
+        number = spec.mtp_layer
+        assert number is not None, "see ModelSpec.mtp_layer"
+        self._model = model
+        # Its kind may be one that no layer of the model has.
+        kind = ARCHITECTURES[spec.model_type].layer(spec.kind_of(number).name)
+        config = copy.deepcopy(model.config)
+        for name, entry in kind.config.items():
+            setattr(config, name, [entry])
+        block, norm = type(model.model.layers[0]), type(model.model.norm)
+        with torch.random.fork_rng():
+            self._layer = MtpLayer(config, block, norm, layer_idx=0).float().eval()
+        stored = StoredWeights(model_dir, spec.quantization.block if spec.quantization else None)
+        for name, tensor in self._layer.state_dict().items():
+            part, _, rest = name.partition(".")
+            own = {"mtp_block": rest, "post_norm": f"shared_head.norm.{rest}"}.get(part, name)
+            value = stored.tensor(f"model.layers.{number}.{own}")
+            if value.shape != tensor.shape:
+                raise CheckpointError(
+                    f"{model_dir}: 'model.layers.{number}.{own}' is stored as {list(value.shape)}, "
+                    f"transformers wants {list(tensor.shape)}"
+                )
+            tensor.copy_(value)
+
+    @torch.no_grad()
+    def run(self, tokens: Tensor, normed: Tensor) -> DraftStates:
+        """Run the layer over a sequence.
+
+        Args:
+            tokens: int64 ``[T]``, the token that each position is given.
+            normed: fp32 ``[T, H]``, the states before it, normed.
+        """
+        from transformers.masking_utils import create_causal_mask
+
+        inner = self._model.model
+        embedded = inner.embed_tokens(tokens[None])
+        positions = torch.arange(len(tokens))[None]
+        mask = create_causal_mask(
+            config=self._model.config,
+            inputs_embeds=embedded,
+            attention_mask=None,
+            past_key_values=None,
+            position_ids=positions,
+            allow_is_causal_skip=False,
+        )
+        found: dict[str, Tensor] = {}
+        block = self._layer.mtp_block
+
+        def note(module: Any, inputs: Any, output: Any) -> Any:
+            found["joined"] = inputs[0]
+            found["hidden"] = output[0] if isinstance(output, tuple) else output
+            return found["hidden"]
+
+        hook = block.register_forward_hook(note)
+        try:
+            after = self._layer(
+                embedded,
+                normed[None],
+                position_embeddings=inner.rotary_emb(embedded, position_ids=positions),
+                attention_mask=mask,
+                position_ids=positions,
+                past_key_values=None,
+            )
+        finally:
+            hook.remove()
+        logits = self._model.lm_head(after)
+        states = (found["joined"], found["hidden"], after, logits)
+        return DraftStates(*(value[0].float() for value in states))

@@ -1,0 +1,102 @@
+"""The layout of a program over several ranks: what each of them holds a part of.
+
+A rank is a process with a device of its own. All ranks run the same graphs in step; weights differ
+from rank to rank, and collectives make equal again what does.
+"""
+
+from dataclasses import dataclass
+
+from dsa_compile.errors import UserError
+
+TP, DP, WORLD = "tp", "dp", "world"
+"""The axes of a layout, as collectives and weights name them: the ranks of a lane, the lanes, and
+both together."""
+
+ATTENTION, MLPS, EXPERTS, HEAD, EMBEDDING = "attention", "mlps", "experts", "head", "embedding"
+TOKENS = "tokens"
+"""The parts of a model, and the tokens of a step, that a layout may cut; a pass that is for one
+names it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """How a model lies on its ranks.
+
+    Args:
+        tp: ranks that share each layer: heads, the inner dimension of MLPs, the vocabulary. The
+            indexer, the latent projections and the caches are whole on each.
+        dp: lanes, groups of ``tp`` ranks with requests and caches of their own. Lanes share nothing
+            but the routed experts, which lie on the ranks of all of them.
+        ep: 1, and each rank has an equal part of every routed expert; or as many as all ranks, and
+            each rank has whole experts, an equal share of them.
+        shard_embedding: whether the embedding is cut too, along its width, over a lane's ranks.
+
+    Raises:
+        UserError: a number of ranks that cannot be.
+    """
+
+    tp: int = 1
+    dp: int = 1
+    ep: int = 1
+    shard_embedding: bool = False
+
+    def __post_init__(self) -> None:
+        for name in (TP, DP, "ep"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name}={getattr(self, name)}: give a number of ranks, 1 or more")
+        if self.ep not in (1, self.world):
+            raise UserError(
+                f"ep={self.ep} with {self._ranks}: experts are shared out over all ranks or over "
+                f"none; give ep={self.world} or ep=1"
+            )
+        if self.shard_embedding and self.tp == 1:
+            raise UserError("shard_embedding needs several ranks; give tp=2 or more with it")
+
+    @property
+    def _ranks(self) -> str:
+        return f"tp={self.tp}" + (f" and dp={self.dp}" if self.dp > 1 else "")
+
+    @property
+    def world(self) -> int:
+        """All ranks."""
+        return self.tp * self.dp
+
+    @property
+    def experts_axis(self) -> str:
+        """The axis over which routed experts are shared out: that of all ranks."""
+        if self.dp == 1:
+            return TP
+        return DP if self.tp == 1 else WORLD
+
+    def along(self, axis: str) -> int:
+        """How many ranks there are along an axis."""
+        return {TP: self.tp, DP: self.dp, WORLD: self.world}[axis]
+
+    def numbers(self, rank: int) -> dict[str, int]:
+        """A rank's number along each axis; ranks of a lane follow one another."""
+        return {TP: rank % self.tp, DP: rank // self.tp, WORLD: rank}
+
+    def group(self, axis: str, rank: int) -> tuple[int, ...]:
+        """The ranks that one meets along ``tp`` or ``dp``, itself among them, in order."""
+        lane, place = divmod(rank, self.tp)
+        if axis == TP:
+            return tuple(range(lane * self.tp, (lane + 1) * self.tp))
+        return tuple(range(place, self.world, self.tp))
+
+    @property
+    def cuts(self) -> frozenset[str]:
+        """What a rank holds only its share of: parts of the model, and with lanes the tokens."""
+        if self.world == 1:
+            return frozenset()
+        parts = {ATTENTION, MLPS, EXPERTS, HEAD} if self.tp > 1 else {EXPERTS}
+        parts |= {TOKENS} if self.dp > 1 else set()
+        return frozenset(parts | ({EMBEDDING} if self.shard_embedding else set()))
+
+    def __str__(self) -> str:
+        sizes = {name: getattr(self, name) for name in (TP, DP, "ep")}
+        names = [f"{name}{size}" for name, size in sizes.items() if size > 1]
+        names += ["embedding sharded"] if self.shard_embedding else []
+        return ", ".join(names) or "one rank"
+
+
+ONE_RANK = Layout()

@@ -1,0 +1,53 @@
+"""Processes that torchrun has started: which of them this one is, by its environment."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dsa_compile.errors import UserError
+
+_RANK, _WORLD, _LOCAL = "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"
+_STORE = ("MASTER_ADDR", "MASTER_PORT")
+
+
+@dataclass(frozen=True)
+class StartedRank:
+    """One of several processes that were started together.
+
+    Args:
+        rank: its number, from 0.
+        world: how many there are.
+    """
+
+    rank: int
+    world: int
+
+
+def started_rank(environment: Mapping[str, str] = os.environ) -> StartedRank | None:
+    """Which of the processes of ``torchrun`` this one is; None where it is the only one.
+
+    Args:
+        environment: as ``torchrun`` sets it for the processes that it starts.
+
+    Raises:
+        UserError: the processes are on several machines, or a variable is no number.
+    """
+    if any(name not in environment for name in (_RANK, _WORLD, *_STORE)):
+        return None
+    rank, world = (_number(environment, name) for name in (_RANK, _WORLD))
+    if world <= 1:
+        return None
+    local = _number(environment, _LOCAL) if _LOCAL in environment else world
+    if local != world:
+        raise UserError(
+            f"{_WORLD}={world}, of which {_LOCAL}={local} on this machine: ranks share one "
+            "machine; use torchrun --nnodes 1"
+        )
+    return StartedRank(rank, world)
+
+
+def _number(environment: Mapping[str, str], name: str) -> int:
+    text = environment[name]
+    if not text.isdecimal():
+        raise UserError(f"{name}={text!r} should be a number, as torchrun sets it")
+    return int(text)

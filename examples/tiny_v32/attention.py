@@ -1,7 +1,8 @@
 """Multi-head latent attention with DeepSeek Sparse Attention, written for training.
 
-It computes what ``DeepseekV32Attention`` of transformers does, names its parameters alike, and adds
-what that module has no use for: dense attention, the indexer's loss, and wrong ways to select.
+It computes what ``DeepseekV32Attention`` and ``GlmMoeDsaAttention`` of transformers do, names its
+parameters alike, and adds what those modules have no use for: dense attention, the indexer's loss,
+and wrong ways to select.
 """
 
 from enum import Enum
@@ -20,7 +21,7 @@ class Select(Enum):
     TOPK = "topk"  # the indexer's best
     RECENT = "recent"  # control: the last index_topk
     RANDOM = "random"  # control: index_topk drawn at random
-    INTERLEAVED = "interleaved"  # control: the indexer's RoPE in the wrong layout
+    WRONG_ROPE = "wrong-rope"  # control: the indexer's RoPE in the other layout
 
 
 class Aux(Enum):
@@ -29,6 +30,10 @@ class Aux(Enum):
     NONE = "none"
     INDEX = "index"
     INDEX_AND_SPREAD = "index and spread"
+
+
+Selected = tuple[Tensor, Tensor]
+"""What an indexer hands on: its scores, fp32 [B, S, S], and the keys attended to, bool."""
 
 
 class RMSNorm(nn.Module):
@@ -73,16 +78,17 @@ class Indexer(nn.Module):
         super().__init__()
         self.heads, self.width = config.index_n_heads, config.index_head_dim
         self.rope_width = config.qk_rope_head_dim
+        self.interleaved = config.index_rope_interleaved
         self.wq_b = nn.Linear(config.q_lora_rank, self.heads * self.width, bias=False)
         self.wk = nn.Linear(config.hidden_size, self.width, bias=False)
         self.k_norm = nn.LayerNorm(self.width, eps=1e-6)
         self.weights_proj = nn.Linear(config.hidden_size, self.heads, bias=False)
 
     def forward(
-        self, x: Tensor, q_latent: Tensor, rope: tuple[Tensor, Tensor], interleaved: bool
+        self, x: Tensor, q_latent: Tensor, rope: tuple[Tensor, Tensor], wrong_rope: bool
     ) -> Tensor:
         """fp32 [B, S, S] scores of (query, key), future keys included, from x [B, S, hidden]."""
-        rotate = rotate_interleaved if interleaved else rotate_half_split
+        rotate = rotate_interleaved if self.interleaved != wrong_rope else rotate_half_split
         q = self.wq_b(q_latent).unflatten(-1, (self.heads, self.width)).transpose(1, 2)
         k = self.k_norm(self.wk(x))
         q = torch.cat([rotate(q[..., : self.rope_width], *rope), q[..., self.rope_width :]], -1)
@@ -94,9 +100,9 @@ class Indexer(nn.Module):
 
 
 class Attention(nn.Module):
-    """One attention layer."""
+    """One attention layer; without an indexer it attends to the keys that an earlier one chose."""
 
-    def __init__(self, config: TinyConfig) -> None:
+    def __init__(self, config: TinyConfig, owns_indexer: bool = True) -> None:
         super().__init__()
         self.config = config
         heads, hidden = config.num_attention_heads, config.hidden_size
@@ -109,19 +115,26 @@ class Attention(nn.Module):
         expanded = heads * (config.qk_nope_head_dim + config.v_head_dim)
         self.kv_b_proj = nn.Linear(config.kv_lora_rank, expanded, bias=False)
         self.o_proj = nn.Linear(heads * config.v_head_dim, hidden, bias=False)
-        self.indexer = Indexer(config)
+        self.indexer = Indexer(config) if owns_indexer else None
 
     def forward(
-        self, x: Tensor, rope: tuple[Tensor, Tensor], select: Select, aux: Aux
-    ) -> tuple[Tensor, Tensor]:
-        """Attend over x [B, S, hidden].
+        self,
+        x: Tensor,
+        rope: tuple[Tensor, Tensor],
+        select: Select,
+        aux: Aux,
+        selected: Selected | None = None,
+    ) -> tuple[Tensor, Tensor, Selected | None]:
+        """Attend over x [B, S, hidden], where ``selected`` is what the layer before handed on.
 
         Returns:
-            The layer's output [B, S, hidden], and its two auxiliary losses (fp32 [2]; 0 where
-            ``aux`` does not ask). The indexer's: KL from its softmax to the attention summed over
-            heads, over the keys attended to, mean over queries; no gradient flows from it to the
-            rest of the model. The spread: -log of the share of dense attention that falls on the
-            keys attended to, mean over queries and heads; none flows from it to the indexer.
+            The layer's output [B, S, hidden], its two auxiliary losses (fp32 [2]; 0 where ``aux``
+            does not ask), and what it hands on. The indexer's loss: KL from its softmax to the
+            attention summed over heads, over the keys attended to, mean over queries; no gradient
+            flows from it to the rest of the model. An indexer whose selection later layers reuse
+            learns from the attention of them all. The spread: -log of the share of dense attention
+            that falls on the keys attended to, mean over queries and heads; none flows from it to
+            the indexer.
         """
         config, heads = self.config, self.config.num_attention_heads
         q_latent = self.q_a_layernorm(self.q_a_proj(x))
@@ -139,12 +152,15 @@ class Attention(nn.Module):
         losses = x.new_zeros(2, dtype=torch.float)
         if select is Select.ALL and aux is Aux.NONE:
             out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-            return self.o_proj(out.transpose(1, 2).flatten(2)), losses
+            return self.o_proj(out.transpose(1, 2).flatten(2)), losses, None
         length = x.shape[1]
         causal = torch.ones(length, length, dtype=torch.bool, device=x.device).tril()
-        interleaved = select is Select.INTERLEAVED
-        scores = self.indexer(x.detach(), q_latent.detach(), rope, interleaved)
-        keep = _selected(scores.detach(), causal, select, config.index_topk)
+        if self.indexer is not None:
+            wrong_rope = select is Select.WRONG_ROPE
+            scores = self.indexer(x.detach(), q_latent.detach(), rope, wrong_rope)
+            selected = scores, _selected(scores.detach(), causal, select, config.index_topk)
+        assert selected is not None, "the first layer owns an indexer"
+        scores, keep = selected
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=keep.unsqueeze(1))
         if aux is not Aux.NONE:
             with torch.set_grad_enabled(aux is Aux.INDEX_AND_SPREAD and torch.is_grad_enabled()):
@@ -156,7 +172,7 @@ class Attention(nn.Module):
                 visible = logits.masked_fill(~causal, float("-inf"))
                 spread = (visible.logsumexp(-1) - kept.logsumexp(-1)).mean()
             losses = torch.stack([index, spread])
-        return self.o_proj(out.transpose(1, 2).flatten(2)), losses
+        return self.o_proj(out.transpose(1, 2).flatten(2)), losses, selected
 
 
 def _selected(scores: Tensor, causal: Tensor, select: Select, topk: int) -> Tensor:

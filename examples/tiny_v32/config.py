@@ -1,7 +1,7 @@
 """The geometry of the small model: every mechanism of DeepSeek-V3.2, 5.6 million parameters."""
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 
 @dataclass(frozen=True)
@@ -10,6 +10,9 @@ class TinyConfig:
 
     RoPE is plain (``rope_theta`` 10000, no YaRN): the context is trained, not stretched.
     """
+
+    model_type: ClassVar[str] = "deepseek_v32"
+    index_rope_interleaved: ClassVar[bool] = False  # else the indexer rotates halves
 
     vocab_size: int = 1536
     hidden_size: int = 256
@@ -46,11 +49,15 @@ class TinyConfig:
         """Width of one query head."""
         return self.qk_nope_head_dim + self.qk_rope_head_dim
 
+    def owns_indexer(self, layer: int) -> bool:
+        """Whether the layer selects keys; else it attends to those that the last such one did."""
+        return layer >= 0
+
     def to_hub(self) -> dict[str, Any]:
         """``config.json`` as the released model writes it."""
         return {
             "architectures": ["DeepseekV32ForCausalLM"],
-            "model_type": "deepseek_v32",
+            "model_type": self.model_type,
             **asdict(self),
             "num_key_value_heads": self.num_attention_heads,
             "attention_bias": False,

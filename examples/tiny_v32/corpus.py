@@ -62,6 +62,7 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "corpus")
+    parser.add_argument("--tokenizer", type=Path, help="take this folder's; else it is trained")
     parser.add_argument("--docs", type=Path, default=Path("/usr/share/doc"))
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
@@ -85,7 +86,10 @@ def main() -> None:
     print(f"{len(held_out)} files, {held_out_size / 1e6:.2f} M characters held out")
 
     config = TinyConfig()
-    tokenizer = train_tokenizer(train, config.vocab_size)
+    if args.tokenizer:
+        tokenizer = Tokenizer.from_file(str(args.tokenizer / "tokenizer.json"))
+    else:
+        tokenizer = train_tokenizer(train, config.vocab_size)
     save_tokenizer(tokenizer, args.out, config.max_position_embeddings)
     arrays = {name: encode(tokenizer, t, config) for name, t in (("train", train),)}
     committed = "\n".join(held_out).encode()[:_HELD_OUT_BYTES].decode(errors="ignore")

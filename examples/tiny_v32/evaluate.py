@@ -23,8 +23,9 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from examples.tiny_v32.attention import Select
+from examples.tiny_v32.choice import DATA, EXAMPLES, add_model_argument
 from examples.tiny_v32.export import load_checkpoint, write_json
-from examples.tiny_v32.model import TinyV32
+from examples.tiny_v32.model import TinyModel
 from examples.tiny_v32.recall import Filler, Prompt, RecallWriter, common_words
 
 DISTANCES = (16, 32, 64, 128, 256, 384, 512, 768, 1024, 1400)
@@ -35,7 +36,7 @@ _PROMPT, _GENERATED = 256, 96  # tokens, for the draft
 def held_out(checkpoint: Path) -> tuple[Tokenizer, NDArray[np.uint16]]:
     """The tokenizer, and the held-out text as one token stream."""
     tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
-    text = (checkpoint.parent / "heldout.txt").read_text(encoding="utf-8")
+    text = (DATA / "heldout.txt").read_text(encoding="utf-8")
     return tokenizer, np.array(tokenizer.encode(text).ids[1:], dtype=np.uint16)
 
 
@@ -52,7 +53,7 @@ def recall_prompts(
 
 @torch.inference_mode()
 def perplexity(
-    model: TinyV32, stream: Tensor, select: Select, context: int = CONTEXTS[-1], batch: int = 4
+    model: TinyModel, stream: Tensor, select: Select, context: int = CONTEXTS[-1], batch: int = 4
 ) -> float:
     """Of int64 ``stream`` in windows that do not overlap, each after a begin token."""
     bos = model.config.bos_token_id
@@ -68,7 +69,7 @@ def perplexity(
 
 @torch.inference_mode()
 def recall(
-    model: TinyV32, prompts: Sequence[Prompt], select: Select, device: str, batch: int = 8
+    model: TinyModel, prompts: Sequence[Prompt], select: Select, device: str, batch: int = 8
 ) -> float:
     """Share of prompts whose whole answer is the greedy continuation."""
     right = 0
@@ -86,7 +87,7 @@ def recall(
 
 
 @torch.inference_mode()
-def generate(model: TinyV32, ids: Tensor, count: int) -> Tensor:
+def generate(model: TinyModel, ids: Tensor, count: int) -> Tensor:
     """Greedy continuation of ids [B, S] by ``count`` tokens; each step runs the whole text."""
     for _ in range(count):
         logits, _, _ = model(ids, Select.TOPK, mtp=False)
@@ -95,7 +96,7 @@ def generate(model: TinyV32, ids: Tensor, count: int) -> Tensor:
 
 
 @torch.inference_mode()
-def acceptance(model: TinyV32, stream: Tensor, prompts: int, batch: int = 16) -> dict[str, float]:
+def acceptance(model: TinyModel, stream: Tensor, prompts: int, batch: int = 16) -> dict[str, float]:
     """How often the draft's first token is the model's, at temperature 0.
 
     ``generated``: over the model's own greedy continuations of held-out text, which is what
@@ -118,9 +119,9 @@ def acceptance(model: TinyV32, stream: Tensor, prompts: int, batch: int = 16) ->
 
 def main() -> None:
     """Command line."""
-    here = Path(__file__).parent
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--checkpoint", type=Path, default=here / "checkpoint")
+    add_model_argument(parser)
+    parser.add_argument("--checkpoint", type=Path, help="default: checkpoint of the model")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--prompts", type=int, default=200, help="recall prompts a distance")
     parser.add_argument("--out", type=Path, help="default: results.json beside the checkpoint")
@@ -128,15 +129,16 @@ def main() -> None:
 
     began = time.perf_counter()
     torch.manual_seed(0)
-    tokenizer, tokens = held_out(args.checkpoint)
+    checkpoint = args.checkpoint or EXAMPLES / args.model / "checkpoint"
+    tokenizer, tokens = held_out(checkpoint)
     stream = torch.from_numpy(tokens.astype(np.int64)).to(args.device)
-    model = load_checkpoint(args.checkpoint).to(args.device)
+    model = load_checkpoint(checkpoint).to(args.device)
     results: dict[str, object] = {"heldout_tokens": len(tokens), "recall_prompts": args.prompts}
 
     print(f"{'keys':12} {'perplexity':>10}  exact recall at distance (tokens)")
     print(" " * 24 + "".join(f"{d:>7}" for d in DISTANCES))
     sets = {d: recall_prompts(tokenizer, tokens, d, args.prompts) for d in DISTANCES}
-    for select in (Select.TOPK, Select.ALL, Select.RECENT, Select.RANDOM, Select.INTERLEAVED):
+    for select in (Select.TOPK, Select.ALL, Select.RECENT, Select.RANDOM, Select.WRONG_ROPE):
         score = perplexity(model, stream, select)
         by_distance = {d: recall(model, p, select, args.device) for d, p in sets.items()}
         results[select.value] = {"perplexity": score, "recall": by_distance}
@@ -152,11 +154,12 @@ def main() -> None:
     for context, scores in by_context.items():
         more = 100 * (scores["topk"] / scores["all"] - 1)
         print(f"perplexity in windows of {context}: top-k {more:+.2f} % against dense")
-    results["mtp_acceptance"] = accepted = acceptance(model, stream, 64)
-    print("MTP depth-1 agreement: " + ", ".join(f"{k} {v:.3f}" for k, v in accepted.items()))
+    if model.mtp is not None:
+        results["mtp_acceptance"] = accepted = acceptance(model, stream, 64)
+        print("MTP depth-1 agreement: " + ", ".join(f"{k} {v:.3f}" for k, v in accepted.items()))
     results["seconds"] = round(time.perf_counter() - began, 1)
     results["device"] = torch.cuda.get_device_name() if args.device == "cuda" else args.device
-    out = args.out or args.checkpoint.parent / "results.json"
+    out = args.out or checkpoint.parent / "results.json"
     write_json(out, results)
     print(json.dumps({"seconds": results["seconds"], "written": str(out)}))
 

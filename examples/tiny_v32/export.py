@@ -2,8 +2,9 @@
 
     python -m examples.tiny_v32.export --run examples/tiny_v32/runs/first
 
-fills ``checkpoint/``. The MTP module is layer ``num_hidden_layers``; it repeats the embedding and
-the head under its own keys, as the hub's files do.
+fills ``checkpoint/`` of the model that ``--model`` names. The MTP module, where there is one, is
+layer ``num_hidden_layers``; it repeats the embedding and the head under its own keys, as the hub's
+files do.
 """
 
 import argparse
@@ -16,31 +17,40 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from examples.tiny_v32.blocks import dequantize
+from examples.tiny_v32.choice import DATA, EXAMPLES, MODELS, add_model_argument, config_of
 from examples.tiny_v32.config import TinyConfig
-from examples.tiny_v32.model import TinyV32
+from examples.tiny_v32.model import TinyModel
 
 FILE = "model.safetensors"
 _FP32 = ("e_score_correction_bias", "k_norm.weight", "k_norm.bias")
 
 
 def to_hub(state: dict[str, Tensor], config: TinyConfig) -> dict[str, Tensor]:
-    """State dict of :class:`TinyV32` under the hub's keys and dtypes."""
+    """State dict of :class:`TinyModel` under the hub's keys and dtypes."""
     hub: dict[str, Tensor] = {}
     for name, tensor in state.items():
         for key, part in _split_experts(_hub_name(name, config), tensor, config):
             dtype = torch.float32 if key.endswith(_FP32) else torch.bfloat16
             hub[key] = part.to("cpu", dtype).contiguous()
+    if config.num_nextn_predict_layers == 0:
+        return hub
     mtp = f"model.layers.{config.num_hidden_layers}."
     hub[mtp + "embed_tokens.weight"] = hub["model.embed_tokens.weight"].clone()
     hub[mtp + "shared_head.head.weight"] = hub["lm_head.weight"].clone()
     return hub
 
 
-def load_checkpoint(directory: Path) -> TinyV32:
-    """The training model in fp32 with the weights of an exported checkpoint, in eval mode."""
-    config = TinyConfig()
+def load_checkpoint(directory: Path) -> TinyModel:
+    """The training model in fp32 with the weights of an exported checkpoint, in eval mode.
+
+    Weights in FP8 blocks are taken at the value that is stored.
+    """
+    config = config_of(directory)
     hub = load_file(directory / FILE)
-    model = TinyV32(config)
+    for name in [n for n in hub if n + "_scale_inv" in hub]:
+        hub[name] = dequantize(hub[name], hub.pop(name + "_scale_inv"))
+    model = TinyModel(config)
     state = {}
     for name, tensor in model.state_dict().items():
         parts = _split_experts(_hub_name(name, config), tensor, config)
@@ -75,7 +85,7 @@ def _split_experts(name: str, tensor: Tensor, config: TinyConfig) -> Iterator[tu
         yield f"{prefix}.mlp.experts.{expert}.{leaf}", part
 
 
-def write_checkpoint(model: TinyV32, tokenizer_from: Path, out: Path) -> None:
+def write_checkpoint(model: TinyModel, tokenizer_from: Path, out: Path) -> None:
     """Fill ``out`` with weights, index, configuration and the tokenizer of ``tokenizer_from``."""
     config = model.config
     out.mkdir(parents=True, exist_ok=True)
@@ -109,18 +119,22 @@ def write_json(path: Path, value: object) -> None:
 
 def main() -> None:
     """Command line."""
-    here = Path(__file__).parent
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--run", type=Path, default=here / "runs" / "default")
-    parser.add_argument("--corpus", type=Path, default=here / "corpus")
-    parser.add_argument("--out", type=Path, default=here / "checkpoint")
+    add_model_argument(parser)
+    parser.add_argument("--run", type=Path, help="default: runs/default of the model")
+    parser.add_argument(
+        "--tokenizer", type=Path, default=DATA / "corpus", help="a folder that has it"
+    )
+    parser.add_argument("--out", type=Path, help="default: checkpoint of the model")
     args = parser.parse_args()
-    model = TinyV32(TinyConfig())
-    state = torch.load(args.run / "state.pt", map_location="cpu")
+    home = EXAMPLES / args.model
+    model = TinyModel(MODELS[args.model])
+    state = torch.load((args.run or home / "runs" / "default") / "state.pt", map_location="cpu")
     model.load_state_dict(state["model"])
-    write_checkpoint(model, args.corpus, args.out)
-    size = (args.out / FILE).stat().st_size
-    print(f"{args.out}: {size / 1e6:.2f} MB after {state['seconds']:.0f} s of training")
+    out = args.out or home / "checkpoint"
+    write_checkpoint(model, args.tokenizer, out)
+    size = (out / FILE).stat().st_size
+    print(f"{out}: {size / 1e6:.2f} MB after {state['seconds']:.0f} s of training")
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ def draft_loss(drafted: Tensor, logits: Tensor, weights: Tensor) -> Tensor:
 
 @torch.no_grad()
 def progress_figures(
-    logits: Tensor, drafted: Tensor, targets: Tensor, weights: Tensor
+    logits: Tensor, drafted: Tensor | None, targets: Tensor, weights: Tensor
 ) -> dict[str, float]:
     """Accuracy on answer tokens, cross-entropy on text (nats), agreement of draft and model."""
     guess = logits.argmax(-1)
@@ -37,5 +37,8 @@ def progress_figures(
     text = weights == 1.0
     right = (guess == targets)[answers].float().mean()
     entropy = F.cross_entropy(logits[text].float(), targets[text])
-    agree = (drafted.argmax(-1) == guess[:, 1:])[text[:, 1:]].float().mean()
-    return {"answers": right.item(), "text": entropy.item(), "draft": agree.item()}
+    figures = {"answers": right.item(), "text": entropy.item()}
+    if drafted is not None:
+        agree = (drafted.argmax(-1) == guess[:, 1:])[text[:, 1:]].float().mean()
+        figures["draft"] = agree.item()
+    return figures

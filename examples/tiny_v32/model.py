@@ -1,4 +1,4 @@
-"""The small DeepSeek-V3.2 and its multi-token-prediction module, in plain PyTorch.
+"""A small model of sparse attention and its multi-token-prediction module, in plain PyTorch.
 
 Parameter names are the hub's, except that a layer's experts are fused into two matrices.
 """
@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from examples.tiny_v32.attention import Attention, Aux, RMSNorm, Select, rope_tables
+from examples.tiny_v32.attention import Attention, Aux, RMSNorm, Select, Selected, rope_tables
 from examples.tiny_v32.config import TinyConfig
 
 
@@ -88,21 +88,27 @@ class MoE(nn.Module):
 class DecoderLayer(nn.Module):
     """Attention and a feed-forward part, each on a normed copy of the residual stream."""
 
-    def __init__(self, config: TinyConfig, dense: bool) -> None:
+    def __init__(self, config: TinyConfig, dense: bool, owns_indexer: bool = True) -> None:
         super().__init__()
-        self.self_attn = Attention(config)
+        self.self_attn = Attention(config, owns_indexer)
         self.mlp = MLP(config.hidden_size, config.intermediate_size) if dense else MoE(config)
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.dropout = 0.0  # of both parts' outputs, while training
 
     def forward(
-        self, x: Tensor, rope: tuple[Tensor, Tensor], select: Select, aux: Aux
-    ) -> tuple[Tensor, Tensor]:
-        """x [B, S, hidden] to the same shape, and the auxiliary losses fp32 [2]."""
-        out, losses = self.self_attn(self.input_layernorm(x), rope, select, aux)
+        self,
+        x: Tensor,
+        rope: tuple[Tensor, Tensor],
+        select: Select,
+        aux: Aux,
+        selected: Selected | None = None,
+    ) -> tuple[Tensor, Tensor, Selected | None]:
+        """x [B, S, hidden] to the same shape; with it what :class:`Attention` gives beside it."""
+        normed = self.input_layernorm(x)
+        out, losses, selected = self.self_attn(normed, rope, select, aux, selected)
         x = x + self._drop(out)
-        return x + self._drop(self.mlp(self.post_attention_layernorm(x))), losses
+        return x + self._drop(self.mlp(self.post_attention_layernorm(x))), losses, selected
 
     def _drop(self, x: Tensor) -> Tensor:
         # A dropout of 0 would still draw random numbers.
@@ -135,12 +141,12 @@ class MTP(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Both inputs [B, S, hidden]; gives what the head takes, and the auxiliary losses."""
         joined = torch.cat([self.enorm(next_embedding), self.hnorm(hidden)], dim=-1)
-        x, losses = self.layer(self.eh_proj(joined), rope, select, aux)
+        x, losses, _ = self.layer(self.eh_proj(joined), rope, select, aux)
         return self.norm(x), losses
 
 
-class TinyV32(nn.Module):
-    """The whole model."""
+class TinyModel(nn.Module):
+    """The whole model. ``mtp`` is None where the configuration has no such layer."""
 
     def __init__(self, config: TinyConfig) -> None:
         super().__init__()
@@ -148,11 +154,12 @@ class TinyV32(nn.Module):
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         dense = config.first_k_dense_replace
         self.layers = nn.ModuleList(
-            DecoderLayer(config, dense=i < dense) for i in range(config.num_hidden_layers)
+            DecoderLayer(config, i < dense, config.owns_indexer(i))
+            for i in range(config.num_hidden_layers)
         )
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        self.mtp = MTP(config)
+        self.mtp = MTP(config) if config.num_nextn_predict_layers else None
 
     def forward(
         self, ids: Tensor, select: Select, aux: Aux = Aux.NONE, mtp: bool = True
@@ -161,16 +168,18 @@ class TinyV32(nn.Module):
 
         Returns:
             Logits of token t + 1 [B, S, vocab]; the MTP module's of token t + 2 [B, S - 1, vocab],
-            or None; the two auxiliary losses of :class:`Attention`, summed over layers (fp32 [2]).
+            or None without it; the two auxiliary losses of :class:`Attention`, summed over layers
+            (fp32 [2]).
         """
         rope = rope_tables(self.config, ids.shape[1], ids.device)
         embedded = self.embed_tokens(ids)
         x, losses = embedded, embedded.new_zeros(2, dtype=torch.float)
+        selected: Selected | None = None
         for layer in self.layers:
-            x, layer_losses = layer(x, rope, select, aux)
+            x, layer_losses, selected = layer(x, rope, select, aux, selected)
             losses = losses + layer_losses
         hidden = self.norm(x)
-        if not mtp:
+        if not mtp or self.mtp is None:
             return self.lm_head(hidden), None, losses
         # The last position has no next token; running it keeps the shapes of all layers equal.
         following = torch.cat([embedded[:, 1:], embedded[:, -1:]], dim=1)
@@ -179,9 +188,12 @@ class TinyV32(nn.Module):
 
     def set_dropout(self, rate: float) -> None:
         """Drop this share of what every attention and feed-forward part adds, while training."""
-        for module in self.modules():
-            if isinstance(module, DecoderLayer):
-                module.dropout = rate
+        for layer in self.decoder_layers():
+            layer.dropout = rate
+
+    def decoder_layers(self) -> list[DecoderLayer]:
+        """Every layer, the MTP module's last."""
+        return [m for m in self.modules() if isinstance(m, DecoderLayer)]
 
     def routers(self) -> list[Router]:
         """Every router, in layer order, the MTP module's last."""

@@ -1,4 +1,4 @@
-"""Draw the training run: ``python -m examples.tiny_v32.plot --run DIR`` (needs matplotlib)."""
+"""Draw a training run: ``python -m examples.tiny_v32.plot --run DIR`` (needs matplotlib)."""
 
 import argparse
 import json
@@ -9,6 +9,8 @@ import matplotlib
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
+
+from examples.tiny_v32.choice import EXAMPLES, add_model_argument
 
 _PANELS = (
     ("text", "cross-entropy, nats a token", "natural text and filler"),
@@ -21,12 +23,13 @@ _PANELS = (
 
 def main() -> None:
     """Command line."""
-    here = Path(__file__).parent
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--run", type=Path, default=here / "runs" / "default")
-    parser.add_argument("--out", type=Path, default=here / "training.png")
+    add_model_argument(parser)
+    parser.add_argument("--run", type=Path, help="default: runs/default of the model")
+    parser.add_argument("--out", type=Path, help="default: training.png of the model")
     args = parser.parse_args()
-    lines = (args.run / "history.jsonl").read_text().splitlines()
+    home = EXAMPLES / args.model
+    lines = ((args.run or home / "runs" / "default") / "history.jsonl").read_text().splitlines()
     records = [json.loads(line) for line in lines]
     phases = list(dict.fromkeys(r["phase"] for r in records))
     panels = [panel for panel in _PANELS if any(panel[0] in r for r in records)]
@@ -51,7 +54,7 @@ def main() -> None:
     for axis in axes.flat[len(panels) :]:
         axis.remove()
     axes[0, 0].legend(fontsize=8)
-    figure.savefig(args.out, dpi=110)
+    figure.savefig(args.out or home / "training.png", dpi=110)
 
 
 if __name__ == "__main__":

@@ -12,32 +12,14 @@ import json
 import shutil
 from pathlib import Path
 
-import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from examples.tiny_v32.blocks import BLOCK, quantize
+from examples.tiny_v32.choice import DATA
 from examples.tiny_v32.export import FILE, shard_index, write_json
 
-BLOCK = 128
-_E4M3_MAX = torch.finfo(torch.float8_e4m3fn).max
 _KEPT = ("norm", "embed_tokens", "lm_head", "mlp.gate.", "weights_proj", "eh_proj", "head.")
-
-
-def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """float8_e4m3fn [N, K] and fp32 scales [ceil(N / 128), ceil(K / 128)] of ``weight`` [N, K]."""
-    rows, columns = weight.shape
-    padded = torch.nn.functional.pad(weight.float(), (0, -columns % BLOCK, 0, -rows % BLOCK))
-    blocks = padded.unflatten(0, (-1, BLOCK)).unflatten(2, (-1, BLOCK))  # [r, 128, c, 128]
-    largest = blocks.abs().amax(dim=(1, 3)).clamp(min=1e-8)
-    scale = torch.exp2(torch.ceil(torch.log2(largest / _E4M3_MAX)))
-    stored = (blocks / scale[:, None, :, None]).to(torch.float8_e4m3fn)
-    return stored.view(padded.shape)[:rows, :columns].contiguous(), scale
-
-
-def dequantize(weight: Tensor, scale: Tensor) -> Tensor:
-    """fp32 [N, K]: the value that :func:`quantize` stored."""
-    spread = scale.repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1)
-    return weight.float() * spread[: weight.shape[0], : weight.shape[1]]
 
 
 def quantize_checkpoint(source: Path, out: Path) -> None:
@@ -66,9 +48,8 @@ def quantize_checkpoint(source: Path, out: Path) -> None:
 
 def main() -> None:
     """Command line."""
-    here = Path(__file__).parent
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--checkpoint", type=Path, default=here / "checkpoint")
+    parser.add_argument("--checkpoint", type=Path, default=DATA / "checkpoint")
     parser.add_argument("--out", type=Path, required=True, help="a directory that does not exist")
     args = parser.parse_args()
     if args.out.exists():

@@ -1,12 +1,13 @@
-"""Train the small model: dense attention, the indexer, sparse attention, and adapt to it.
+"""Train a small model: dense attention, the indexer, sparse attention, and adapt to it.
 
     python -m examples.tiny_v32.corpus
     python -m examples.tiny_v32.train --run examples/tiny_v32/runs/first
+    python -m examples.tiny_v32.train --model tiny_glm
 
 The curriculum is that of DeepSeek-V3.2: the language model with dense attention; a warm-up of the
 indexer alone against the attention summed over heads, the model frozen; then attention over the
 indexer's top-k, the indexer learning on the selected keys with its inputs detached. A last phase
-is ours: it holds attention to the selected keys, with dropout and harder questions. The MTP module
+is ours: it holds attention to the selected keys, with dropout and harder questions. An MTP module
 learns along. ``--resume`` continues a run that was cut; every batch is a function of its step.
 """
 
@@ -22,11 +23,12 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from examples.tiny_v32.attention import Aux, Select
+from examples.tiny_v32.choice import DATA, EXAMPLES, MODELS, add_model_argument
 from examples.tiny_v32.config import TinyConfig
 from examples.tiny_v32.data import Batches, Mixture
 from examples.tiny_v32.export import load_checkpoint
 from examples.tiny_v32.losses import draft_loss, language_loss, progress_figures
-from examples.tiny_v32.model import TinyV32
+from examples.tiny_v32.model import TinyModel
 
 _LOG_EVERY = 25
 _DRAFT_WEIGHT = 0.3
@@ -92,9 +94,9 @@ PHASES = (
 class Run:
     """A training run in a directory: its state, its history, its clock."""
 
-    def __init__(self, directory: Path, device: str, seed: int) -> None:
+    def __init__(self, config: TinyConfig, directory: Path, device: str, seed: int) -> None:
         self.directory, self.device, self.seed = directory, torch.device(device), seed
-        self.model = TinyV32(TinyConfig())
+        self.model = TinyModel(config)
         self.model.initialise(seed)
         self.model.to(self.device)
         self.phase, self.step, self.seconds = 0, 0, 0.0
@@ -135,7 +137,7 @@ class Run:
         self.phase, self.step, self.seconds = state["phase"], state["step"], state["seconds"]
 
 
-def make_optimizer(model: TinyV32, phase: Phase) -> torch.optim.AdamW:
+def make_optimizer(model: TinyModel, phase: Phase) -> torch.optim.AdamW:
     """AdamW with two rates; freezes what the phase does not train."""
     indexer = {id(p) for p in model.indexer_parameters()}
     for parameter in model.parameters():
@@ -178,7 +180,7 @@ def batches(
 
 
 def train_step(
-    model: TinyV32, phase: Phase, ids: Tensor, weights: Tensor, measure: bool
+    model: TinyModel, phase: Phase, ids: Tensor, weights: Tensor, measure: bool
 ) -> dict[str, float]:
     """Forward and backward; gives the figures to log if ``measure``."""
     inputs, targets, wanted = ids[:, :-1], ids[:, 1:], weights[:, 1:]
@@ -189,10 +191,12 @@ def train_step(
     figures: dict[str, float] = {}
     if not phase.frozen:
         language = language_loss(logits, targets, wanted)
-        draft = draft_loss(drafted, logits, wanted)
-        loss = loss + language + _DRAFT_WEIGHT * draft
-        if measure:
-            figures |= {"loss": language.item(), "draft_loss": draft.item()}
+        loss = loss + language
+        figures |= {"loss": language.item()} if measure else {}
+        if drafted is not None:
+            draft = draft_loss(drafted, logits, wanted)
+            loss = loss + _DRAFT_WEIGHT * draft
+            figures |= {"draft_loss": draft.item()} if measure else {}
     loss.backward()
     if measure:
         figures |= {"kl": index.item()} if phase.index_loss else {}
@@ -242,10 +246,10 @@ def run_phase(run: Run, phase: Phase, corpus: Path, workers: int, stop: float) -
 
 def main() -> None:
     """Command line."""
-    here = Path(__file__).parent
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--corpus", type=Path, default=here / "corpus")
-    parser.add_argument("--run", type=Path, default=here / "runs" / "default")
+    add_model_argument(parser)
+    parser.add_argument("--corpus", type=Path, default=DATA / "corpus")
+    parser.add_argument("--run", type=Path, help="default: runs/default of the model")
     parser.add_argument("--resume", action="store_true", help="continue from state.pt in --run")
     parser.add_argument("--init", type=Path, help="begin with the weights of this checkpoint")
     parser.add_argument("--first", choices=[p.name for p in PHASES], help="phase to begin with")
@@ -261,8 +265,9 @@ def main() -> None:
 
     torch.manual_seed(args.seed)
     torch.set_float32_matmul_precision("high")
-    args.run.mkdir(parents=True, exist_ok=True)
-    run = Run(args.run, args.device, args.seed)
+    directory = args.run or EXAMPLES / args.model / "runs" / "default"
+    directory.mkdir(parents=True, exist_ok=True)
+    run = Run(MODELS[args.model], directory, args.device, args.seed)
     if args.init:
         run.model.load_state_dict(load_checkpoint(args.init).state_dict())
     if args.first:
@@ -270,9 +275,9 @@ def main() -> None:
     if args.resume:
         run.resume()
     if not args.eager:
-        # Two kinds of layer × four phases × with or without gradients, of one code object.
+        # Kinds of layer × four phases × with or without gradients, of one code object.
         torch._dynamo.config.recompile_limit = 64
-        for layer in [*run.model.layers, run.model.mtp.layer]:
+        for layer in run.model.decoder_layers():
             layer.compile(dynamic=False)
     for phase in PHASES[run.phase : args.phases]:
         phase = replace(

@@ -1,15 +1,26 @@
 """Settings of the whole suite."""
 
+import os
 from collections.abc import Iterable
 
+import hypothesis
 import pytest
 import torch
 
+from dsa_compile import gpus
 from tests.exports import keep_exports
 
 # The models are tiny: a second thread only waits, and the suite already runs one process a core.
 torch.set_num_threads(1)
 keep_exports()
+# What is compiled without a target is for the CPU on every machine; tests name a GPU's.
+gpus.find_driver = lambda: gpus.Driver(None, ())
+# Random cases are the same in every run, so that a run judges the change and not its luck.
+hypothesis.settings.register_profile("fixed", derandomize=True)
+hypothesis.settings.register_profile("new", derandomize=False)
+hypothesis.settings.load_profile("new" if "DSA_TEST_CASES" in os.environ else "fixed")
+# Tables are as wide as they need to be, whatever the terminal or a plugin says.
+os.environ.pop("COLUMNS", None)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

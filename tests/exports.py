@@ -5,8 +5,9 @@ with it: whoever asks gets a copy. Commands that tests start as processes export
 """
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from dsa_compile.config import CompileConfig
 from dsa_compile.frontend import build
@@ -24,16 +25,20 @@ def keep_exports() -> None:
 
 
 def _keeping(
-    export: Callable[[Path, CompileConfig], Program],
-) -> Callable[[Path, CompileConfig], Program]:
+    export: Callable[..., Program],
+) -> Callable[..., Program]:
     kept: OrderedDict[object, Program] = OrderedDict()
 
-    def build_program(model_dir: Path, config: CompileConfig) -> Program:
+    def build_program(
+        model_dir: Path, config: CompileConfig, recorded: Mapping[str, Any] | None = None
+    ) -> Program:
+        if recorded is not None:
+            return export(model_dir, config, recorded)
         try:
             text = (Path(model_dir) / "config.json").read_bytes()
         except OSError:
             return export(model_dir, config)
-        key = (text, config.dtype, config.layers)
+        key = (text, config.dtype, config.layers, config.draft)
         if key in kept:
             kept.move_to_end(key)
         else:

@@ -28,6 +28,7 @@ def test_without_a_gpu_they_are_skipped_and_say_why() -> None:
     assert re.search(r"SKIPPED \[4\] .*: needs a GPU\n", done.stdout)
 
 
+@pytest.mark.slow
 @WITHOUT
 def test_asked_for_without_a_gpu_they_fail() -> None:
     done = run("-m", "gpu", "--require-gpu", "tests/kernels/test_index_scores.py")
@@ -35,6 +36,7 @@ def test_asked_for_without_a_gpu_they_fail() -> None:
     assert "these tests need a CUDA GPU, and torch sees none here" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_session_in_which_none_ran_fails(tmp_path: Path) -> None:
     """As on a GPU of another generation."""
     (tmp_path / "conftest.py").write_text(

@@ -14,15 +14,28 @@ PACKAGE = "dsa_compile"
 
 # A module belongs to the first area whose name starts its own; an area imports itself and those
 # listed. Lower areas come first, and a module may have an area of its own.
-FOUNDATION = ("errors", "version")
+FOUNDATION = ("errors", "layout", "regular_files", "torchrun", "version")
 AREAS: dict[str, tuple[str, ...]] = {
     "errors": (),
+    "layout": ("errors",),
+    "regular_files": (),
+    "torchrun": ("errors",),
     "version": (),
+    "names": FOUNDATION,
+    "keyword_names": (*FOUNDATION, "names"),
+    "gpus": FOUNDATION,
+    "hub": FOUNDATION,
+    "notebook": (),
+    "compile_result": ("notebook",),
     "ops": FOUNDATION,
     "kernels": (*FOUNDATION, "ops"),
     "bench": (*FOUNDATION, "ops", "kernels"),
-    "model_spec": FOUNDATION,
-    "config": FOUNDATION,
+    # load of servers, without torch
+    "bench.serve": (*FOUNDATION, "names"),
+    "config_values": FOUNDATION,
+    "block_quantization": (*FOUNDATION, "config_values"),
+    "model_spec": (*FOUNDATION, "config_values", "block_quantization"),
+    "config": (*FOUNDATION, "gpus", "names"),
     "weights": (*FOUNDATION, "model_spec"),
     # what a server reads: graphs as JSON, and nothing of how they came to be
     "ir.plan": (),
@@ -58,52 +71,82 @@ AREAS: dict[str, tuple[str, ...]] = {
         "overlap.streams",
     ),
     "overlap": (*FOUNDATION, "ops", "ir.region", "ir.tensor_info"),
-    "ir": (*FOUNDATION, "ops", "model_spec", "config", "weights", "overlap.hazards"),
+    "ir": (*FOUNDATION, "notebook", "ops", "model_spec", "config", "weights", "overlap.hazards"),
     "artifact": (
         *FOUNDATION, "model_spec", "config", "weights", "ir.dtype_names", "ir.graph_json",
-        "ir.naming", "ir.plan", "ir.printer", "ir.region", "overlap.hazards",
+        "ir.execution", "ir.naming", "ir.plan", "ir.printer", "ir.region", "ir.tensor_info",
+        "overlap.hazards",
     ),
     # text of conversations, for a process without torch
     "chat": FOUNDATION,
     # what dsa-inspect shows: records as data, read without torch
-    "inspecting": (*FOUNDATION, "model_spec", "config", "artifact", "ir.plan", "ir.site"),
+    "inspecting": (
+        *FOUNDATION, "notebook", "model_spec", "config", "artifact", "ir.plan", "ir.site",
+    ),
     "inspecting.onnx": (*FOUNDATION, "ops", "model_spec", "weights", "ir.plan", "inspecting"),
     # which kernels steps launch: for artifacts to ship, and for servers to make ready
     "launches": ("ops", "kernels", "artifact", "ir.region", "ir.tensor_info"),
-    "frontend": (*FOUNDATION, "ops", "model_spec", "config", "weights", "ir"),
-    "passes": (*FOUNDATION, "ops", "kernels", "model_spec", "config", "weights", "ir", "overlap"),
+    "frontend.model_checks": (*FOUNDATION, "config"),
+    "frontend": (
+        *FOUNDATION, "names", "ops", "model_spec", "config", "weights", "ir",
+        "frontend.model_checks",
+    ),
+    "passes": (
+        *FOUNDATION, "names", "ops", "kernels", "model_spec", "config", "weights", "ir", "overlap",
+    ),
     "lowering": (
-        *FOUNDATION, "ops", "kernels", "model_spec", "config", "weights", "ir", "artifact",
-        "launches", "passes",
+        *FOUNDATION, "names", "ops", "kernels", "model_spec", "config", "weights", "ir",
+        "artifact", "launches", "passes",
+    ),
+    # what is checked before torch is imported
+    "request": (
+        *FOUNDATION, "names", "hub", "config", "artifact", "frontend", "kernels", "passes",
     ),
     "runtime": (
-        *FOUNDATION, "ops", "kernels", "model_spec", "weights", "artifact", "launches",
-        "ir.execution", "ir.graph_json", "ir.plan", "ir.region", "overlap.streams",
+        *FOUNDATION, "names", "keyword_names", "ops", "kernels", "model_spec", "weights",
+        "artifact", "launches", "chat", "ir.execution", "ir.graph_json", "ir.plan", "ir.region",
+        "overlap.streams",
     ),
+    # what both processes of a server use: without torch
+    "runtime.requests": ("errors", "names", "keyword_names", "chat"),
+    "runtime.scheduling.limits": ("errors",),
     "testing": ("model_spec", "weights"),
     "testing.hash_runner": ("runtime",),
+    "evaluation.selections": (),
     "evaluation": (
-        *FOUNDATION, "ops", "model_spec", "config", "weights", "artifact", "frontend",
+        *FOUNDATION, "names", "ops", "model_spec", "config", "weights", "artifact", "frontend",
         "runtime", "ir.execution", "ir.match", "ir.plan", "ir.region",
     ),
+    "compilation": (
+        *FOUNDATION, "config", "weights", "ir", "artifact", "frontend", "passes", "lowering",
+        "compile_result", "request",
+    ),
     "compiling": (
-        *FOUNDATION, "model_spec", "config", "weights", "ir", "artifact", "frontend", "passes",
-        "lowering",
+        *FOUNDATION, "keyword_names", "gpus", "config", "compile_result", "request", "compilation",
     ),
     "bench.step": (
         *FOUNDATION, "ops", "bench", "model_spec", "config", "weights", "ir", "overlap", "artifact",
         "frontend", "passes", "lowering", "runtime",
     ),
+    "bench.node": (*FOUNDATION, "bench", "artifact", "inspecting", "runtime"),
     # what finds a wrong rewrite: compiles again, and runs what comes of it
     "debugging": (
-        *FOUNDATION, "ops", "model_spec", "config", "weights", "ir", "overlap", "artifact",
-        "frontend", "passes", "lowering", "runtime", "evaluation",
+        *FOUNDATION, "ops", "kernels", "model_spec", "config", "weights", "ir", "overlap",
+        "artifact", "frontend", "passes", "lowering", "runtime", "evaluation",
     ),
+    "server": (
+        *FOUNDATION, "chat", "artifact", "runtime.requests", "runtime.scheduling.limits",
+    ),
+    # the other process of a server
+    "server.grammar_worker": ("errors", "runtime", "server"),
+    "server.engine_loop": ("errors", "runtime", "server"),
+    "server.engine_process": ("errors", "runtime", "server"),
     "cli": (
-        *FOUNDATION, "model_spec", "config", "ir", "artifact", "passes", "compiling", "runtime",
-        "evaluation", "lowering", "kernels", "bench", "inspecting", "debugging",
+        *FOUNDATION, "names", "gpus", "model_spec", "config", "ir", "artifact", "passes",
+        "frontend.model_checks", "request", "compile_result", "compiling", "runtime", "evaluation",
+        "lowering", "kernels", "bench", "inspecting", "debugging", "server",
     ),
-    "__init__": ("compiling", "errors", "version"),
+    "__init__": ("compile_result", "compiling", "config", "errors", "version"),
 }  # fmt: skip
 BARE = {"passes", "lowering", "runtime"}
 
@@ -209,7 +252,21 @@ def test_conversations_need_no_torch() -> None:
     assert not found, sorted(found)
 
 
+def test_http_process_needs_no_torch() -> None:
+    loaded = modules_after("import dsa_compile.server.serve, dsa_compile.cli.serve")
+    found = [name for name in loaded if name.partition(".")[0] in ("torch", "transformers")]
+    assert not found, sorted(found)
+    assert "dsa_compile.server.app" in loaded
+
+
+def test_load_of_a_server_needs_no_torch() -> None:
+    pytest.importorskip("aiohttp")
+    loaded = modules_after("import dsa_compile.bench.serve.run, dsa_compile.cli.bench")
+    found = [name for name in loaded if name.partition(".")[0] in ("torch", "transformers")]
+    assert not found, sorted(found)
+
+
 def test_the_compiler_is_loaded_under_one_name() -> None:
-    loaded = modules_after("import dsa_compile.compiling, dsa_compile.cli.compile")
+    loaded = modules_after("import dsa_compile.compilation, dsa_compile.cli.compile")
     assert {f"{PACKAGE}.passes", f"{PACKAGE}.lowering"} <= loaded
     assert not loaded & BARE

@@ -16,6 +16,9 @@ from dsa_compile.version import __version__
 
 ROOT = Path(__file__).resolve().parents[1]
 LINKED = ("passes", "lowering", "runtime")
+# Of the repository, beside the package: what its documentation tells readers to run.
+SHIPPED = ("benchmarks", "deploy", "docs", "examples", "tests")
+SHIPPED_FILES = ("CHANGELOG.md", "CONTRIBUTING.md", "MANIFEST.in", "Makefile")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
@@ -36,10 +39,10 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the checkout to build in: building in place would leave files that later go in."""
     copy = tmp_path_factory.mktemp("source") / "checkout"
     copy.mkdir()
-    for name in ("dsa_compile", *LINKED):
+    for name in ("dsa_compile", *LINKED, *SHIPPED):
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / name, copy / name, symlinks=True, ignore=ignored)
-    for name in ("pyproject.toml", PROJECT["readme"], *PROJECT["license-files"]):
+    for name in ("pyproject.toml", PROJECT["readme"], *PROJECT["license-files"], *SHIPPED_FILES):
         shutil.copy(ROOT / name, copy)
     return copy
 
@@ -79,15 +82,41 @@ def test_the_wheel_holds_what_modules_read(source: Path, wheel: zipfile.ZipFile)
     assert data <= set(wheel.namelist())
 
 
-def test_the_source_distribution_builds_the_same_wheel(
-    source: Path, wheel: zipfile.ZipFile
-) -> None:
+@pytest.fixture(scope="module")
+def unpacked(source: Path) -> Path:
+    """The source distribution, unpacked."""
     archive = build(source, "sdist", source.parent / "sdist")
     with tarfile.open(archive) as file:
-        file.extractall(source.parent / "unpacked", filter="data")
-    (unpacked,) = (source.parent / "unpacked").iterdir()
+        file.extraction_filter = getattr(tarfile, "data_filter", None)  # 3.11.4 has it
+        file.extractall(source.parent / "unpacked")
+    (folder,) = (source.parent / "unpacked").iterdir()
+    return folder
+
+
+def test_the_source_distribution_builds_the_same_wheel(
+    source: Path, unpacked: Path, wheel: zipfile.ZipFile
+) -> None:
     again = zipfile.ZipFile(build(unpacked, "wheel", source.parent / "again"))
     assert sorted(again.namelist()) == sorted(wheel.namelist())
+
+
+def test_the_source_distribution_holds_what_the_docs_run(source: Path, unpacked: Path) -> None:
+    def files(root: Path) -> set[str]:
+        return {
+            path.relative_to(root).as_posix()
+            for folder in (*SHIPPED, *LINKED)
+            for path in (root / folder).rglob("*")
+            if path.is_file()
+        }
+
+    assert files(source) <= files(unpacked)
+    assert all((unpacked / name).is_file() for name in SHIPPED_FILES)
+
+
+def test_no_message_names_a_package_that_no_index_has() -> None:
+    """The project is not published: what users shall install are packages that are."""
+    sources = [path for name in ("dsa_compile", *LINKED) for path in (ROOT / name).rglob("*.py")]
+    assert not [path for path in sources if "dsa-compile[" in path.read_text(encoding="utf-8")]
 
 
 def test_metadata(wheel: zipfile.ZipFile) -> None:
@@ -102,7 +131,7 @@ def test_metadata(wheel: zipfile.ZipFile) -> None:
     plain = [line for line in metadata.get_all("Requires-Dist") or [] if "extra ==" not in line]
     # what every user installs; anything more belongs into an extra
     names = sorted(line.partition(">=")[0] for line in plain)
-    assert names == ["numpy", "rich", "safetensors", "torch", "transformers"]
+    assert names == ["huggingface_hub", "numpy", "rich", "safetensors", "torch", "transformers"]
 
 
 def test_the_commands_exist_in_the_wheel(wheel: zipfile.ZipFile) -> None:
@@ -116,7 +145,7 @@ def test_the_commands_exist_in_the_wheel(wheel: zipfile.ZipFile) -> None:
 def test_the_wheel_works_without_the_checkout(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
     wheel.extractall(tmp_path / "site")
     script = (
-        "import sys, dsa_compile.runtime, dsa_compile.compiling\n"
+        "import sys, dsa_compile.runtime, dsa_compile.compilation\n"
         f"assert not {set(LINKED)} & set(sys.modules), 'imported under a bare name'\n"
         "print(dsa_compile.runtime.__file__, dsa_compile.lowering.__file__, sep='\\n')"
     )

@@ -23,15 +23,17 @@ from dsa_compile.artifact.records import (
     WeightsRecord,
 )
 from dsa_compile.artifact.writer import ArtifactWriter
+from dsa_compile.block_quantization import BlockQuantization
 from dsa_compile.config import CompileConfig
 from dsa_compile.errors import ArtifactError
 from dsa_compile.ir.plan import MODEL, Call, Plan
 from dsa_compile.ir.region import Region, Role
 from dsa_compile.ir.tensor_info import TensorInfo
-from dsa_compile.model_spec import BlockQuantization, LayerKind, ModelSpec
+from dsa_compile.model_spec import LayerKind, ModelSpec
 from dsa_compile.weights.pack import PackedFile
 
 SPEC = ModelSpec(
+    model_type="deepseek_v32",
     vocab_size=512,
     hidden_size=8,
     intermediate_size=16,
@@ -145,7 +147,6 @@ def build(
                     by_region={"dense": 1, "moe.long": 1},
                     nodes_before=3,
                     nodes_after=3,
-                    seconds=0,
                     near_misses=(NearMissRecord("mlp", "add_1", "nothing came near", 1, "dense"),),
                     before="passes/00_noop/before.py",
                     after="passes/00_noop/after.py",

@@ -7,7 +7,7 @@ from dsa_compile.errors import ArtifactError
 from tests.artifact.building import Edit, edit_manifest, forge, refuses, set_field
 
 FORGED: dict[str, tuple[Edit, str]] = {
-    "newer version": (set_field("format_version", 6), "format version 6, this dsa-compile reads 5"),
+    "newer version": (set_field("format_version", 8), "format version 8, this dsa-compile reads 7"),
     "no version": (lambda data: data.pop("format_version"), "no format_version"),
     "version a bool": (set_field("format_version", True), "no format_version"),
     "missing field": (lambda data: data.pop("caches"), r"manifest.json\.caches is missing"),
@@ -21,6 +21,17 @@ FORGED: dict[str, tuple[Edit, str]] = {
         set_field("model.spec.kinds.0.mlp", "sparse"),
         r"kinds\[0\]\.mlp should be one of 'dense', 'experts'",
     ),
+    "vocabulary": (set_field("model.spec.vocab_size", 10**9), "vocab_size=1000000000 must be from"),
+    "no vocabulary": (set_field("model.spec.vocab_size", 0), "vocab_size=0 must be from 1"),
+    "no group": (set_field("model.spec.n_group", 0), "n_group=0 must be from 1"),
+    "end token": (set_field("model.spec.eos_token_ids", [-1]), "must name token ids"),
+    "epsilon": (set_field("model.spec.rms_norm_eps", -1.0), "rms_norm_eps=-1.0 must be a positive"),
+    "layers": (
+        set_field("model.spec.num_hidden_layers", 3),
+        "2 layer_kinds for num_hidden_layers=3",
+    ),
+    "escape": (set_field("passes.0.name", "\x1b[2Jred"), "holds the control character"),
+    "surrogate": (set_field("passes.0.name", "\ud800"), "holds the control character"),
     "kind": (set_field("model.spec.layer_kinds", ["dense", "odd"]), "layer_kinds names a kind"),
     "pair": (set_field("model.spec.quantization.block", [1, 2, 3]), "block should be 2 entries"),
     "number for text": (
@@ -31,7 +42,7 @@ FORGED: dict[str, tuple[Edit, str]] = {
     "climbing path": (set_field("files.0.path", "../x"), "not a path inside"),
     "climbing later": (set_field("files.0.path", "graphs/../../x"), "not a path inside"),
     "backslash": (set_field("files.0.path", "graphs\\x"), "not a path inside"),
-    "null byte": (set_field("files.0.path", "graphs/\0"), "not a path inside"),
+    "null byte": (set_field("files.0.path", "graphs/\0"), "holds the control character"),
     "empty path": (set_field("files.0.path", ""), "not a path inside"),
     "the manifest": (set_field("files.0.path", "manifest.json"), "not a path inside"),
     "twice": (lambda data: data["files"].append(data["files"][0]), "listed twice"),

@@ -1,3 +1,4 @@
+import hashlib
 import json
 import os
 import shutil
@@ -270,3 +271,21 @@ def test_a_region_read_back_runs(artifact_dir: Path) -> None:
     graph = Artifact.open(artifact_dir).region("dense").graph
     (normed,) = torch.fx.GraphModule({}, graph)(torch.ones(2, 8), torch.full((8,), 3.0))
     torch.testing.assert_close(normed, torch.full((2, 8), 3.0))
+
+
+def test_full_verification_reads_links_into_a_hub_cache(tmp_path, model_dir):
+    """The blob's name says what it should hold, and an attacker or a bad disk what it does."""
+    weights = model_dir / "model.safetensors"
+    content = weights.read_bytes()
+    blobs = tmp_path / "blobs"
+    blobs.mkdir()
+    blob = blobs / hashlib.sha256(content).hexdigest()
+    blob.write_bytes(content)
+    weights.unlink()
+    weights.symlink_to(blob)
+    build(tmp_path / "artifact", model_dir)
+    Artifact.open(tmp_path / "artifact").model_dir()
+    blob.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    Artifact.open(tmp_path / "artifact", "header").model_dir()
+    with pytest.raises(ArtifactError, match="not the content that was compiled"):
+        Artifact.open(tmp_path / "artifact").model_dir()

@@ -35,10 +35,13 @@ def test_an_existing_output_is_refused_without_force(tmp_path: Path, model_dir: 
 def test_force_replaces_an_artifact_whole(tmp_path: Path, model_dir: Path) -> None:
     out = tmp_path / "artifact"
     build(out, model_dir, note="first")
-    (out / "NOTES.txt").write_text("goes with the old artifact")
+    (out / "graphs/dense.py").unlink()
+    (out / "NOTES.txt").write_text("somebody's")
+    refuses(out, model_dir, "NOTES.txt: not a file of the artifact", force=True)
+    (out / "NOTES.txt").unlink()
     second = build(out, model_dir, note="second", force=True)
     assert Artifact.open(out).manifest == second
-    assert not (out / "NOTES.txt").exists()
+    assert (out / "graphs/dense.py").exists()
     assert beside(out) == []
 
 

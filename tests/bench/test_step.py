@@ -6,9 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from dsa_compile.bench.step.cases import Decode, Prefill
+from dsa_compile.bench.step import report
+from dsa_compile.bench.step.cases import Decode, Mixed, Prefill
 from dsa_compile.bench.step.floor import decode_bytes
+from dsa_compile.bench.step.mixed import company, mixed_cases
 from dsa_compile.bench.step.model import Compiled, Compiler
+from dsa_compile.bench.step.published import VLLM
 from dsa_compile.bench.step.released import write_released
 from dsa_compile.bench.step.run import Row, blocks_for
 from dsa_compile.bench.step.timeline import Share
@@ -48,6 +51,32 @@ def test_a_prefill_comes_in_chunks() -> None:
     assert second.block_tables.shape == (1, 7)
 
 
+def test_a_mixed_step_decodes_and_ends_a_prompt() -> None:
+    case = Mixed(2, 100, 37)
+    (batch,) = case.steps(16, 512)
+    assert (batch.num_tokens, batch.num_requests, batch.tokens_each) == (39, 3, None)
+    assert batch.cu_seqlens.tolist() == [0, 1, 2, 39]
+    assert batch.positions.tolist() == [99, 99, *range(63, 100)]
+    assert batch.logit_rows.tolist() == [0, 1, 38]
+    assert len(set(batch.slot_mapping.tolist())) == 39
+    assert sorted(batch.block_tables.ravel()) == list(range(case.blocks(16)))
+    (alone,) = Mixed(0, 100, 37).steps(16, 512)
+    assert (alone.num_tokens, alone.num_requests) == (37, 1)
+
+
+def test_company_is_compared_with_its_parts_of_the_same_run() -> None:
+    mixed = mixed_cases([1, 64], [1024, 8192], [2048])
+    assert {(case.batch, case.context) for case in mixed} == {(0, 8192), (64, 8192)}
+    cases = [Decode(64, 8192), *mixed]
+    rows = [Row(case.label(), 10.0 + i, 0.1, 0.1, 2.0) for i, case in enumerate(cases)]
+    assert len({row.case for row in rows}) == 5
+    captured, eager = company(cases, rows)
+    assert (captured.together, captured.apart) == (13.0, 10.0 + 11.0)
+    assert (eager.together, eager.apart) == (14.0, 10.0 + 12.0)
+    assert eager.case.endswith("no graph")
+    assert company(cases[1:], rows[1:]) == []
+
+
 @pytest.mark.parametrize("context", [TOPK, TOPK + 1, 100])
 def test_the_floor_counts_what_a_layer_must_read(compiled: Compiled, context: int) -> None:
     short = context <= TOPK
@@ -70,6 +99,7 @@ def test_the_largest_case_that_fits(compiled: Compiled) -> None:
     assert blocks_for(cases, compiled, reserve=0.0, free=9 * page) == 0
 
 
+@pytest.mark.slow
 def test_a_compilation_without_a_pass(compiled: Compiled, tmp_path: Path) -> None:
     tiny_config(3).save_pretrained(tmp_path)
     compiler = Compiler(tmp_path, CompileConfig(recipe="bf16", weights="none"))
@@ -87,6 +117,17 @@ def test_the_released_configuration(tmp_path: Path) -> None:
     assert spec.quantization.scale_fmt == "ue8m0"
 
 
+def test_figures_of_another_run_are_dated_and_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "machine", lambda: {"gpu": "some GPU", "torch": "2"})
+    case = Decode(16, 8192)
+    page = report.to_markdown([case], [Row(case.label(), 5.5, 1.0, 0.1, 6.0)], "moe")
+    head, _, row = [line for line in page.splitlines() if line.startswith("|")]
+    assert VLLM in head
+    assert "202" in VLLM, "without its date"
+    assert "÷" not in head
+    assert "1.199" in row, "the figure itself"
+
+
 def test_a_row_is_json() -> None:
     from dataclasses import asdict
 
@@ -99,6 +140,7 @@ def test_a_row_is_json() -> None:
     [
         (["--batch", "", "--prefill", ""], "nothing to time"),
         (["--batch", "0"], "nothing to time"),
+        (["--mixed", "0"], "nothing to time"),
         (["--context", "8M"], "'8M' is not a list of numbers"),
         (["--layers", "3"], "'3' is not A-B"),
     ],

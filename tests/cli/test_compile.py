@@ -1,3 +1,4 @@
+import dataclasses
 import io
 import json
 import re
@@ -37,17 +38,24 @@ def run(*argv: object) -> tuple[int, str, str]:
 
 
 @pytest.fixture(scope="module")
-def compiled(model: Path) -> tuple[Path, str]:
-    """An artifact compiled by the command, and what the command printed."""
+def shown(model: Path) -> tuple[Path, str, str]:
+    """An artifact compiled by the command, and what the command printed on either stream."""
     out = model.parent / "an artifact"
-    status, printed, errors = run(model, "-o", out)
-    assert (status, errors) == (0, "")
-    return out, printed
+    status, printed, progress = run(model, "-o", out)
+    assert status == 0
+    return out, printed, progress
 
 
-def test_phases_and_passes_are_printed(compiled):
-    out, printed = compiled
-    lines = printed.splitlines()
+@pytest.fixture(scope="module")
+def compiled(shown: tuple[Path, str, str]) -> tuple[Path, str]:
+    """The artifact, and standard output."""
+    return shown[:2]
+
+
+def test_phases_are_progress_and_passes_are_results(shown):
+    out, printed, progress = shown
+    lines = progress.splitlines()
+    assert len(lines) == 5
     phases = [
         "loading torch and transformers",
         "reading config and checkpoint headers",
@@ -71,12 +79,43 @@ def test_phases_and_passes_are_printed(compiled):
 
 def test_the_summary_says_what_was_left_out_and_where_things_are(compiled):
     out, printed = compiled
-    assert re.search(r"time: +\d+\.\d s in all: read .* export .* passes .* emit ", printed)
+    assert re.search(
+        r"time: +\d+\.\d s in all: imports .* read .* export .* passes .* emit ", printed
+    )
     assert re.search(r"note: +MTP layer 2: \d+ tensors skipped", printed)
     assert f"artifact: {out}\n" in printed
     for name in ("graphs", "passes"):
         assert re.search(rf"^{name}: +{re.escape(str(out / name))} ", printed, re.MULTILINE)
     assert all(len(line) <= 100 for line in printed.splitlines() if str(out) not in line)
+
+
+def test_data_instead_of_text(model, tmp_path):
+    out = tmp_path / "out"
+    status, printed, _ = run(model, "-o", out, "--json", "--weights", "none", "--layers", "0")
+    assert status == 0
+    data = json.loads(printed)
+    manifest = json.loads((out / "manifest.json").read_text())
+    assert (data["artifact"], data["digest"]) == (str(out), manifest["digest"])
+    assert [made["name"] for made in data["passes"]] == [p["name"] for p in manifest["passes"]]
+    phases = ["all", "imports", "read", "export", "passes", "emit"]
+    assert list(data["seconds"]) == phases
+    assert data["seconds"]["all"] >= sum(data["seconds"][name] for name in phases[1:]) - 0.01
+    assert data["notes"] == ["target cpu: no CUDA GPU is visible here"]
+    described = build_parser().format_help()
+    assert [name for name in data if f'"{name}"' not in described] == []
+
+
+def test_a_pass_with_those_that_need_it(model, tmp_path):
+    status, printed, _ = run(
+        model, "-o", tmp_path / "out", "--weights", "none", "--disable", "merge_projections+"
+    )
+    assert status == 0
+    note = "without merge_projections, and so without pack_swiglu, merge_shared_expert\n"
+    assert note in printed
+    left_out = {"merge_projections", "pack_swiglu", "merge_shared_expert"}
+    manifest = json.loads((tmp_path / "out/manifest.json").read_text())
+    assert left_out.isdisjoint(summary["name"] for summary in manifest["passes"])
+    assert set(manifest["compile"]["disable"]) == left_out
 
 
 def test_the_command_it_proposes_runs(compiled, capsys):
@@ -101,8 +140,8 @@ def test_the_command_it_proposes_runs(compiled, capsys):
     ],
 )
 def test_an_artifact_to_read_is_called_that(model, tmp_path, options, why):
-    status, printed, errors = run(model, "-o", tmp_path / "out", *options)
-    assert (status, errors) == (0, "")
+    status, printed, _ = run(model, "-o", tmp_path / "out", *options)
+    assert status == 0
     assert f"next:     read the graphs; {why}\n" in printed
     assert "dsa-generate" not in printed
     assert (tmp_path / "out/passes/01_strip_noise/changes.diff").stat().st_size > 0
@@ -113,8 +152,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What reached the compiler, which refuses everything here."""
     seen: dict[str, Any] = {}
 
-    def refuse(model_dir: Path, out: Path, **options: Any) -> None:
-        seen.update(options, model_dir=model_dir, out=out)
+    def refuse(model: str, out: Path, **options: Any) -> None:
+        seen.update(options, model=model, out=out)
+        options["progress"].phase("imports")
         options["progress"].phase("read")
         raise ArtifactError("no\n  room")
 
@@ -125,9 +165,11 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 def test_options_reach_the_compiler(asked):
     run("m", "-o", "a")
     del asked["progress"]
-    defaults = {f: getattr(CompileConfig(), f) for f in CompileConfig.__dataclass_fields__}
-    del defaults["passes"]  # installed packages add them
-    assert asked == {**defaults, "force": False, "model_dir": Path("m"), "out": Path("a")}
+    defaults = {f.name: f.default for f in dataclasses.fields(CompileConfig)}
+    del defaults["added_passes"]  # installed packages add them
+    given = {name: tuple(v) if isinstance(v, list) else v for name, v in asked.items()}
+    command = {"force": False, "revision": None, "model": "m", "out": "a"}
+    assert given == {**defaults, **command}
     command = (
         "m -o a --target cpu --recipe bf16 --weights pack --layers 2-5 --block-size 16 --force "
         "--disable fuse_add_norm,pack_swiglu --disable absorb_mla --stop-after token_major "
@@ -139,16 +181,18 @@ def test_options_reach_the_compiler(asked):
     assert asked["layers"] == (2, 5)
     assert asked["block_size"] == 16
     assert asked["force"] is True
-    assert asked["disable"] == ("fuse_add_norm", "pack_swiglu", "absorb_mla")
+    assert asked["disable"] == ["fuse_add_norm", "pack_swiglu", "absorb_mla"]
     assert asked["stop_after"] == "token_major"
-    assert asked["options"] == ("overlap_streams.streams=3", "a.b=c")
+    assert asked["pass_options"] == ["overlap_streams.streams=3", "a.b=c"]
 
 
 def test_a_refusal_is_one_line_and_status_2(asked):
     status, printed, errors = run("m", "-o", "a")
     assert status == 2
-    assert errors == "dsa-compile: error: no room\n"
-    assert re.fullmatch(r"loading torch and transformers +\d+\.\d s\n", printed)
+    progress, refusal = errors.splitlines()
+    assert refusal == "dsa-compile: error: no room"
+    assert re.fullmatch(r"loading torch and transformers +\d+\.\d s", progress)
+    assert printed == ""
 
 
 def test_quiet_prints_errors_only(asked, model, tmp_path):
@@ -168,9 +212,9 @@ def test_an_interrupt_is_one_line(monkeypatch):
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        ([], "MODEL_DIR is missing; see dsa-compile --help"),
+        ([], "MODEL is missing; see dsa-compile --help"),
         (["model"], "-o ARTIFACT is missing; see dsa-compile --help"),
-        (["-o", "a"], "MODEL_DIR is missing; see dsa-compile --help"),
+        (["-o", "a"], "MODEL is missing; see dsa-compile --help"),
         (["model", "other", "-o", "a"], "unrecognized arguments: other; see dsa-compile --help"),
         (["model", "-o", "a", "--layers", "3-"], "'3-' is not a range such as 0-3"),
     ],
@@ -184,18 +228,18 @@ def test_usage_errors_are_one_line(command, message):
 
 def test_help_names_every_choice_and_default():
     text = " ".join(build_parser().format_help().split())
-    assert "usage: dsa-compile MODEL_DIR -o ARTIFACT [options]" in text
+    assert "usage: dsa-compile MODEL -o ARTIFACT [options]" in text
     for choices in (TARGETS, tuple(RECIPES), WEIGHT_MODES, BLOCK_SIZES):
         assert all(str(choice) in text for choice in choices)
     for option in ("target", "recipe", "weights", "block_size"):
         described = text[text.index(f"--{option.replace('_', '-')} ") :]
         stated = re.search(r"\(default: (\w+)[,)]", described)
         assert stated
-        assert stated[1] == str(getattr(CompileConfig(), option))
-    assert all(len(line) <= 100 for line in build_parser().format_help().splitlines())
+        assert stated[1] == str(getattr(CompileConfig, option))
+    assert all(len(line) <= 80 for line in build_parser().format_help().splitlines())
 
 
-_LISTED = r"^(\w+) \((?:bitwise|tolerance)(?:; (?:recipe|target) [\w, -]+)*\)$"
+_LISTED = r"^(\w+) \((?:bitwise|tolerance)(?:; (?:recipe|target) [\w, -]+|; with --[\w -]+)*\)$"
 
 
 def test_passes_are_listed_in_order():
@@ -204,15 +248,35 @@ def test_passes_are_listed_in_order():
     assert tuple(re.findall(_LISTED, printed, re.M)) == pass_names()
     assert printed.index("--- LOGICAL ---") < printed.index("\nabsorb_mla")
     assert printed.endswith("--- KERNEL ---\n")
-    assert all(len(line) <= 100 for line in printed.splitlines())
+    assert all(len(line) <= 80 for line in printed.splitlines())
+
+
+def test_models_are_listed_with_what_the_others_lack():
+    status, printed, errors = run("--list-models")
+    assert (status, errors) == (0, "")
+    taken, _, others = printed.partition("\nnot yet, ")
+    assert [line.split()[0] for line in taken.splitlines()] == [
+        "deepseek_v32",
+        "glm_moe_dsa",
+        "axk2",
+    ]
+    assert "axk2                 A.X-K2; recipes fp32, bf16\n" in taken
+    assert "\nhy_v4                HY-V4: attention sinks" in others
+
+
+def test_a_recipe_that_a_model_cannot_have_is_refused_before_torch(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "axk2"}))
+    status, printed, errors = run(str(tmp_path), "-o", str(tmp_path / "a"), "--recipe", "fp8")
+    assert (status, printed) == (2, "")
+    assert "recipe 'fp8' is not supported for model_type='axk2'; choose one of fp32, bf16" in errors
 
 
 def test_in_a_terminal_the_running_phase_moves_and_a_failed_one_goes(monkeypatch):
     monkeypatch.setenv("TTY_COMPATIBLE", "1")
     monkeypatch.setenv("TERM", "xterm")
     out = io.StringIO()
-    with redirect_stdout(out), suppress(ArtifactError), Display() as display:
-        display.phase("start")
+    with redirect_stderr(out), suppress(ArtifactError), Display() as display:
+        display.phase("imports")
         display.phase("emit")
         display.weights(1_300_000)
         raise ArtifactError("the disk is full")

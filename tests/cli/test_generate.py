@@ -1,3 +1,4 @@
+import io
 import json
 import logging
 import re
@@ -7,84 +8,9 @@ from pathlib import Path
 
 import pytest
 
-import dsa_compile.runtime
 from dsa_compile.cli.generate import main
-from dsa_compile.errors import ArtifactError, RequestError
-from dsa_compile.runtime.requests.logprobs import TokenLogprobs
-from dsa_compile.runtime.requests.outputs import Completion, Transcript
 from dsa_compile.runtime.requests.sampling_params import SamplingParams
-
-
-class Letters:
-    """Token i is the i-th letter."""
-
-    def decode(self, ids, skip_special_tokens=True):
-        return "".join(chr(ord("a") + i) for i in ids)
-
-
-class StubEngine:
-    """Counts up from each prompt's last token; later requests take more steps."""
-
-    tokenizer = None
-    fails = ()
-    loaded = None
-    params = None
-
-    def __init__(self):
-        self.requests = {}
-
-    @classmethod
-    def load(cls, path, **options):
-        cls.loaded = (path, options)
-        if path == "missing":
-            raise ArtifactError("missing: no such\ndirectory")
-        return cls()
-
-    def add_request(self, request_id, prompt, params, priority=0):
-        if isinstance(prompt, str):
-            if self.tokenizer is None:
-                raise RequestError(f"request {request_id!r}: text needs a tokenizer")
-            prompt = [ord(c) - ord("a") for c in prompt]
-        type(self).params = params
-        self.requests[request_id] = (prompt, [], Completion(params, [25], self.tokenizer))
-
-    def has_unfinished(self):
-        return any(c.finish_reason is None for _, _, c in self.requests.values())
-
-    def step(self):
-        outputs = []
-        for name, (prompt, tokens, completion) in reversed(self.requests.items()):
-            if completion.finish_reason:
-                continue
-            tokens.append((prompt[-1] + len(tokens) + 1) % 26)
-            completion.append(tokens[-1])
-            error = None
-            if name in self.fails:
-                completion.finish_reason = "error"
-                error = f"request {name!r}: logits hold NaN"
-            wanted = completion._params.logprobs is not None
-            entries = [TokenLogprobs(t, -0.5, 1, ((t, -0.5),)) for t in tokens]
-            transcript = Transcript(
-                prompt, completion.pieces, entries if wanted else None, list(tokens)
-            )
-            outputs.append(transcript.output(name, completion.finish_reason, error))
-        return outputs
-
-
-@pytest.fixture
-def engine(monkeypatch):
-    class Engine(StubEngine):
-        pass
-
-    monkeypatch.setattr(dsa_compile.runtime, "Engine", Engine)
-    return Engine
-
-
-@pytest.fixture
-def engine_with_text(engine):
-    engine.tokenizer = Letters()
-    return engine
-
+from tests.cli.stub_engine import Letters
 
 CLOSING = r"{} tokens for {} in \d+\.\d\d s: \d+\.\d tok/s\n"
 
@@ -170,13 +96,72 @@ def test_prompt_file(engine_with_text, capsys, tmp_path):
     assert re.findall(r"prompt: (.*)", capsys.readouterr().out) == ["ab", "c"]
 
 
+def test_prompts_of_many_lines_stand_between_separators(engine_with_text, capsys, tmp_path):
+    file = tmp_path / "prompts"
+    file.write_text("ab\n\ncd\n---\nef\n---\n\n---\n")
+    command = ["art", "--prompt-file", str(file), "--separator=---", "--max-tokens", "1", "--json"]
+    assert main(command) == 0
+    records = map(json.loads, capsys.readouterr().out.splitlines())
+    assert [record["prompt"] for record in records] == ["ab\n\ncd", "ef"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "prompts"),
+    [(["--prompt", "a", "-"], ["a", "b\ncd"]), (["--prompt-file", "-"], ["b", "cd"])],
+)
+def test_a_dash_reads_standard_input(engine_with_text, capsys, monkeypatch, flags, prompts):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"b\ncd"), "utf-8"))
+    assert main(["art", *flags, "--max-tokens", "1", "--json"]) == 0
+    records = map(json.loads, capsys.readouterr().out.splitlines())
+    assert [record["prompt"] for record in records] == prompts
+
+
+@pytest.mark.parametrize(("terminal", "flag", "streams"), [
+    (True, [], True), (False, [], False), (True, ["--no-stream"], False),
+    (False, ["--stream"], True), (True, ["--json"], False),
+])  # fmt: skip
+def test_a_terminal_is_streamed_to(engine_with_text, capsys, monkeypatch, terminal, flag, streams):
+    seen = []
+    step = engine_with_text.step
+
+    def observed(self):
+        seen.append(capsys.readouterr().out)
+        return step(self)
+
+    monkeypatch.setattr(engine_with_text, "step", observed)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: terminal)
+    main(["art", "--prompt", "a", "--max-tokens", "3", *flag])
+    assert any(seen) == streams
+
+
+@pytest.mark.parametrize(("flag", "shown"), [([], True), (["--no-verbose"], False)])
+def test_loading_is_shown_in_a_terminal(engine, capsys, monkeypatch, flag, shown):
+    load = engine.load.__func__
+
+    def logging_load(cls, path, **options):
+        logging.getLogger("dsa_compile.runtime.loading").info("weights: 1.00 GiB (0.1 s)")
+        return load(cls, path, **options)
+
+    engine.load = classmethod(logging_load)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    assert main(["art", "--prompt-ids", "1", *flag]) == 0
+    assert ("weights: 1.00 GiB" in capsys.readouterr().err) == shown
+
+
+def test_what_no_option_says_is_as_the_model_wants_it(engine):
+    engine.default_params = SamplingParams(temperature=0.6, top_p=0.95)
+    assert main(["art", "--prompt-ids", "1", "--top-p", "0.5"]) == 0
+    assert engine.params == SamplingParams(temperature=0.6, top_p=0.5)
+
+
 def test_options_reach_the_engine(engine):
     command = (
         "art --prompt-ids 1 --max-tokens 5 --min-tokens 1 --temperature 0.5 --top-k 4 --top-p 0.9 "
         "--min-p 0.1 --seed 7 --repetition-penalty 1.1 --presence-penalty 0.2 "
         "--frequency-penalty 0.3 --stop-token-ids 8 9 --logprobs 2 --ignore-eos --num-blocks 12 "
         "--max-batched-tokens 64 --model-dir weights --deterministic --no-overlap --no-cuda-graphs "
-        f"--gpu-memory-utilization 0.5 --digest {'7' * 64}"
+        "--generation-config none --debug-launches --gpu-memory-utilization 0.5 "
+        f"--digest {'7' * 64} --mixed-graph-tokens 512,64"
     )
     assert main(command.split()) == 0
     assert engine.params == SamplingParams(
@@ -201,7 +186,10 @@ def test_options_reach_the_engine(engine):
         "deterministic": True,
         "overlap": False,
         "cuda_graphs": False,
+        "mixed_graph_tokens": (512, 64),
         "gpu_memory_utilization": 0.5,
+        "generation_config": "none",
+        "debug_launches": True,
         "digest": "7" * 64,
     }
     assert engine.loaded == ("art", options)
@@ -243,49 +231,13 @@ def test_a_failed_request_is_reported_and_the_others_are_printed(engine, capsys)
     assert err == "dsa-generate: error: request 'prompt 1': logits hold NaN\n"
 
 
-@pytest.mark.parametrize(
-    ("command", "message"),
-    [
-        (["art"], "one of the arguments --prompt --prompt-ids --prompt-file is required"),
-        (["--prompt-ids", "1"], "required: ARTIFACT"),
-        (["art", "--prompt-ids", "1 x"], "--prompt-ids takes integers such as"),
-        (["art", "--prompt-ids", " "], "--prompt-ids takes integers such as"),
-        (["art", "--prompt", "hi"], "text needs a tokenizer"),
-        (["art", "--prompt-ids", "1", "--prompt", "a"], "not allowed with argument"),
-        (["art", "--prompt-ids", "1", "--json", "--stream"], "not allowed with argument"),
-        (["art", "--prompt-ids", "1", "--top-p", "2"], "top_p must be a number in (0, 1]; got 2.0"),
-        (["art", "--prompt-ids", "1", "--top-p", "x"], "--top-p: invalid float value: 'x'"),
-        (["art", "--prompt-ids", "1", "--stop", "x"], "stop needs a tokenizer"),
-        (["art", "--prompt-ids", "1", "--bogus"], "unrecognized arguments: --bogus"),
-        (["missing", "--prompt-ids", "1"], "missing: no such directory"),
-        (["art", "--prompt-file", "/no/such/file"], "cannot read --prompt-file /no/such/file: No"),
-    ],
-)
-def test_user_errors_are_one_line_and_status_2(engine, capsys, command, message):
-    assert main(command) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.startswith("dsa-generate: error: ")
-    assert message in err
-    assert err.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("content", "message"), [(b"\n \n", "has no prompts"), (b"\xff", "it is not UTF-8 text")]
-)
-def test_bad_prompt_files(engine, capsys, tmp_path, content, message):
-    file = tmp_path / "prompts"
-    file.write_bytes(content)
-    assert main(["art", "--prompt-file", str(file)]) == 2
-    assert message in capsys.readouterr().err
-
-
 def test_help_states_the_defaults_that_hold(capsys):
     with pytest.raises(SystemExit) as caught:
         main(["--help"])
     assert caught.value.code == 0
     text = " ".join(capsys.readouterr().out.split())
-    stated = dict(re.findall(r"--([a-z-]+) [XN] [^(]*\(default ([\d.]+)[:)]", text))
+    default = r"\(default:? (?:the model's, or )?([\d.]+)[:)]"
+    stated = dict(re.findall(rf"--([a-z-]+) [XN] [^(]*{default}", text))
     del stated["max-batched-tokens"], stated["gpu-memory-utilization"]
     assert len(stated) == 8
     for name, value in stated.items():

@@ -8,7 +8,11 @@ import pytest
 import torch
 
 from dsa_compile.debugging.comparison.agreement import compare, same_bits
-from dsa_compile.debugging.comparison.tolerances import pass_problem, site_problem
+from dsa_compile.debugging.comparison.tolerances import (
+    bitwise_problem,
+    exact_problem,
+    pass_problem,
+)
 from dsa_compile.ir.passes import Numerics
 
 
@@ -87,12 +91,12 @@ def test_bits_lie_where_strides_say() -> None:
 def test_a_bitwise_rewrite_keeps_the_sign_of_zero() -> None:
     found = compare(torch.zeros(2, 2), -torch.zeros(2, 2), 2)
     wanted = "is not equal to the last bit: signs of zeros, or NaNs"
-    assert site_problem(Numerics.BITWISE, "captured", found, None, 0.0) == wanted
-    assert pass_problem(Numerics.BITWISE, found, "fp32") == wanted
-    assert site_problem(Numerics.TOLERANCE, "captured", found, None, 0.0) == ""
-    assert pass_problem(Numerics.TOLERANCE, found, "fp32") == ""
+    assert bitwise_problem(found) == wanted
+    assert pass_problem(Numerics.BITWISE, found, exact=False) == wanted
+    assert exact_problem(found, None) == ""
+    assert pass_problem(Numerics.TOLERANCE, found, exact=True) == ""
     found = compare(torch.zeros(2, 2), torch.ones(2, 2), 2)
-    assert pass_problem(Numerics.BITWISE, found, "fp32") == "is not equal to the last bit"
+    assert bitwise_problem(found) == "is not equal to the last bit"
 
 
 def test_a_reproducer_compares_bits(capsys: pytest.CaptureFixture[str]) -> None:
@@ -106,4 +110,7 @@ def test_a_reproducer_compares_bits(capsys: pytest.CaptureFixture[str]) -> None:
     assert not show("x", odd, torch.tensor([-0.0, math.nan]))
     told = capsys.readouterr().out.splitlines()[-1]
     assert told.startswith("x: 1 of 2 differ")
-    assert told.endswith("element 0 is 0.0 before, -0.0 after")
+    assert told.endswith("most in element 0: 0.0 before, -0.0 after")
+    assert not show("x", torch.tensor([1.0, 2.0, math.nan]), torch.tensor([1.5, 9.0, math.nan]))
+    told = capsys.readouterr().out.splitlines()[-1]
+    assert told.endswith("most in element 1: 2.0 before, 9.0 after"), "the largest, not the first"

@@ -1,15 +1,18 @@
 """``dsa-inspect ARTIFACT verify`` and ``bisect``."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
 import pytest
+from torch import fx
 
 from dsa_compile.cli.inspect import model as inspect_model
 from dsa_compile.cli.inspect.command import main
 from dsa_compile.compiling import compile_model
 from dsa_compile.debugging.recompiled_artifact import RecompiledArtifact
+from dsa_compile.ir.edit import Editor
 from dsa_compile.passes.pack_swiglu import PackSwiglu
 from dsa_compile.runtime import Engine, SamplingParams
 
@@ -77,6 +80,7 @@ def test_random_weights(artifact: Path, capsys: pytest.CaptureFixture[str]) -> N
     ("args", "message"),
     [
         (["verify", "--pass", "absorb_ml"], "no pass 'absorb_ml' ran; did you mean 'absorb_mla'?"),
+        (["verify", "--device", "cuda"], "--device cuda: the artifact is for the CPU"),
         (["verify", "--tokens", "1"], "a prompt must have from 2 to 4096 tokens, not 1"),
         (["verify", "--tokens", "9", "--prompt-ids", "1"], "exclude one another"),
         (["verify", "--prompt-ids", "1 two"], "give token ids such as"),
@@ -89,7 +93,6 @@ def test_random_weights(artifact: Path, capsys: pytest.CaptureFixture[str]) -> N
         (["bisect", "--check", "true"], "say where the artifact goes with {artifact}"),
         (["bisect", "--check", "no-such-program {artifact}"], "the shell cannot run"),
         (["bisect", "--check", "true {artifact}"], "passes on the artifact as it is compiled"),
-        (["bisect", "--against", "reference"], "there is nothing to bisect"),
         (["bisect", "--check", "true {artifact}", "--limit", "1"], "--limit goes with --against"),
     ],
 )
@@ -162,3 +165,80 @@ def test_tokens_that_come(
     status, _, err = answer(capsys, artifact, *args)
     assert status == 2
     assert "(the expected tokens): there is nothing to bisect" in err
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("opened")
+def test_a_healthy_artifact_is_an_answer(
+    artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    args = ("bisect", "--against", "reference", "--out", tmp_path)
+    status, out, err = answer(capsys, artifact, *args)
+    assert (status, err) == (0, "")
+    verdict, searched, *_ = out.splitlines()
+    assert verdict == "nothing wrong found"
+    assert searched.startswith("searched:   1 trials for ")
+    assert "error" not in out.partition("there:")[0]
+
+
+@pytest.mark.usefixtures("opened")
+def test_within_a_limit_nothing_is_wrong_and_the_rest_is_not_tested(
+    artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    args = ("bisect", "--against", "reference", "--limit", "0.5", "--json", "--out", tmp_path)
+    status, out, _ = answer(capsys, artifact, *args)
+    found = json.loads(out)
+    assert (status, found["cause"], found["name"], found["trials"]) == (0, "none", "", 1)
+    assert "--limit 0.5" in found["untested"][-1]
+
+
+@pytest.mark.usefixtures("opened")
+def test_verdicts_come_first_in_80_columns(
+    artifact: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.chdir(artifact.parent)
+    args = ("--tokens", 27, "--pass", "absorb_mla", "--pass", "fuse_add_norm_across_layers")
+    _, right, _ = answer(capsys, artifact.name, "verify", *args)
+    assert right.startswith("all right: ")
+    assert "next:       dsa-inspect artifact bisect --against reference\n" in right
+    assert "times below it: absorb_mla site" in right
+    out = ("--out", tmp_path.name)
+    monkeypatch.chdir(tmp_path.parent)
+    path = os.path.relpath(artifact)
+    check = ("bisect", "--check", "! grep -rq swiglu_packed {artifact}/graphs", "--tokens", 27)
+    _, found, _ = answer(capsys, path, *check, *out)
+    assert found.startswith("culprit:    pack_swiglu site 1 (dense mlp)\nsearched:   ")
+    assert "with it:    exit status 1\nwithout:    exit status 0\n" in found
+    assert found.endswith(f"next:       dsa-inspect {path} diff pack_swiglu --site 1\n")
+    for printed in (right, found):
+        assert [line for line in printed.splitlines() if len(line) > 80] == []
+
+
+def test_a_wrong_rewrite_is_the_verdict_in_80_columns(
+    model_dir: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.chdir(tmp_path)
+    take = Editor.take
+
+    def swapped(self: Editor, several: fx.Node, index: int, old: fx.Node, name: str) -> None:
+        other = 1 - index if self.pass_name == "fuse_add_norm" else index
+        take(self, several, other, old, name)
+
+    monkeypatch.setattr(Editor, "take", swapped)
+    compile_model(model_dir, Path("bad"), block_size=16)
+    args = ("verify", "--tokens", 27, "--pass", "fuse_add_norm")
+    status, out, _ = answer(capsys, "bad", *args)
+    assert status == 1
+    verdict, wrong, *rest = out.splitlines()
+    assert verdict.startswith("2 wrong: 2 rewrites, ")
+    assert wrong.startswith("wrong:      fuse_add_norm site 1 (dense post_attention_layernorm), ")
+    assert "next:       dsa-inspect bad diff fuse_add_norm --site 1" in rest
+    assert [line for line in out.splitlines() if len(line) > 80] == []

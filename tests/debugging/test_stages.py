@@ -36,11 +36,13 @@ def test_the_last_stage_is_what_the_runtime_runs(
     stage = Stage.of(recompiled.replay.final, recompiled.store)
     ours = run_stage(stage, prompt)
     assert [stage.region("moe", chunk).name for chunk in ours.chunks] == [
-        "moe.short" if chunk.stop <= stage.topk else "moe.long" for chunk in ours.chunks
+        "moe.short" if chunk.longest <= stage.topk else "moe.long" for chunk in ours.chunks
     ]
     runner = evaluated.LoadedArtifact.open(artifact).runner()
-    (theirs,) = runner.logits([prompt.token_ids])
-    torch.testing.assert_close(ours.logits(), theirs, rtol=0, atol=1e-4)
+    theirs = list(runner.logits(prompt.requests))
+    mine = [ours.logits()[places] for places in prompt.places]
+    for one, other in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-4)
 
 
 def test_given_inputs_keep_an_error_in_its_layer(recompiled: RecompiledArtifact) -> None:
@@ -56,8 +58,40 @@ def test_given_inputs_keep_an_error_in_its_layer(recompiled: RecompiledArtifact)
 
 def test_a_prompt_is_cut_around_index_topk() -> None:
     prompt = Prompt.of(range(40), 16, 16)
-    assert [chunk.stop for chunk in prompt.chunks] == [8, 16, 38, 39, 40]
+    assert prompt.contexts == (8, 16, 38, 39, 40)
     batch = prompt.batch(prompt.chunks[2], flat=True)
-    assert batch["slot_mapping"].tolist() == [*range(32, 48), *range(16, 22)]
-    assert batch["block_tables"].tolist() == [[3, 2, 1]]
-    assert prompt.num_blocks == 4
+    assert batch["slot_mapping"].tolist() == [53, *range(32, 48), *range(6)]
+    assert batch["block_tables"].tolist() == [[3, -1, -1], [5, 2, 0]]  # 1 and 4 are nobody's
+    assert batch["cu_seqlens"].tolist() == [0, 1, 23]
+    assert batch["context_lens"].tolist() == [6, 38]
+    assert prompt.num_blocks == 7
+
+
+def test_the_second_request_is_in_every_step_and_decodes_are_padded() -> None:
+    prompt = Prompt.of(range(40), 16, 16)
+    assert all({part.request for part in chunk.parts} == {0, 1} for chunk in prompt.chunks)
+    assert [chunk.padding for chunk in prompt.chunks] == [0, 0, 0, 2, 2]
+    batch = prompt.batch(prompt.chunks[-1], flat=True)
+    assert batch["slot_mapping"].tolist() == [55, 56, 57, 7, -1, -1]
+    assert batch["cu_seqlens"].tolist() == [0, 3, 4]  # several rows of one request
+    assert batch["logit_rows"].tolist() == [0, 1, 2, 3, 4, 5]
+    written = torch.cat([prompt.slots(0), prompt.slots(1)])
+    assert 0 in written  # block 0 and row 0 belong to a request
+    assert len(written.unique()) == len(prompt)
+    rows = torch.cat([prompt.rows(chunk) for chunk in prompt.chunks])
+    assert rows.tolist() == list(range(len(prompt)))
+
+
+def test_programs_between_rewrites_are_those_of_a_limit(recompiled: RecompiledArtifact) -> None:
+    """One run of a pass gives what a run for each number of rewrites gives, names too."""
+    replay = recompiled.replay
+    for run in replay.runs:
+        stops = replay.between(run)
+        assert len(stops) == max(len(run.sites), 1)
+        for limit in {1, len(stops) // 2 + 1, len(stops)}:
+            wanted, made = replay.within(run, limit), stops[limit - 1]
+            assert made.weights == wanted.weights
+            assert [*made.regions] == [*wanted.regions]
+            for ours, theirs in zip(made.regions.values(), wanted.regions.values(), strict=True):
+                assert str(ours.graph) == str(theirs.graph), (run.step.name, limit)
+                assert ours.outputs == theirs.outputs

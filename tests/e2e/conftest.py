@@ -13,7 +13,9 @@ from dsa_compile.testing.models import (
     dequantised_twin,
     save_hf,
     save_hub,
+    tiny_axk2_config,
     tiny_config,
+    tiny_glm_config,
     tiny_model,
 )
 
@@ -38,6 +40,38 @@ CASES: dict[str, dict[str, Any]] = {
     },
 }
 
+# Other members of the family: the geometry, and what is different in it.
+FAMILY: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
+    "glm-reuse-6-layers": (
+        tiny_glm_config,
+        {
+            "mlp_layer_types": ["dense", "dense", "sparse", "sparse", "sparse", "sparse"],
+            "indexer_types": ["full", "shared", "full", "shared", "shared", "full"],
+        },
+    ),
+    "glm-own-4-layers": (
+        tiny_glm_config,
+        {"num_hidden_layers": 4, "index_topk_freq": 1, "index_topk": 64, "index_n_heads": 32},
+    ),
+    "hub-fp8-glm-5-layers": (
+        tiny_glm_config,
+        {"num_hidden_layers": 5, "hidden_size": 192, "kv_lora_rank": 72, "n_group": 4},
+    ),
+    "axk2-grouped-4-layers": (tiny_axk2_config, {}),
+    "axk2-light-6-layers": (
+        tiny_axk2_config,
+        {"num_hidden_layers": 6, "n_group": None, "topk_group": None, "index_topk": 64},
+    ),
+    "axk2-experts-first-3-layers": (
+        tiny_axk2_config,
+        {
+            "num_hidden_layers": 3,
+            "mlp_layer_types": ["sparse", "dense", "sparse"],
+            "hidden_size": 192,
+            "v_head_dim": 32,
+        },
+    ),
+}
 
 TRAINED = Path(__file__).parents[2] / "examples" / "tiny_v32" / "checkpoint"
 
@@ -96,7 +130,8 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Case]:
     def get(name: str) -> Case:
         if name not in made:
             root = tmp_path_factory.mktemp(name)
-            model = tiny_model(tiny_config(**CASES[name]))
+            make, changes = FAMILY.get(name) or (tiny_config, CASES[name])
+            model = tiny_model(make(**changes))
             if name.startswith("hub"):
                 save_hub(model, root / "model")
                 model = dequantised_twin(model)

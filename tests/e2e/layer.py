@@ -24,9 +24,10 @@ from dsa_compile.runtime.execution.executor import bind
 from dsa_compile.testing.models import yarn_parameters
 from dsa_compile.weights.block_fp8 import BLOCK
 from dsa_compile.weights.canonical import canonical_parameters
-from dsa_compile.weights.materialize import load_layer, materialize
+from dsa_compile.weights.materialize import materialize
 from dsa_compile.weights.plan import WeightEntry, WeightPlan
 from dsa_compile.weights.windows import Window
+from tests.weights.loading import load_layer
 
 VOCABULARY = 1024
 PAGE = 64
@@ -87,8 +88,14 @@ class StoredBlocks:
                 rows.copy_(values * scale[: shape[-1]])
 
     def read_quantized(
-        self, name: str, stacked: int, values: Tensor | None, scales: Tensor | None
+        self,
+        name: str,
+        stacked: int,
+        values: Tensor | None,
+        scales: Tensor | None,
+        window: Window = (),
     ) -> None:
+        assert not window, "one rank reads all"
         shape = self.shape(name)
         assert shape[-2] % (stacked * BLOCK) == 0 or stacked == 1
         many = len(shape) == 3

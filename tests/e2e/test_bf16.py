@@ -5,6 +5,7 @@ import copy
 import torch
 
 from dsa_compile.compiling import compile_model
+from dsa_compile.runtime.engine_options import EngineOptions
 from dsa_compile.runtime.loading.load_runner import load_runner
 from dsa_compile.testing.models import save_hf, tiny_config, tiny_model
 
@@ -17,7 +18,7 @@ def test_logits_are_no_further_from_fp32_than_those_of_the_reference(tmp_path):
     save_hf(model, tmp_path / "model")
     compile_model(tmp_path / "model", tmp_path / "artifact", block_size=16, recipe="bf16")
     exact = copy.deepcopy(model).float()
-    runner = load_runner(tmp_path / "artifact", num_blocks=40)
+    runner = load_runner(tmp_path / "artifact", EngineOptions(num_blocks=40))
     ours, theirs = [], []
     for seed in range(4):
         generator = torch.Generator().manual_seed(seed)

@@ -5,8 +5,10 @@ import pytest
 import torch
 
 from dsa_compile.runtime import Engine, SamplingParams
+from dsa_compile.runtime.engine_options import EngineOptions
 from dsa_compile.runtime.execution.batch import Batch
 from dsa_compile.runtime.loading.load_runner import load_runner
+from tests.quick_cases import quick_first
 
 from .conftest import CASES
 
@@ -27,7 +29,7 @@ def test_tokens_of_single_requests(case, name):
         assert out.finish_reason == "length"
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", quick_first(CASES))
 def test_tokens_of_thirty_two_interleaved_requests(case, name):
     """Mixed lengths, prefill in chunks that end anywhere, decode steps in between."""
     c = case(name)
@@ -49,7 +51,7 @@ def test_logits(case, name):
     with torch.no_grad():
         want = c.model(torch.tensor([prompt]), use_cache=False).logits[0]
     for pieces in ([len(prompt)], [c.topk, 3, 1, 2 * c.topk, len(prompt) - 3 * c.topk - 4]):
-        runner = load_runner(c.artifact, num_blocks=40)
+        runner = load_runner(c.artifact, EngineOptions(num_blocks=40))
         got, start = [], 0
         for count in pieces:
             got.append(runner.execute(one_request(prompt, start, count, runner.block_size)))

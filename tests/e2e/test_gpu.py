@@ -15,6 +15,7 @@ from dsa_compile.compiling import compile_model
 from dsa_compile.errors import ArtifactError
 from dsa_compile.evaluation.sequences import whole_batch
 from dsa_compile.runtime import Engine, SamplingParams
+from dsa_compile.runtime.engine_options import EngineOptions
 from dsa_compile.runtime.loading.load_runner import load_runner
 from dsa_compile.runtime.requests.prompts import load_tokenizer
 from dsa_compile.weights.device_copies import DeviceCopies
@@ -71,7 +72,9 @@ def forced(path, sequences, prefill):
     """Logits, fp32 [R, S - prefill, V], along given sequences of S tokens: prefill, then decode."""
     size = Artifact.open(path).manifest.block_size
     blocks = -(-len(sequences[0]) // size)
-    runner = load_runner(path, num_blocks=blocks * len(sequences), max_running=len(sequences))
+    runner = load_runner(
+        path, EngineOptions(num_blocks=blocks * len(sequences), max_running=len(sequences))
+    )
     heads = [sequence[:prefill] for sequence in sequences]
     batch = whole_batch(heads, [0] * len(heads), size)
     # Pages for the whole sequences, of which the heads fill the first.

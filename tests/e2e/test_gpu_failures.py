@@ -11,9 +11,9 @@ import torch
 from dsa_compile.compiling import compile_model
 from dsa_compile.errors import ArtifactError, UserError
 from dsa_compile.kernels import registry
-from dsa_compile.runtime import Engine, EngineConfig, SamplingParams, StepError
+from dsa_compile.runtime import Engine, EngineOptions, SamplingParams, StepError
 from dsa_compile.runtime.execution import executor
-from dsa_compile.runtime.execution.cuda_graphs import GraphPlan
+from dsa_compile.runtime.execution.graph_plan import GraphPlan
 from dsa_compile.runtime.loading import load_runner as loading
 from dsa_compile.runtime.loading.load_runner import load_runner
 
@@ -83,11 +83,11 @@ def test_no_memory_to_load(artifact):
     with memory(0), pytest.raises(UserError, match=r"GPU memory: the weights need \d"):
         load_runner(artifact)
     with memory(256 << 20), pytest.raises(UserError, match=r"num_blocks=\d+: no memory for the ca"):
-        load_runner(artifact, num_blocks=200_000)
+        load_runner(artifact, EngineOptions(num_blocks=200_000))
 
 
 def test_no_memory_to_capture(artifact):
-    runner = load_runner(artifact, num_blocks=64, max_running=256, cuda_graphs=False)
+    runner = load_runner(artifact, EngineOptions(num_blocks=64, max_running=256, cuda_graphs=False))
     plan = GraphPlan.of(max_running=256, max_model_len=2048, block_size=runner.block_size, topk=64)
     with memory(0), pytest.raises(UserError, match=r"no room to capture .* lower max_running"):
         loading._capture(runner, plan, 256)
@@ -232,9 +232,9 @@ def test_nan_in_one_row_stays_there(artifact, cuda_graphs):
     options = {"num_blocks": 40, "max_running": 8, "cuda_graphs": cuda_graphs}
     asked = [[3 if t == 999 else t for t in prompt] for prompt in prompts([5, 70, 200, 30])]
     want = Engine.load(artifact, **options).generate(asked, PARAMS)
-    runner = load_runner(artifact, **options)
+    runner = load_runner(artifact, EngineOptions(**options))
     runner._weights["embed"]["embed_tokens.weight"][999] = torch.nan
-    engine = Engine(runner, EngineConfig(max_running=8))
+    engine = Engine(runner, EngineOptions(max_running=8))
     spoiled = [prompt.copy() for prompt in asked]
     spoiled[1][20] = spoiled[2][150] = 999
     for _ in range(3):

@@ -7,8 +7,9 @@ import torch
 from dsa_compile.errors import UserError
 from dsa_compile.ir.plan import SHORT
 from dsa_compile.runtime import Engine, SamplingParams
-from dsa_compile.runtime.engine_config import EngineConfig
-from dsa_compile.runtime.execution.cuda_graphs import GraphPlan, padded_batch
+from dsa_compile.runtime.engine_options import EngineOptions
+from dsa_compile.runtime.execution.cuda_graphs import padded_batch
+from dsa_compile.runtime.execution.graph_plan import GraphPlan
 from dsa_compile.runtime.loading.load_runner import load_runner
 
 from .test_padding import step
@@ -24,7 +25,9 @@ def artifact(request, trained):
 
 
 def load(artifact, **options):
-    return load_runner(artifact, num_blocks=BLOCKS, max_running=8, max_model_len=1024, **options)
+    return load_runner(
+        artifact, EngineOptions(num_blocks=BLOCKS, max_running=8, max_model_len=1024, **options)
+    )
 
 
 def prefill(runner, lengths):
@@ -124,7 +127,7 @@ def test_tokens_of_short_and_long_graphs(artifact):
                 topk=TOPK if split else None,
             )
         )
-        engine = Engine(runner, EngineConfig(max_running=8, max_model_len=1024))
+        engine = Engine(runner, EngineOptions(max_running=8, max_model_len=1024))
         outs = [
             engine.generate(some, params)
             for some in (prompts[:1], prompts[:3], prompts[2:], prompts)
@@ -140,7 +143,8 @@ def test_tokens_of_short_and_long_graphs(artifact):
 def test_deterministic_rows_do_not_depend_on_company(artifact):
     """A row's logits are the same bits in any company, at any place, in steps of 1 to 32 rows."""
     runner = load_runner(
-        artifact, num_blocks=BLOCKS, max_running=32, max_model_len=1024, deterministic=True
+        artifact,
+        EngineOptions(num_blocks=BLOCKS, max_running=32, max_model_len=1024, deterministic=True),
     )
     generator = np.random.default_rng(5)
     lengths = [int(n) for n in generator.integers(1, 300, 32)]
@@ -161,9 +165,7 @@ def test_the_memory_plan_is_kept(artifact, caplog):
     caplog.set_level("INFO", "dsa_compile.runtime")
     runner = load_runner(
         artifact,
-        max_running=64,
-        max_batched_tokens=512,
-        gpu_memory_utilization=share,
+        EngineOptions(max_running=64, max_batched_tokens=512, gpu_memory_utilization=share),
     )
     assert any(line.startswith("memory: ") for line in caplog.messages)
     runner.forward(decode(runner, [40] * 64, list(range(64)), 1))
@@ -171,4 +173,4 @@ def test_the_memory_plan_is_kept(artifact, caplog):
     assert total - torch.cuda.mem_get_info()[0] <= share * total
     assert runner.num_blocks * runner.block_size >= runner.max_model_len
     with pytest.raises(UserError, match="max_batched_tokens"):
-        load_runner(artifact, gpu_memory_utilization=0.0001)
+        load_runner(artifact, EngineOptions(gpu_memory_utilization=0.0001))

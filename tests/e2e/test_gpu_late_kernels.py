@@ -9,6 +9,7 @@ import pytest
 from dsa_compile.bench.step.released import CONFIG
 from dsa_compile.compiling import compile_model
 from dsa_compile.runtime import Engine, SamplingParams
+from dsa_compile.runtime.scheduling.stats import EAGER
 
 pytestmark = pytest.mark.gpu(capability=(9, 0))
 LONGEST = 12_000
@@ -38,14 +39,19 @@ def requests(vocab: int, longest: int) -> tuple[list[list[int]], list[SamplingPa
     return prompts, params
 
 
-def check(engine: Engine, vocab: int, longest: int) -> None:
-    """Alone, then in each other's company."""
+def check(engine: Engine, vocab: int, longest: int, graphed: bool = True) -> None:
+    """Alone, then in each other's company; ``graphed``: some steps replay CUDA graphs."""
     prompts, params = requests(vocab, longest)
     for prompt, chosen in zip(prompts[:40], params[:40], strict=True):
         engine.generate([prompt], chosen)
     assert engine.stats().late_kernels == 0, "alone"
     engine.generate(prompts, params)
-    assert engine.stats().late_kernels == 0, "together"
+    stats = engine.stats()
+    assert stats.late_kernels == 0, "together"
+    graphs = {kind.graph for kind in stats.step_counts}
+    assert EAGER in graphs
+    assert any(graph.isdigit() for graph in graphs) == graphed
+    assert stats.wait_seconds > 0
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +79,7 @@ def test_prompts_of_200_lengths(released, options):
         gpu_memory_utilization=0.5,
         **options,
     )
-    check(engine, CONFIG["vocab_size"], LONGEST)
+    check(engine, CONFIG["vocab_size"], LONGEST, graphed=options.get("cuda_graphs", True))
 
 
 @pytest.mark.parametrize("recipe", ["fp32", "bf16"])

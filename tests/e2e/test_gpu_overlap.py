@@ -9,6 +9,7 @@ import torch
 from dsa_compile.artifact import Artifact
 from dsa_compile.compiling import compile_model
 from dsa_compile.overlap.streams import has_streams
+from dsa_compile.runtime.engine_options import EngineOptions
 from dsa_compile.runtime.loading.load_runner import load_runner
 
 from .test_padding import step
@@ -43,7 +44,9 @@ def poison():
 
 def run(path, graphs, repeats):
     """Prefill, then decode the same step again and again: all logits, and the caches."""
-    runner = load_runner(path, num_blocks=64, max_running=8, max_model_len=512, cuda_graphs=graphs)
+    runner = load_runner(
+        path, EngineOptions(num_blocks=64, max_running=8, max_model_len=512, cuda_graphs=graphs)
+    )
     rng = np.random.default_rng(0)
     found = []
     for row, length in enumerate(LENGTHS):

@@ -7,9 +7,12 @@ import torch
 from dsa_compile.compiling import compile_model
 from dsa_compile.ir.plan import SHORT
 from dsa_compile.runtime import Engine, SamplingParams
+from dsa_compile.runtime.engine_options import EngineOptions
 from dsa_compile.runtime.execution.batch import Batch
 from dsa_compile.runtime.execution.cuda_graphs import padded_batch
+from dsa_compile.runtime.execution.mixed_graphs import MixedKey, padded_mixed
 from dsa_compile.runtime.loading.load_runner import load_runner
+from tests.quick_cases import quick_first
 
 from .conftest import CASES
 
@@ -22,7 +25,7 @@ def rows_of(runner):
 
 def prefilled(c, lengths):
     """A runner with requests of these lengths, each in its own pages."""
-    runner = load_runner(c.artifact, num_blocks=BLOCKS)
+    runner = load_runner(c.artifact, EngineOptions(num_blocks=BLOCKS))
     pages = BLOCKS // len(lengths)
     for row, prompt in enumerate(c.prompts(lengths)):
         runner.execute(step(runner, [prompt], [row * pages], [0], [row]))
@@ -53,7 +56,7 @@ def step(runner, tokens, first_pages, starts, rows):
     )
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", quick_first(CASES))
 @pytest.mark.parametrize("above", [False, True])
 def test_padded_rows_change_nothing(case, name, above):
     """Below index_topk and above it; other pages, block 0 too, hold NaN."""
@@ -72,6 +75,36 @@ def test_padded_rows_change_nothing(case, name, above):
         width = -(-runner.max_model_len // runner.block_size)
         logits = runner.execute(batch if rows == 3 else padded_batch(batch, rows, width))[:3]
         results.append((logits, rows_of(runner)))
+    (plain, plain_rows), (padded, padded_rows) = results
+    torch.testing.assert_close(padded, plain, rtol=0, atol=1e-5)
+    for a, b in zip(plain_rows, padded_rows, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-5, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("above", [False, True])
+def test_padding_behind_a_prompt_changes_nothing(case, name, above):
+    """Decoding requests and a chunk of a prompt in one step, as they are captured together."""
+    c = case(name)
+    lengths = [3, 2 * c.topk if above else 5, 7]
+    (chunk,) = c.prompts([c.topk + 9 if above else 6], seed=3)
+    results = []
+    for tokens in (None, len(chunk) + 11):
+        runner, pages = prefilled(c, lengths)
+        used = [row * pages + page for row in range(3) for page in range(pages)]
+        for layer in runner.caches.values():
+            for cache in layer.values():
+                free = torch.ones(BLOCKS, dtype=torch.bool)
+                free[used] = False
+                cache[free] = torch.nan
+        first_pages = [r * pages for r in range(3)]
+        batch = step(runner, [[9], [11], chunk], first_pages, lengths, [0, 1, 2])
+        if tokens is not None:
+            width = -(-runner.max_model_len // runner.block_size)
+            key = MixedKey(runner.variant_of(batch), tokens, 8, width)
+            batch = padded_mixed(batch, key)
+        assert (runner.variant_of(batch) == SHORT) == (not above)
+        results.append((runner.execute(batch)[:3], rows_of(runner)))
     (plain, plain_rows), (padded, padded_rows) = results
     torch.testing.assert_close(padded, plain, rtol=0, atol=1e-5)
     for a, b in zip(plain_rows, padded_rows, strict=True):
@@ -106,7 +139,7 @@ def test_short_and_long_are_equivalent(case, name):
     lengths = [1, c.topk // 2, c.topk - 3]
     results = []
     for split in (True, False):
-        runner = load_runner(c.artifact, num_blocks=BLOCKS)
+        runner = load_runner(c.artifact, EngineOptions(num_blocks=BLOCKS))
         if not split:
             del runner._calls[SHORT]
         engine = Engine(runner)
@@ -126,10 +159,7 @@ def test_short_and_long_are_equivalent(case, name):
 
 
 def test_deterministic_decode_steps_are_alike(case, monkeypatch):
-    """Alone or beside others of any length: the same shapes, the long graphs, the same logits.
-
-    To the last bit on a GPU alone, where each row's work goes by shapes (``test_gpu_graphs``).
-    """
+    """Alone or beside others of any length: the same shapes, the long graphs, the same bits."""
     c = case("grouped-4-layers")
     lengths = [3, 40, c.topk, 90]
     seen, alone = set(), []
@@ -150,7 +180,7 @@ def test_deterministic_decode_steps_are_alike(case, monkeypatch):
         if len(rows) == 1:
             alone.append(logits[0])
         for row, found in zip(rows, logits, strict=True):
-            torch.testing.assert_close(found, alone[row], rtol=0, atol=1e-5)
+            assert torch.equal(found, alone[row])
     assert len(seen) == 1
     assert next(iter(seen))[-1] == "long"
 
@@ -158,7 +188,7 @@ def test_deterministic_decode_steps_are_alike(case, monkeypatch):
 def test_random_weights_need_no_checkpoint(case, tmp_path):
     c = case("grouped-4-layers")
     compile_model(c.model_dir, tmp_path / "a", weights="none", block_size=16)
-    runner = load_runner(tmp_path / "a", num_blocks=BLOCKS, load_format="dummy")
+    runner = load_runner(tmp_path / "a", EngineOptions(num_blocks=BLOCKS, load_format="dummy"))
     logits = runner.execute(step(runner, [[5, 6, 7]], [0], [0], [0]))
     assert logits.isfinite().all()
     assert logits.std() > 0.1
@@ -167,5 +197,7 @@ def test_random_weights_need_no_checkpoint(case, tmp_path):
 def test_a_limit_on_the_length_leaves_room_for_many(case):
     """The default number of blocks on the CPU goes by the model, not by one request."""
     c = case("grouped-4-layers")
-    limited, free = (load_runner(c.artifact, max_model_len=limit) for limit in (32, None))
+    limited, free = (
+        load_runner(c.artifact, EngineOptions(max_model_len=limit)) for limit in (32, None)
+    )
     assert limited.num_blocks == free.num_blocks > 32

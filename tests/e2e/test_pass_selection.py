@@ -14,8 +14,9 @@ from dsa_compile.frontend.build import build_program
 from dsa_compile.ir.passes import Pass
 from dsa_compile.lowering.binding import bind_kernels
 from dsa_compile.lowering.emit import emit
-from dsa_compile.passes.manager import RUNTIME_REQUIRES, pass_names, run_pipeline
+from dsa_compile.passes.manager import pass_names, run_pipeline
 from dsa_compile.passes.pipeline import PIPELINE
+from dsa_compile.passes.selection import RUNTIME_REQUIRES
 from dsa_compile.runtime import Engine, SamplingParams
 from dsa_compile.weights.checkpoint import Checkpoint
 

@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from dsa_compile.runtime import Engine, SamplingParams
-from dsa_compile.runtime.engine_config import EngineConfig
+from dsa_compile.runtime.engine_options import EngineOptions
 from dsa_compile.runtime.execution.model_runner import ModelRunner
 from dsa_compile.runtime.loading import weight_loading
 from dsa_compile.runtime.loading.load_runner import load_runner
+from tests.quick_cases import quick_first
 
 from .conftest import CASES
 
@@ -102,6 +103,7 @@ def test_requests_aborted_on_the_way(case, load):
     assert (stats.owned_blocks, stats.running, stats.waiting) == (0, 0, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_a_shared_prefix_warm_and_cold(case, name):
     """Below and above index_topk, and where the requests part inside a block."""
@@ -110,8 +112,8 @@ def test_a_shared_prefix_warm_and_cold(case, name):
     params = greedy(8)
     for prefix in (shared, shared[: c.topk - 2]):
         for tail in tails:
-            recorder = Recorder(load_runner(c.artifact, num_blocks=64))
-            engine = Engine(recorder, EngineConfig())
+            recorder = Recorder(load_runner(c.artifact, EngineOptions(num_blocks=64)))
+            engine = Engine(recorder, EngineOptions())
             [cold] = engine.generate([prefix + tail], params)
             cold_logits, recorder.logits = torch.cat(recorder.logits), []
             [warm] = engine.generate([prefix + tail], params)
@@ -129,8 +131,8 @@ def test_index_pages_lost_at_random(case, load):
     """A prefix is found up to the lost page and no further, and no token changes."""
     prompts, params, want = load
     c = case(NAME)
-    runner = load_runner(c.artifact, num_blocks=48)
-    engine = Engine(runner, EngineConfig(max_batched_tokens=37))
+    runner = load_runner(c.artifact, EngineOptions(num_blocks=48))
+    engine = Engine(runner, EngineOptions(max_batched_tokens=37))
     chance = random.Random(8)
     caches = index_caches(runner)
     for i, prompt in enumerate(prompts):
@@ -170,7 +172,7 @@ def lose_page(engine: Engine, caches: list[torch.Tensor], block: int) -> None:
 # NaN.
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", quick_first(CASES))
 def test_what_pages_held_before_is_never_read(case, name):
     """Every page full of NaN, as the last owner left it: the same tokens, and logits to the bit."""
     c = case(name)
@@ -179,8 +181,8 @@ def test_what_pages_held_before_is_never_read(case, name):
     )
     results = []
     for filling in (0.0, torch.nan):
-        recorder = Recorder(load_runner(c.artifact, num_blocks=80))
-        engine = Engine(recorder, EngineConfig(max_batched_tokens=29))
+        recorder = Recorder(load_runner(c.artifact, EngineOptions(num_blocks=80)))
+        engine = Engine(recorder, EngineOptions(max_batched_tokens=29))
         run(engine, [first], greedy(1))  # keeps block 0, where clamped indices would lead
         recorder.logits = []
         for layer in recorder.caches.values():
@@ -200,14 +202,13 @@ def test_pages_of_a_failed_request_are_clean_for_the_next(case, load, monkeypatc
     clean = Engine.load(case(NAME).artifact, num_blocks=40, enable_prefix_cache=False)
     want = [run(clean, [prompt], params)[0] for prompt in prompts]
 
-    def spoiled_layer(*args: Any, **options: Any) -> dict[str, torch.Tensor]:
-        weights = load_layer(*args, **options)
-        if "embed_tokens.weight" in weights:
-            weights["embed_tokens.weight"][bad] = torch.nan
+    def spoiled(*args: Any) -> weight_loading.Weights:
+        weights = load_weights(*args)
+        weights["embed"]["embed_tokens.weight"][bad] = torch.nan
         return weights
 
-    load_layer = weight_loading.load_layer
-    monkeypatch.setattr(weight_loading, "load_layer", spoiled_layer)
+    load_weights = weight_loading.load_weights
+    monkeypatch.setattr(weight_loading, "load_weights", spoiled)
     engine = Engine.load(case(NAME).artifact, num_blocks=40, max_batched_tokens=53)
     chance = random.Random(10)
     mixed, expected = [], []

@@ -19,10 +19,12 @@ from dsa_compile.ir.plan import MODEL, Call, Plan
 from dsa_compile.lowering.binding import bind_kernels
 from dsa_compile.lowering.emit import emit
 from dsa_compile.passes.manager import run_pipeline
+from dsa_compile.runtime.engine_options import EngineOptions
 from dsa_compile.runtime.execution.batch import Batch
 from dsa_compile.runtime.loading.load_runner import load_runner
 from dsa_compile.testing.models import save_hf, tiny_config, tiny_model
 from dsa_compile.weights.checkpoint import Checkpoint
+from tests.quick_cases import quick_first
 
 LAST = 2  # of three layers; the draft plan calls it alone
 BLOCKS = 8
@@ -43,7 +45,7 @@ def draft_plan(kind: str) -> Plan:
 def compile_with_draft(model_dir: Path, out: Path, weights: str) -> None:
     """What ``compile_model`` does, a plan being added to what was exported."""
     program = build_program(model_dir, CompileConfig(weights=weights))
-    program.plans["draft"] = draft_plan(program.layers[LAST].kind)
+    program.plans["second"] = draft_plan(program.layers[LAST].kind)
     run_pipeline(program)
     checkpoint = Checkpoint.open(model_dir, load_spec(model_dir), range(LAST + 1))
     with ArtifactWriter(out, force=False) as writer:
@@ -57,7 +59,7 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(scope="module", params=["reference", "pack"])
+@pytest.fixture(scope="module", params=quick_first(["reference", "pack"]))
 def artifact(model_dir: Path, request: pytest.FixtureRequest) -> Path:
     path = model_dir.with_name(f"both-{request.param}")
     compile_with_draft(model_dir, path, request.param)
@@ -81,25 +83,25 @@ def prompt(block_size: int, tokens: int = 20) -> Batch:
 def test_each_plan_computes_what_it_would_alone(
     model_dir: Path, artifact: Path, tmp_path: Path
 ) -> None:
-    runner = load_runner(artifact, num_blocks=BLOCKS)
+    runner = load_runner(artifact, EngineOptions(num_blocks=BLOCKS))
     plans = Artifact.open(artifact).manifest.plans
-    assert list(plans) == [MODEL, "draft"]
+    assert list(plans) == [MODEL, "second"]
     batch = prompt(runner.block_size)
-    for name, options in {MODEL: {}, "draft": {"layers": (LAST, LAST)}}.items():
+    for name, options in {MODEL: {}, "second": {"layers": (LAST, LAST)}}.items():
         alone = tmp_path / name
         compile_model(model_dir, alone, **options)
-        wanted = load_runner(alone, num_blocks=BLOCKS).forward(batch)
+        wanted = load_runner(alone, EngineOptions(num_blocks=BLOCKS)).forward(batch)
         found = runner.variation(plan=plans[name]).forward(batch)
         assert torch.equal(found, wanted), name
 
 
 def test_plans_share_weights_and_not_caches(artifact: Path) -> None:
-    runner = load_runner(artifact, num_blocks=BLOCKS)
+    runner = load_runner(artifact, EngineOptions(num_blocks=BLOCKS))
     head, draft_head = (runner._weights[name] for name in ("head", "draft_head"))
     assert head.keys() == draft_head.keys()
     assert all(head[key] is draft_head[key] for key in head)
     assert runner.caches.keys() == {"layer_000", "layer_001", "layer_002", "draft"}
-    runner.variation(plan=Artifact.open(artifact).manifest.plans["draft"]).forward(
+    runner.variation(plan=Artifact.open(artifact).manifest.plans["second"]).forward(
         prompt(runner.block_size)
     )
     written = {

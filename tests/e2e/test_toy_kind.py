@@ -15,6 +15,7 @@ from transformers import DeepseekV32Config, DeepseekV32ForCausalLM
 
 from dsa_compile.compiling import compile_model
 from dsa_compile.frontend.architectures import ARCHITECTURES, DEEPSEEK_V32, Traced, TracedLayer
+from dsa_compile.frontend.model_checks import MODEL_TYPES
 from dsa_compile.frontend.modules import Layer
 from dsa_compile.model_spec import LayerKind
 from dsa_compile.runtime import Engine, SamplingParams
@@ -101,6 +102,7 @@ TOY = replace(
         layer("dense_reuse", "dense", "shared"),
         layer("moe_reuse", "sparse", "shared"),
     ),
+    extra_fields=("indexer_types",),
 )
 
 
@@ -108,6 +110,7 @@ TOY = replace(
 def toy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, ToyModel]]:
     """A model directory and the model, while the architecture is known."""
     ARCHITECTURES[TOY.model_type] = TOY
+    MODEL_TYPES[TOY.model_type] = "a toy"
     plain = tiny_config(6, **LAYERS)
     with torch.random.fork_rng():
         config = ToyConfig(**{**plain.to_dict(), **SHARED, "model_type": TOY.model_type})
@@ -116,7 +119,7 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, ToyMod
     path = tmp_path_factory.mktemp("toy") / "model"
     save_hf(model, path, fused_experts=True)
     yield path, model
-    del ARCHITECTURES[TOY.model_type]
+    del ARCHITECTURES[TOY.model_type], MODEL_TYPES[TOY.model_type]
 
 
 def greedy(model: ToyModel, prompt: list[int]) -> list[int]:
@@ -142,6 +145,7 @@ def test_tokens_are_the_references(toy: tuple[Path, ToyModel], tmp_path: Path) -
     assert found == [greedy(model, prompt) for prompt in prompts]
 
 
+@pytest.mark.slow
 def test_every_promise_of_fp8_holds(toy: tuple[Path, ToyModel], tmp_path: Path) -> None:
     made = compile_model(toy[0], tmp_path / "a", recipe="fp8", weights="none")
     promised = {record.name: record.expected for record in made.program.records}

@@ -31,7 +31,7 @@ def test_everything_in_one_table(artifact, text, tmp_path, capsys):
     out = tmp_path / "results.json"
     code = run(
         artifact, artifact, "--text", text, "--control", "all", "--reference", artifact,
-        "--against-hf", "--json", out, *SMALL,
+        "--against-hf", "--output", out, *SMALL,
     )  # fmt: skip
     printed = capsys.readouterr()
     assert code == 0, printed
@@ -81,7 +81,7 @@ def test_without_a_tokenizer_text_is_left_out(loaded, tmp_path, capsys, monkeypa
         suite.LoadedArtifact, "open", lambda *given: replace(loaded, tokenizer=None)
     )
     out = tmp_path / "results.json"
-    assert run(loaded.artifact.path, "--json", out, *SMALL) == 1
+    assert run(loaded.artifact.path, "-o", out, *SMALL) == 1
     printed = capsys.readouterr().out
     assert "fp32: not measured: perplexity: fp32 came without a tokenizer" in printed
     assert "fp32: not measured: recall:" in printed
@@ -112,7 +112,7 @@ def test_what_was_measured_survives_an_interruption(
     original = suite.measure_recall
     monkeypatch.setattr(suite, "measure_recall", stop)
     out = tmp_path / "results.json"
-    arguments = (artifact, "--text", text, "--json", out, *SMALL)
+    arguments = (artifact, "--text", text, "-o", out, *SMALL)
     if interruption is KeyboardInterrupt:
         assert run(*arguments) == 130
     else:
@@ -129,8 +129,8 @@ def test_what_was_measured_survives_an_interruption(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["{artifact}", "--only", "speed"], "unknown measure 'speed'; choose of perplexity"),
-        (["{artifact}", "--control", "best"], "unknown control 'best'; choose of random"),
+        (["{artifact}", "--only", "speed"], "unknown measure 'speed'; choose one of perplexity"),
+        (["{artifact}", "--control", "best"], "unknown control 'best'; choose one of random"),
         (["{artifact}", "--only", "layers"], "needs an artifact to compare with: --reference"),
         (["{artifact}", "--context", "513"], "exceeds the model's limit of 512 tokens"),
         (["{artifact}", "--prompts", "0"], "prompts 0 must be at least 1"),
@@ -140,7 +140,7 @@ def test_what_was_measured_survives_an_interruption(
         (["{artifact}", "--text", "{folder}/empty"], "empty: empty; give text"),
         (["{artifact}", "--text", "{folder}/binary"], "binary: not UTF-8 text"),
         (["{artifact}", "{folder}/none"], "none: no such directory"),
-        (["{artifact}", "--json", "{folder}/none/x.json"], "x.json: cannot be written"),
+        (["{artifact}", "-o", "{folder}/none/x.json"], "x.json: cannot be written"),
         ([], "the following arguments are required: ARTIFACT"),
     ],
 )

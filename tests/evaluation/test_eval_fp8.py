@@ -6,9 +6,10 @@ import torch
 from dsa_compile.compiling import compile_model
 from dsa_compile.evaluation.constants import attention_scale
 from dsa_compile.evaluation.indexer_overlap import measure_overlap, references
-from dsa_compile.evaluation.key_selection import CONTROLS, overrides_of, replace_ops
+from dsa_compile.evaluation.key_selection import overrides_of, replace_ops
 from dsa_compile.evaluation.layer_error import ISOLATED, measure_layers
 from dsa_compile.evaluation.loaded_artifact import LoadedArtifact
+from dsa_compile.evaluation.selections import CONTROLS
 from tests.evaluation.broken import with_weight
 
 

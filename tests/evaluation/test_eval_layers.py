@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from dsa_compile.block_quantization import BlockQuantization
 from dsa_compile.errors import UserError
 from dsa_compile.evaluation.layer_error import (
     ACCUMULATED,
@@ -9,7 +10,6 @@ from dsa_compile.evaluation.layer_error import (
     measure_layers,
     require_same_model,
 )
-from dsa_compile.model_spec import BlockQuantization
 from tests.evaluation.broken import with_spec, with_weight
 
 

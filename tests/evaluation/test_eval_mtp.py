@@ -98,7 +98,7 @@ class Prophet:
 def test_drafts_count_as_deep_as_they_are_right(loaded, norm, ids, reach):
     prompt, continuation = ids[:20], ids[20:30]
     drafter = Prophet(ids[:30], reach)
-    right = chain_matches(loaded.runner(), drafter, norm, prompt, continuation)
+    right, _ = chain_matches(loaded.runner(), drafter, norm, prompt, continuation)
     # a chain starts where the model gave its first token, the last ends at the last token
     assert right.shape == (4, 6)
     assert right.sum(1).tolist() == [6 if depth <= reach else 0 for depth in (1, 2, 3, 4)]

@@ -7,9 +7,9 @@ from dsa_compile.artifact.reader import Artifact
 from dsa_compile.artifact.records import WeightsRecord
 from dsa_compile.errors import ArtifactError, UserError
 from dsa_compile.evaluation.hf import HfModel
-from dsa_compile.evaluation.key_selection import CONTROLS
 from dsa_compile.evaluation.loaded_artifact import LoadedArtifact
 from dsa_compile.evaluation.probe import TOKENS
+from dsa_compile.evaluation.selections import CONTROLS
 from dsa_compile.ir.plan import MODEL
 
 
@@ -63,6 +63,19 @@ def test_a_trace_holds_every_layer(loaded, ids):
         assert len(trace.slots) == 3
         (logits,) = loaded.runner().logits([sequence])
         assert torch.equal(trace.logits, logits)
+
+
+def test_a_traced_sequence_goes_to_the_device_as_any_step_does(loaded, ids, monkeypatch):
+    """What :meth:`ModelRunner.forward` sends; a trace once ran on tensors of the host alone."""
+    runner = loaded.runner()
+    sent, upload = [], runner._upload
+    monkeypatch.setattr(
+        runner, "_upload", lambda arrays: sent.append(set(arrays)) or upload(arrays)
+    )
+    runner.trace(ids)
+    (traced,) = sent
+    list(runner.logits([ids]))
+    assert sent == [traced, traced]
 
 
 def test_layers_given_their_own_inputs_repeat_themselves(loaded, ids):

@@ -20,7 +20,7 @@ def generator(model_dir):
     def encode(text):
         return tokenizer.encode(text, add_special_tokens=False).ids
 
-    return RecallGenerator(encode, TEXT, bos=0)
+    return RecallGenerator(encode, TEXT, lead=[0])
 
 
 @pytest.mark.parametrize("distance", [90, 200, 1000])
@@ -64,7 +64,7 @@ def test_the_answer_is_in_no_other_fact_of_the_same_key(generator, model_dir):
 
 def test_text_without_words_is_refused():
     with pytest.raises(UserError, match="lower-case English words"):
-        RecallGenerator(lambda text: list(text.encode()), "1 2 3\n4 5 6\n", None)
+        RecallGenerator(lambda text: list(text.encode()), "1 2 3\n4 5 6\n", [])
 
 
 def test_common_words_come_by_frequency():
@@ -108,7 +108,7 @@ class Reader:
 
 def oracle_prompts(distances, count=5):
     """Facts of one form, whose question repeats the words before the value."""
-    generator = RecallGenerator(lambda text: list(text.encode()), TEXT, None)
+    generator = RecallGenerator(lambda text: list(text.encode()), TEXT, [])
     prompts = {}
     for distance in distances:
         prompts[distance] = []

@@ -12,7 +12,7 @@ def tokenizer(model_dir):
 
 def test_windows_share_nothing_and_miss_nothing(tokenizer):
     text = "abcdefghij"
-    windows = cut_windows(text, tokenizer, context=5, bos=0)
+    windows = cut_windows(text, tokenizer, context=5, lead=[0])
     assert [len(w.ids) for w in windows] == [5, 5, 3]
     assert all(w.ids[0] == 0 for w in windows)
     assert tokenizer.decode([i for w in windows for i in w.ids]) == text
@@ -20,13 +20,13 @@ def test_windows_share_nothing_and_miss_nothing(tokenizer):
 
 
 def test_without_a_begin_token_the_first_token_is_not_predicted(tokenizer):
-    windows = cut_windows("abcdefghi", tokenizer, context=4, bos=None)
+    windows = cut_windows("abcdefghi", tokenizer, context=4, lead=[])
     # the ninth byte alone would predict nothing
     assert [(len(w.ids), w.num_bytes) for w in windows] == [(4, 3), (4, 3)]
 
 
 def test_bytes_are_those_of_utf8(tokenizer):
-    (window,) = cut_windows("aé€", tokenizer, context=16, bos=0)
+    (window,) = cut_windows("aé€", tokenizer, context=16, lead=[0])
     assert window.num_bytes == 6 == len(window.ids) - 1
 
 

@@ -11,6 +11,7 @@ from dsa_compile.evaluation.hf import HfModel
 from dsa_compile.evaluation.hf_agreement import compare_logits, generate_greedily
 from dsa_compile.evaluation.loaded_artifact import LoadedArtifact
 from dsa_compile.evaluation.material import make_material
+from dsa_compile.evaluation.mtp_acceptance import Drafter, FinalNorm, measure_acceptance
 from dsa_compile.evaluation.options import Options
 from dsa_compile.evaluation.perplexity import measure_perplexity
 from dsa_compile.evaluation.recall_accuracy import measure_recall
@@ -37,6 +38,26 @@ def test_recall_needs_the_right_keys(trained, material):
         accuracy[selection] = row.accuracy
     assert accuracy.pop("sparse") >= 7 / 8
     assert max(accuracy.values()) <= 1 / 8
+
+
+@pytest.mark.slow
+def test_deeper_drafts_want_the_states_after_the_norm(trained, material):
+    """The module was trained on normed states; accepted drafts tell, wrong states raise nothing."""
+
+    class Raw(Drafter):
+        def _carried(self, hidden, after):
+            return hidden
+
+    accepted = {}
+    for drafter in (Drafter, Raw):
+        rows = measure_acceptance(
+            trained.runner(), drafter(trained, 512, depth=4), FinalNorm(trained), [],
+            material.prompts(32, 256), 48,
+        )  # fmt: skip
+        accepted[drafter] = [row.accepted for row in rows]
+    assert accepted[Drafter][0] == accepted[Raw][0]  # the first draft is of the model's states
+    assert sum(accepted[Drafter]) > 1.01 * sum(accepted[Raw])
+    assert accepted[Drafter][3] > accepted[Raw][3]
 
 
 def test_text_needs_the_right_keys(trained, material):

@@ -15,7 +15,7 @@ from examples.tiny_v32 import evaluate, quantize_fp8
 from examples.tiny_v32.attention import Aux, Select
 from examples.tiny_v32.config import TinyConfig
 from examples.tiny_v32.export import FILE, load_checkpoint, to_hub
-from examples.tiny_v32.model import TinyV32
+from examples.tiny_v32.model import TinyModel
 from examples.tiny_v32.recall import Prompt
 
 CHECKPOINT = Path(evaluate.__file__).parent / "checkpoint"
@@ -23,7 +23,7 @@ DISTANCE = 320  # five times index_topk
 
 
 @cache
-def trained() -> TinyV32:
+def trained() -> TinyModel:
     return load_checkpoint(CHECKPOINT)
 
 
@@ -60,7 +60,7 @@ def test_recalls_beyond_topk() -> None:
             assert out[0, len(prompt.ids) :].tolist() == prompt.answer
 
 
-@pytest.mark.parametrize("wrong", [Select.RECENT, Select.RANDOM, Select.INTERLEAVED])
+@pytest.mark.parametrize("wrong", [Select.RECENT, Select.RANDOM, Select.WRONG_ROPE])
 def test_wrong_selection_loses_recall(wrong: Select) -> None:
     # The right selection finds all of them: test_recalls_beyond_topk.
     torch.manual_seed(0)

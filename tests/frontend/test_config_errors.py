@@ -1,5 +1,6 @@
 """Configurations that are refused, each in one line that names the field."""
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -8,10 +9,10 @@ import pytest
 
 from dsa_compile.config import CompileConfig
 from dsa_compile.errors import ConfigError, UserError
-from dsa_compile.frontend.architectures import spec_of
+from dsa_compile.frontend.architectures import load_config, spec_of
 from dsa_compile.frontend.build import load_spec, model_plan
 from dsa_compile.model_spec import ModelSpec
-from dsa_compile.testing.models import hub_config, tiny_config
+from dsa_compile.testing.models import hub_config, tiny_config, tiny_glm_config, yarn_parameters
 
 
 def refused(model_dir: Path, changes: dict[str, Any]) -> str:
@@ -28,12 +29,30 @@ def refused(model_dir: Path, changes: dict[str, Any]) -> str:
     ("changes", "says"),
     [
         ({"model_type": "llama"}, "model_type='llama' is not supported; dsa-compile takes"),
+        (
+            {"model_type": "hy_v4"},
+            "(HY-V4) is not supported yet; what it has and dsa-compile lacks",
+        ),
+        ({"model_type": "glm5_next"}, "lacks: linear attention, pooled index keys, hyper"),
+        ({"model_type": "mistral_large4_text"}, "lacks: queries without a low rank, caches that"),
         ({"model_type": None}, "model_type=None is not supported"),
         ({"model_type": "deepseek_v3"}, "dsa-compile takes 'deepseek_v32' (DeepSeek-V3.2)"),
-        # understood by the same class, and another model
-        ({"model_type": "glm_moe_dsa"}, "model_type='glm_moe_dsa' is not supported"),
+        # the class would take these, and compute another model
+        ({"model_type": "glm_moe_dsa", "indexer_rope_interleave": False}, "computes True"),
+        (
+            {"sliding_window": 512},
+            "ignore sliding_window=512, which its deepseek_v32",
+        ),
+        ({"rope_interleave": False}, "rope_interleave=False is not supported, only True"),
+        ({"qk_head_dim": 64}, "qk_head_dim=64 must be qk_nope_head_dim + qk_rope_head_dim = 32"),
+        (
+            {"rope_parameters": {**yarn_parameters(), "partial_rotary_factor": 0.5}},
+            "rope_parameters has 'partial_rotary_factor'=0.5, which its model in transformers",
+        ),
         ({"model_type": "DEEPSEEK_V32"}, "model_type='DEEPSEEK_V32' is not supported"),
         ({"indexer_rope_interleave": True}, "its reference model in transformers computes False"),
+        ({"torch_dtype": "nn"}, "torch_dtype='nn' is no dtype"),
+        ({"dtype": ["bfloat16"]}, "dtype=['bfloat16'] is no dtype"),
         ({"attention_bias": True}, "attention_bias=True is not supported, only False"),
         ({"mlp_bias": True}, "mlp_bias=True is not supported, only False"),
         ({"hidden_act": "gelu"}, "hidden_act='gelu' is not supported, only 'silu'"),
@@ -89,6 +108,37 @@ def test_a_spec_survives_json(tmp_path: Path, config: dict[str, Any]) -> None:
     assert ModelSpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
 
 
+def test_the_published_fields_of_glm() -> None:
+    """Those that its class reads without declaring them, and the ones it would overwrite."""
+    published = hub_config(tiny_glm_config(6)) | {"head_dim": 192, "indexer_types": None}
+    published |= {"indexer_rope_interleave": True, "rope_interleave": True, "qk_head_dim": 40}
+    published |= {"index_share_for_mtp_iteration": True, "index_topk_pattern": None}
+    made = spec_of(load_config(published).to_dict())
+    owners = [made.kind(name).indexer for name in made.layer_kinds]
+    assert owners == [True, True, False, False, True, False]
+    assert made.index_rope_interleaved
+
+
+@pytest.mark.parametrize(
+    ("types", "says"),
+    [
+        (["shared", "full", "full", "full"], "the first layer must have an indexer"),
+        (["full", "half", "full", "full"], "indexer_types must list 'full' or 'shared' for each"),
+    ],
+)
+def test_selections_that_no_layer_could_take(types: list[str], says: str) -> None:
+    config = tiny_glm_config(4).to_dict() | {"indexer_types": types}
+    with pytest.raises(ConfigError, match=says):
+        spec_of(config)
+
+
+def test_a_range_that_begins_with_a_borrowed_selection() -> None:
+    spec = spec_of(tiny_glm_config(6).to_dict())
+    assert [entry.index for entry in model_plan(spec, (1, 3)).layers] == [1, 2, 3]
+    with pytest.raises(UserError, match="layer 3 has no indexer, it attends to keys that layer 1"):
+        model_plan(spec, (3, 5))
+
+
 def test_both_spellings_of_a_configuration_mean_the_same(tmp_path: Path) -> None:
     specs = []
     for name, config in (("hf", tiny_config(5).to_dict()), ("hub", hub_config(tiny_config(5)))):
@@ -135,7 +185,7 @@ def test_a_range_outside_the_model(keep: tuple[int, int]) -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"recipe": "fp16"}, "unknown recipe 'fp16'; choose one of"),
+        ({"recipe": "fp16"}, "unknown recipe 'fp16'; did you mean 'bf16'"),
         ({"target": "tpu"}, "unknown target 'tpu'; choose one of"),
         ({"weights": "copy"}, "unknown weights 'copy'; choose one of"),
         ({"block_size": 48}, "unknown block size 48; choose one of"),
@@ -144,3 +194,10 @@ def test_a_range_outside_the_model(keep: tuple[int, int]) -> None:
 def test_unknown_options(options: dict[str, Any], says: str) -> None:
     with pytest.raises(UserError, match=says):
         CompileConfig(**options)
+
+
+def test_what_is_read_of_a_configuration_does_not_change_it():
+    published = hub_config(tiny_config(2)) | {"rope_scaling": yarn_parameters()}
+    given = copy.deepcopy(published)
+    load_config(given)
+    assert given == published

@@ -73,7 +73,7 @@ def report(published: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("report")
     error = SiteReport(
         1, "absorb_mla", 2, "moe", "self_attn", 7, "captured", False, 3e-4, 1.0,
-        None, None, None, 1e-2, ("a", "b"),
+        None, None, None, 1e-2, 2e-4, 1.5, 1e-12, ("a", "b"),
     )  # fmt: skip
     boundless = replace(error, pass_name="merge_shared_expert", number=1, error=math.inf)
     passes = [

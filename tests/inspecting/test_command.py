@@ -205,7 +205,7 @@ NUMBER = "of swiglu"  # stands for the number of recognize_swiglu
         (["compare", "/nowhere"], "/nowhere: no such directory"),
         (["time"], "give one of --bench FILE and --profile FILE"),
         (["time", "--bench", "/nowhere.json"], "/nowhere.json: cannot be read"),
-        (["tim"], "invalid choice: 'tim'"),
+        (["tim"], "unknown command 'tim': did you mean time?"),
         (["diff"], "the following arguments are required: PASS"),
     ],
 )

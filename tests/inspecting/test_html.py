@@ -119,7 +119,7 @@ def test_text_of_an_artifact_stays_text(data: dict[str, Any]) -> None:
 def site(number: int, layer: int, error: float, problem: str = "") -> SiteReport:
     return SiteReport(
         number, "absorb_mla", number, "moe", "self_attn", layer, "captured", False, error, error,
-        None, None, None, 1e-5, ("a", "b"), problem,
+        None, None, None, 1e-5, 1e-5, 1.0, 1e-12, ("a", "b"), problem,
     )  # fmt: skip
 
 
@@ -144,7 +144,7 @@ def test_an_error_that_is_not_finite_is_the_worst(tmp_path: Path) -> None:
 
 
 def bench_file(path: Path, ops: dict[str, Share]) -> Path:
-    """As ``dsa-bench step --by-op --ablate --json`` writes, which needs a GPU to run."""
+    """As ``dsa-bench step --by-op --ablate -o FILE`` writes, which needs a GPU to run."""
     row = Row("decode 32", step=12.0, layer=0.2, host=0.1, wall=12.5, ops=ops, kind="moe")
     without = Ablated("quantize_experts", {"decode 32": 0.25})
     path.write_text(json.dumps({"rows": [asdict(row)], "ablation": [asdict(without)]}))

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from tests.inspecting.report_page import LAPTOP, PHONE, Report
+from tests.quick_cases import quick_first
 
 PLACES: dict[str, dict[str, str]] = {
     "overview": {},
@@ -31,7 +32,7 @@ def serious(shown: Report) -> list[str]:
 
 @pytest.mark.parametrize(
     ("size", "theme"),
-    [(LAPTOP, "light"), (LAPTOP, "dark"), (PHONE, "dark")],
+    quick_first([(LAPTOP, "light"), (LAPTOP, "dark"), (PHONE, "dark")]),
     ids=["laptop-light", "laptop-dark", "phone"],
 )
 @pytest.mark.parametrize("place", PLACES)

@@ -5,6 +5,7 @@ import pytest
 from dsa_compile.inspecting.diff import Hunk, pass_diff
 from dsa_compile.inspecting.store import Stage, Store
 from dsa_compile.inspecting.text import Listing
+from tests.browsing import until
 from tests.inspecting.report_page import LINE, Report, boxes, named_boxes
 
 # What opening may draw, whatever the number of passes; benchmarks/html_report.py has the seconds.
@@ -126,7 +127,7 @@ def test_a_place_can_be_sent_and_gone_back_from(shown: Report, store: Store) -> 
     address = shown.page.evaluate("location.hash")
     assert "pass=recognize_rms_norm" in address
     shown.page.go_back()
-    shown.page.wait_for_function("state.node === 'linear'")
+    until(shown.page, "state.node === 'linear'")
     assert {key: shown.state()[key] for key in place} == place
 
 
@@ -250,6 +251,7 @@ _WALK = """() => {
 }"""
 
 
+@pytest.mark.slow
 def test_every_change_is_drawn_and_shown_whole(shown: Report, store: Store) -> None:
     shown.open()
     found = shown.page.evaluate(_WALK)

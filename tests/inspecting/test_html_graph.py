@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from tests.browsing import until
 from tests.inspecting.report_page import LAPTOP, PHONE, Report, boxes, named_boxes
 
 ATTENTION = {"pass": "recognize_sparse_attention", "region": "moe", "view": "graph"}
@@ -70,13 +71,13 @@ def test_buttons_keys_and_the_wheel_zoom(shown: Report) -> None:
     shown.page.keyboard.down("Control")
     shown.page.mouse.wheel(0, -200)
     shown.page.keyboard.up("Control")
-    shown.page.wait_for_function("camera.scale > 1.2")
+    until(shown.page, "camera.scale > 1.2")
     moved = node.bounding_box()
     assert moved is not None
     assert moved["x"] == pytest.approx(box["x"], abs=3)
     at, y = shown.page.evaluate("[camera.scale, camera.y]")
     shown.page.mouse.wheel(0, 120)
-    shown.page.wait_for_function(f"camera.y !== {y}")
+    until(shown.page, f"camera.y !== {y}")
     assert shown.page.evaluate("[camera.scale, camera.y]") == [at, y - 120]
 
 

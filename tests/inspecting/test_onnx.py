@@ -28,7 +28,7 @@ from dsa_compile.ir.program import Level
 from dsa_compile.ops import REFERENCE
 from dsa_compile.passes.pipeline import PIPELINE
 from dsa_compile.weights.checkpoint import Checkpoint
-from dsa_compile.weights.materialize import load_layer
+from tests.weights.loading import load_layer
 
 LOGICAL = "recognize_sparse_attention"
 TOPK = 16  # index_topk of the tiny model

@@ -138,6 +138,8 @@ GRAPH = {"name": "g", "outputs": ["y"], "nodes": [
         (lambda nodes: nodes.reverse(), "refers to 'f', no earlier node"),
         (lambda nodes: nodes[1].update(name="x"), "node x: exists already"),
         (lambda nodes: nodes[1].update(args=[{"n": "z"}]), "refers to 'z', no earlier node"),
+        (lambda nodes: nodes[1].update(args=[{"n": None}]), "refers to None, no earlier node"),
+        (lambda nodes: nodes[2].update(args=[]), "names 1 results and returns 0"),
         (lambda nodes: nodes[1].update(args="x"), "args is no list"),
         (lambda nodes: nodes[1].update(path=3), "3 is not a line of text"),
         (lambda nodes: nodes[1].update(path="\x1b[2J"), "is not a line of text"),

@@ -1,9 +1,11 @@
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from dsa_compile.ir.dims import (
     DIM_EXAMPLES,
     FakeWorld,
+    fake_mode,
     same_type,
     shape_names,
     size_name,
@@ -68,3 +70,15 @@ def test_worlds_do_not_share_names() -> None:
     one, other = FakeWorld(), FakeWorld()
     assert shape_names(one.tensor(("S",), torch.float32)) == ("S",)
     assert shape_names(other.tensor(("T",), torch.float32)) == ("T",)
+
+
+def test_modes_keep_no_results() -> None:
+    FakeTensorMode.cache_clear()
+    world = FakeWorld()
+    for mode in (world.mode, fake_mode()):
+        with mode:
+            torch.empty(3, 4) * 2
+    x = world.tensor(["T", 4], torch.float32)
+    with world.mode:
+        x * 2
+    assert FakeTensorMode.cache_info().size == 0

@@ -5,8 +5,9 @@ import operator
 import pytest
 import torch
 
-from dsa_compile.ir.dims import FakeWorld, shape_names
-from dsa_compile.ir.edit import Editor, describe
+from dsa_compile.errors import CompileError
+from dsa_compile.ir.dims import FakeWorld, describe, shape_names
+from dsa_compile.ir.edit import Editor
 from dsa_compile.ir.match import NearMiss, calls
 from dsa_compile.ir.region import Region, Role
 from tests.passes.sketch import batch, cache, canonical, region, value, weight
@@ -45,8 +46,26 @@ def test_a_new_call_is_typed_and_says_where_it_comes_from() -> None:
 def test_a_call_that_cannot_be_leaves_an_error_at_once() -> None:
     edit, made = editing(negated)
     old = node_of(made, aten.neg.default)
-    with pytest.raises(RuntimeError):
+    with pytest.raises(CompileError) as error:
         edit.call(aten.view.default, old.args[0], [3, 5], before=old)
+    assert str(error.value).startswith(
+        "pass tester: mlp: aten.view.default of x is float32[T, 8] fails: "
+    )
+    assert edit.result("logits") is old
+
+
+def test_an_op_that_does_not_take_an_operand_names_it_and_who_made_it() -> None:
+    edit, made = editing(negated)
+    old = node_of(made, aten.neg.default)
+    edit.replace(old, edit.call(aten.cos.default, old.args[0], before=old))
+    wide = edit.call(aten.cat.default, [old.args[0], old.args[0]], -1, before=old, name="wide")
+    weight_ = edit.input(Role.WEIGHT, "norm", (9,), torch.float32)
+    with pytest.raises(CompileError) as error:
+        edit.call(dsa.rms_norm.default, wide, weight_, 1e-6, before=old)
+    assert str(error.value) == (
+        "pass tester: mlp: dsa::rms_norm takes weight as floating[D] with D = 16 as in x, not "
+        "float32[9]; norm is float32[9]; wide is float32[T, 16], made by tester site 2"
+    )
 
 
 def test_replace_counts_and_swap_does_not() -> None:
@@ -71,10 +90,11 @@ def test_another_type_is_refused(target, args, type_: str) -> None:
     edit, made = editing(negated)
     old = node_of(made, aten.neg.default)
     new = edit.call(target, old.args[0], *args, before=old)
-    with pytest.raises(AssertionError) as error:
+    with pytest.raises(CompileError) as error:
         edit.replace(old, new)
     assert str(error.value) == (
-        f"tester: neg_default is float32[T, 8], its replacement {new.name} is {type_}"
+        f"pass tester: mlp: neg_default is float32[T, 8]; its replacement {new.name} is {type_}, "
+        "made by tester site 1"
     )
 
 

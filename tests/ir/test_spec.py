@@ -4,6 +4,8 @@ import pytest
 import torch
 
 from dsa_compile.errors import CompileError
+from dsa_compile.ir.edit import Editor
+from dsa_compile.ir.match import calls
 from dsa_compile.ir.program import Level
 from dsa_compile.ir.region import Role
 from dsa_compile.ir.spec import verify, violations
@@ -126,6 +128,42 @@ def test_a_matrix_over_the_sequence_is_not_logical() -> None:
 
     found = list(violations(fragment(pairs), Level.LOGICAL))
     assert "dense: self_attn: node add_tensor is quadratic in tokens: float32[B, S, S]" in found
+
+
+def test_a_call_is_checked_again_with_the_types_that_its_operands_have_now() -> None:
+    @layer(HIDDEN, weight("norm.weight", 8))
+    def normed(hidden, norm):
+        return dsa.rms_norm.default(hidden, norm, 1e-6)
+
+    made = program(normed)
+    region_ = made.regions["dense"]
+    edit = Editor(region_, made.world, "narrow_norms")
+    (norm,) = region_.inputs_of(Role.WEIGHT)
+    edit.retype(norm, (6,), torch.float32)
+    assert next(violations(made, Level.KERNEL)) == (
+        "dense: mlp: node rms_norm_default cannot be: dsa::rms_norm takes weight as floating[D] "
+        "with D = 8 as in x, not float32[6]; norm_weight is float32[6]; hidden is float32[T, 8]"
+    )
+
+
+def test_a_call_is_marked_with_what_it_returns() -> None:
+    @layer(HIDDEN, weight("norm.weight", 8))
+    def normed(hidden, norm):
+        return dsa.rms_norm.default(hidden, norm, 1e-6)
+
+    made = program(normed)
+    region_ = made.regions["dense"]
+    (old,) = calls(region_.graph, dsa.rms_norm.default)
+    edit = Editor(region_, made.world, "fuse_it")
+    new = edit.call(dsa.rms_norm.default, *old.args, before=old, name="fused")
+    edit.replace(old, new)
+    edit.sweep()
+    edit.retype(new, ("T", 8), torch.float16)
+    found = list(violations(made, Level.KERNEL))
+    assert found[0] == (
+        "dense: mlp: node fused is marked as float16[T, 8] but returns float32[T, 8], made by "
+        "fuse_it site 1"
+    )
 
 
 def test_no_size_depends_on_data() -> None:

@@ -2,8 +2,10 @@
 // Stands in for common.cuh; the functions that are one PTX instruction are written out here.
 #pragma once
 #include <barrier>
+#include <chrono>
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <thread>
@@ -142,6 +144,26 @@ static u32 __reduce_max_sync(u32, u32 x) {
 }
 
 static int atomicAdd(int* to, int value) { return __atomic_fetch_add(to, value, __ATOMIC_SEQ_CST); }
+
+static u32 atomicAdd(u32* to, u32 value) {
+  return __atomic_fetch_add(to, value, __ATOMIC_SEQ_CST);
+}
+
+// Between processes that share memory, as between GPUs: 8 bytes at once.
+static void store_line(uint4* to, u32 low, u32 high, u32 flag) {
+  u64* halves = reinterpret_cast<u64*>(to);
+  __atomic_store_n(halves, u64(flag) << 32 | low, __ATOMIC_RELAXED);
+  __atomic_store_n(halves + 1, u64(flag) << 32 | high, __ATOMIC_RELAXED);
+}
+static uint4 load_line(const uint4* from) {
+  const u64* halves = reinterpret_cast<const u64*>(from);
+  std::this_thread::yield();
+  const u64 low = __atomic_load_n(halves, __ATOMIC_RELAXED);
+  const u64 high = __atomic_load_n(halves + 1, __ATOMIC_RELAXED);
+  return {u32(low), u32(low >> 32), u32(high), u32(high >> 32)};
+}
+static u64 nanoseconds() { return std::chrono::steady_clock::now().time_since_epoch().count(); }
+static void __trap() { std::abort(); }
 
 // ---- instructions --------------------------------------------------------------------------------
 

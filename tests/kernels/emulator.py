@@ -27,6 +27,9 @@ _INSTRUCTIONS = (
     r"gated\(",
     r"mma\(",
     r"to_e4m3\(float a,",
+    r"store_line\(",
+    r"load_line\(",
+    r"nanoseconds\(",
 )
 """Beginnings of the functions that ``emulator.h`` writes out."""
 

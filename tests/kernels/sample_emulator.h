@@ -6,7 +6,6 @@
 
 static int __clzll(u64 x) { return x ? __builtin_clzll(x) : 64; }
 static u64 __umul64hi(u64 a, u64 b) { return u64((unsigned __int128)a * b >> 64); }
-static u32 atomicAdd(u32* at, u32 value) { return std::atomic_ref(*at).fetch_add(value); }
 
 // The value of another lane, or this lane's own if there is none.
 static u64 from_lane(u64 value, int lane) {

@@ -243,6 +243,11 @@ def _linear_fp8() -> Iterator[Arguments]:
         yield randn(tokens, k, dtype=E4M3), torch.rand(tokens, k // 128), *_weight(rows, k)
 
 
+def _all_reduce_norm() -> Iterator[Arguments]:
+    for x, residual, weight, eps, ue8m0 in _quantizing(_add_norm)():
+        yield x, "tp", 1, residual, weight, eps, ue8m0
+
+
 def _router() -> Iterator[Arguments]:
     for tokens, width in ((1, 300), (17, 300), (6, 1024)):
         weight, bias = randn(256, width), torch.randn(256)
@@ -278,6 +283,7 @@ SAMPLES: dict[str, Callable[[], Iterator[Arguments]]] = {
     "rms_norm_quantize": _quantizing(_norm),
     "rms_norm_quantize_keep": _quantizing(_norm),
     "add_rms_norm_quantize": _quantizing(_add_norm),
+    "all_reduce_add_rms_norm_quantize": _all_reduce_norm,
     "swiglu": _swiglu,
     "swiglu_packed": _gate_up,
     "swiglu_packed_quantize": _quantizing(_gate_up),

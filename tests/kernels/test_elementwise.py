@@ -77,6 +77,7 @@ def check_in_a_process(**environment: str) -> None:
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
 
 
+@pytest.mark.slow
 def test_under_the_interpreter() -> None:
     check_in_a_process(TRITON_INTERPRET="1")
 

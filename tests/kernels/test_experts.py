@@ -128,6 +128,7 @@ def run(*command: str, **environment: str) -> str:
 CHECKS = ("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "tests/kernels/experts_checks.py")
 
 
+@pytest.mark.slow
 def test_under_the_interpreter() -> None:
     run(*CHECKS, TRITON_INTERPRET="1")
 

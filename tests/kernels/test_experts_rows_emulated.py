@@ -8,6 +8,7 @@ pytest.importorskip("cuda.bindings")
 from dsa_compile.kernels.cuda import experts_fp8_many as many
 from dsa_compile.kernels.cuda.launch import CudaKernel
 from tests.kernels import emulator
+from tests.quick_cases import quick_first
 
 pytestmark = pytest.mark.skipif(not emulator.available(), reason="needs g++")
 
@@ -19,7 +20,7 @@ def order(indices: torch.Tensor, x: torch.Tensor, x_scale: torch.Tensor) -> many
     return many.order_rows(kernels, indices, x, x_scale, EXPERTS, many.SHAPE.tokens)
 
 
-@pytest.mark.parametrize("index", [torch.int64, torch.int32], ids=str)
+@pytest.mark.parametrize("index", quick_first([torch.int64, torch.int32]), ids=str)
 @pytest.mark.parametrize("tokens", [7, 800])
 def test_rows_and_units(monkeypatch: pytest.MonkeyPatch, tokens: int, index: torch.dtype) -> None:
     monkeypatch.setattr(CudaKernel, "__call__", emulator.launch)

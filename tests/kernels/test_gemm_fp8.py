@@ -124,6 +124,7 @@ def chosen_tiles() -> list[tuple[Tile, int]]:
     return [*tiles, (split, 56)]
 
 
+@pytest.mark.slow
 def test_few_tokens_compiles_to_streaming():
     for tile, blocks in chosen_tiles():
         kernel = gemm_fp8_small.kernel(tile, blocks)

@@ -25,6 +25,7 @@ from dsa_compile.kernels.triton import head_weights as triton_head_weights  # no
 
 SOURCES = {
     "absorb_rope_query.cu": {},
+    "absorb_rope_query.cu of GLM-5": {"ROWS": 192},
     "expand_output_quantize.cu": {},
     "mla_decode_expand.cu": {"FORMAT": 0, "MOST_PARTS": attention_expand.MOST_PARTS},
     "head_weights.cu": {"CHUNKS": 7},
@@ -36,7 +37,8 @@ needs_gpu = pytest.mark.gpu
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
 @pytest.mark.parametrize("source", SOURCES)
 def test_compiles_without_spills(source: str, arch: str) -> None:
-    binary = inspect(source, build(source, arch=arch, defines=SOURCES[source]))
+    file = source.split()[0]
+    binary = inspect(file, build(file, arch=arch, defines=SOURCES[source]))
     assert binary.local_bytes == 0
     if source in ("head_weights.cu", "router.cu"):
         assert "LDG.E.128" in binary.sass
@@ -52,6 +54,10 @@ def test_compiles_without_spills(source: str, arch: str) -> None:
 @pytest.mark.parametrize("width", [head_products.ROWS, head_products.COLUMNS])
 def test_a_matrix_and_its_tokens_fit(width: int) -> None:
     assert head_products.shared_bytes(width) + 4096 <= 227 * 1024
+
+
+def test_a_matrix_of_glm_and_its_tokens_fit() -> None:
+    assert head_products.shared_bytes(192, 192) + 4096 <= 227 * 1024
 
 
 def test_a_matrix_and_all_parts_fit() -> None:
@@ -112,6 +118,31 @@ def test_products_on_the_gpu(poisoned, tokens: int, heads: int, module) -> None:
         assert ours <= 1.01 * theirs
         again = module.expand_output_quantize(o, w_uv, ue8m0)
         assert torch.equal(codes.view(torch.uint8), again[0].view(torch.uint8))
+
+
+@needs_gpu
+@pytest.mark.parametrize("tokens", [0, 1, 5, 16, 17, 40])
+@pytest.mark.parametrize("module", [head_products, absorb], ids=["cuda", "torch"])
+def test_absorption_of_glm_on_the_gpu(poisoned, tokens: int, module) -> None:
+    q, w_uk = bf16(tokens, 64, 256), bf16(64, 192, 512)
+    tables = bf16(tokens, 200)[:, :64], bf16(tokens, 200)[:, 64:128]  # rows apart
+    q_latent, q_pe = module.absorb_rope_query(q, w_uk, *tables)
+    want = torch.einsum("thd,hdr->thr", q[..., :192].double(), w_uk.double())
+    assert error(q_latent, want) < 3e-3
+    rotated = REFERENCE[torch.ops.dsa.rope_interleaved.default](q[..., 192:], *tables)
+    assert torch.equal(q_pe, rotated)
+
+
+@needs_gpu
+@pytest.mark.parametrize("tokens", [0, 1, 5, 16, 17, 40])
+@pytest.mark.parametrize("module", [head_products, absorb], ids=["cuda", "torch"])
+def test_heads_of_256_values_on_the_gpu(poisoned, tokens: int, module) -> None:
+    o, w_uv = bf16(tokens, 64, 512), bf16(64, 256, 512)
+    want = torch.einsum("thr,hvr->thv", o.double(), w_uv.double()).flatten(1)
+    for ue8m0 in (True, False):
+        reference = REFERENCE[torch.ops.dsa.expand_output_quantize.default](o, w_uv, ue8m0)
+        ours = dequantize_blocks(*module.expand_output_quantize(o, w_uv, ue8m0))
+        assert error(ours, want) <= 1.01 * error(dequantize_blocks(*reference), want)
 
 
 @needs_gpu

@@ -10,6 +10,7 @@ from dsa_compile.kernels.cuda.launch import CudaKernel
 from dsa_compile.kernels.cuda.router import router
 from dsa_compile.ops import REFERENCE
 from tests.kernels import emulator
+from tests.quick_cases import quick_first
 
 pytestmark = pytest.mark.skipif(not emulator.available(), reason="needs g++")
 
@@ -22,7 +23,7 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CudaKernel, "__call__", emulator.launch)
 
 
-@pytest.mark.parametrize("normalize", [True, False])
+@pytest.mark.parametrize("normalize", quick_first([True, False]))
 @pytest.mark.parametrize(
     ("tokens", "experts", "groups", "kept", "top_k", "shared"),
     [(5, 64, 8, 4, 8, 1), (1, 96, 2, 1, 3, 0), (2, 64, 32, 9, 9, 2), (4, 64, 1, 1, 6, 0)],

@@ -14,9 +14,11 @@ from dsa_compile.kernels.cuda.sample_tokens import OPTIONS, sample_tokens
 from dsa_compile.runtime.execution.runner import StepInputs
 from dsa_compile.runtime.requests.sampling_params import SamplingParams
 from dsa_compile.runtime.sampling.device_sampler import DeviceSampler
+from dsa_compile.runtime.sampling.draw_options import DrawOptions
 from dsa_compile.runtime.sampling.sampler import Sampler, SamplingState
 from tests.kernels import emulator
 from tests.kernels.compile_only import inspect
+from tests.quick_cases import quick_first
 
 on_gpu = pytest.mark.gpu
 INFINITY, NAN = float("inf"), float("nan")
@@ -60,12 +62,9 @@ def states_of(count, vocab, options=None):
 
 def options_of(states, steps):
     """As the device sampler lays them out, request i in row i."""
-    rows = torch.zeros(len(states), dtype=torch.int64)
-    sampler = DeviceSampler(states[0].top_k, rows)
-    for row, state in enumerate(states):
-        sampler._remember(row, state)
-    records = sampler._known.copy()
-    records["step"] = steps
+    records = np.empty(len(states), OPTIONS)
+    rows = range(len(states))
+    DrawOptions(len(states)).take(rows, states, [steps] * len(states), records)
     return torch.from_numpy(records.view(np.uint8))
 
 
@@ -95,7 +94,7 @@ def check(logits, options=None):
     assert kernel_tokens(logits, states) == host_tokens(logits, states)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", quick_first([torch.float32, torch.bfloat16]))
 def test_draws_are_those_of_the_host(emulated, dtype):
     """Every option, on rows that are peaked, flat, and long-tailed."""
     generator = torch.Generator().manual_seed(0)
@@ -134,6 +133,16 @@ def test_rows_without_a_choice_fail_alone(emulated):
         assert tokens[:3] + tokens[4:5] == [-1] * 4
         assert tokens[3] == 250
         assert 0 <= tokens[5] < 300
+
+
+def test_a_negative_row_leaves_the_last_tokens(emulated):
+    logits = torch.randn(3, 90, generator=torch.Generator().manual_seed(1))
+    options = options_of(states_of(3, 90), 5)
+    options.numpy().view(OPTIONS)["row"] = [-1, 0, -1]
+    last, out = torch.full((3,), -7), torch.full((3,), -7)
+    sample_tokens(logits, options, last, out, threads=64)
+    assert (out >= 0).all()
+    assert last.tolist() == [out[1].item(), -7, -7]
 
 
 def test_a_row_of_another_width_apart(emulated):

@@ -13,6 +13,7 @@ from dsa_compile.kernels.cuda.launch import CudaKernel
 from dsa_compile.kernels.cuda.topk import Filter, Rows, topk
 from tests.kernels import emulator
 from tests.kernels.test_topk import expected, in_order
+from tests.quick_cases import quick_first
 
 pytestmark = pytest.mark.skipif(not emulator.available(), reason="needs g++")
 
@@ -25,7 +26,7 @@ VARIANTS = [
 INFINITY, NAN = float("inf"), float("nan")
 
 
-@pytest.fixture(params=VARIANTS, ids=["rows", "filter", "cluster"])
+@pytest.fixture(params=quick_first(VARIANTS), ids=["rows", "filter", "cluster"])
 def variant(request, monkeypatch, tmp_path):
     header = tmp_path / "common.h"
     extra = Path(__file__).parent / "topk_emulator.h"
@@ -102,6 +103,7 @@ def sampled_columns(threads, width):
     return sampled
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS[1:], ids=["filter", "cluster"], indirect=True)
 class TestPasses:
     """How often rows are read: once, but for those whose sample misleads."""

@@ -21,7 +21,7 @@ from dsa_compile.launches.step_sizes import StepLimits, step_sizes
 from dsa_compile.lowering.binding import bind_kernels
 from dsa_compile.lowering.launched_kernels import bound_graphs, launched_kernels
 from dsa_compile.passes.manager import run_pipeline
-from dsa_compile.runtime.execution.cuda_graphs import GraphPlan
+from dsa_compile.runtime.execution.graph_plan import GraphPlan
 from dsa_compile.runtime.loading.kernel_preparation import _resolve_token_ids
 from dsa_compile.testing.models import yarn_parameters
 

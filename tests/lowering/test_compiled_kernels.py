@@ -102,6 +102,24 @@ def test_a_kernel_is_compiled_by_a_process_of_its_own(tmp_path, monkeypatch):
     assert here == apart
 
 
+@pytest.mark.parametrize("workers", [1, 3])
+def test_the_number_of_workers_changes_no_byte(tmp_path, monkeypatch, workers):
+    monkeypatch.setenv("DSA_COMPILE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(parallel_build, "processors", lambda: workers)
+    kernels = [CudaKernel(KERNEL.source, KERNEL.name, {"CHUNKS": n}) for n in (5, 6, 7)]
+    (tmp_path / "made").mkdir()
+    write_kernels(kernels, "sm_90a", tmp_path / "made")
+    made = {path.stem: path.read_bytes() for path in (tmp_path / "made").iterdir()}
+    monkeypatch.setenv("DSA_COMPILE_CACHE", str(tmp_path / "another"))
+    alone = {
+        cubin_name(k.source, arch="sm_90a", defines=k.defines): compiler.build(
+            k.source, arch="sm_90a", defines=k.defines
+        )
+        for k in kernels
+    }
+    assert made == alone
+
+
 def test_a_source_that_does_not_compile_is_reported():
     source = (KERNEL.source, {**KERNEL.defines, "CHUNKS": "no_such_name"})
     with pytest.raises(KernelCompileError, match="no_such_name"):

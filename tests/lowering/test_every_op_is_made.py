@@ -1,5 +1,6 @@
 """Every registered op is made by some pass, and every kernel in the table is of one."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from dsa_compile.config import RECIPES, CompileConfig
 from dsa_compile.frontend.build import build_program
 from dsa_compile.ir.program import Program
 from dsa_compile.kernels.table import KERNELS
+from dsa_compile.layout import Layout
 from dsa_compile.ops import FACTS, REFERENCE
 from dsa_compile.passes.manager import run_pipeline
 from dsa_compile.testing.models import yarn_parameters
@@ -39,6 +41,8 @@ def test_some_pass_makes_every_op(tmp_path: Path) -> None:
             recipe=recipe, target=TARGET, weights="none", layers=(2, 3), records=False
         )
         calls |= made(build_program(tmp_path, config))
+    for layout in (Layout(tp=8, ep=8, shard_embedding=True), Layout(dp=2, ep=2)):
+        calls |= made(build_program(tmp_path, replace(config, layout=layout)))
     ops = {op for op in FACTS if op.namespace == "dsa"}
     assert {str(op) for op in ops - calls} == set()
 

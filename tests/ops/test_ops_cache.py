@@ -53,3 +53,20 @@ def test_dense_slots_are_what_an_all_taking_indexer_would_choose(batch):
     cache = torch.zeros(batch.num_blocks, batch.block_size, 3)
     chosen = torch.ops.dsa.paged_index_topk(q, weights, cache, *batch.index_args(), 48, 1.0)
     assert torch.equal(dense, chosen)
+
+
+def test_a_context_of_a_million_tokens():
+    """Lengths and cache rows are int32: keys are found at both ends, in blocks out of order."""
+    length, block_size = 2**20, 64
+    blocks = length // block_size
+    table = torch.arange(blocks, dtype=torch.int32).flip(0)[None]
+    positions = [0, 1, length // 2 + 1, length - 2, length - 1]
+    rows = [int(table[0, p // block_size]) * block_size + p % block_size for p in positions]
+    cache = torch.zeros(blocks, block_size, 2)
+    cache.view(-1, 2)[rows] = 1.0
+    chosen = torch.ops.dsa.paged_index_topk(
+        *(torch.ones(1, 1, 2), torch.ones(1, 1), cache, table),
+        *(torch.tensor([0, 1], dtype=torch.int32), torch.tensor([length], dtype=torch.int32)),
+        *(len(rows), 1.0),
+    )
+    assert sorted(chosen[0].tolist()) == sorted(rows)

@@ -168,3 +168,28 @@ def test_experts_refuse_rounded_weights():
     x, weights, indices, gate_up, down = expert_inputs(3, 4, 2, 16, 8, torch.bfloat16)
     with pytest.raises(ValueError, match="dsa::experts takes weights as float32"):
         torch.ops.dsa.experts(x, weights.bfloat16(), indices, gate_up, down)
+
+
+def test_router_may_choose_from_dropped_groups_that_score_zero():
+    """Where a bias makes the experts of kept groups negative, as A.X-K2's own router does."""
+    from transformers.models.axk2.modeling_axk2 import AXK2TopkRouter
+
+    from dsa_compile.testing.models import tiny_axk2_config
+
+    config = tiny_axk2_config(1, n_group=4, topk_group=1, num_experts_per_tok=4)
+    gate = AXK2TopkRouter(config)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        gate.weight.normal_(generator=generator)
+        gate.e_score_correction_bias.uniform_(-2.0, 0.0, generator=generator)
+    x = torch.randn(9, config.hidden_size, generator=generator)
+    bias = gate.e_score_correction_bias
+    want = gate(x)
+    chosen = {}
+    for zero in (True, False):
+        weights, indices = torch.ops.dsa.router(
+            x, gate.weight, bias, 4, 1, 4, True, 2.5, zero_dropped=zero
+        )
+        ours = torch.zeros(9, 16).scatter_(1, indices, weights)
+        chosen[zero] = torch.allclose(ours, torch.zeros(9, 16).scatter_(1, want[2], want[1]))
+    assert chosen == {True: True, False: False}

@@ -12,26 +12,27 @@ A sketch names the region's kind and its inputs; the function calls overloads (`
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, fx
 
 from dsa_compile.config import CompileConfig
+from dsa_compile.debugging.execution.interpreter import Interpreter
+from dsa_compile.debugging.execution.ranks import on_each_rank, parts_of
+from dsa_compile.debugging.execution.stages import result_nodes
 from dsa_compile.frontend.architectures import spec_of
 from dsa_compile.frontend.build import EMBED, HEAD, model_plan
 from dsa_compile.frontend.export import Input, export_region
-from dsa_compile.ir.dims import FakeWorld, size_name
-from dsa_compile.ir.edit import describe
-from dsa_compile.ir.interpret import run_region
+from dsa_compile.ir.dims import FakeWorld, describe, size_name
 from dsa_compile.ir.match import arguments
 from dsa_compile.ir.plan import MODEL, Plan
 from dsa_compile.ir.program import Place, Program, add_input
 from dsa_compile.ir.region import Region, Role
 from dsa_compile.testing.models import tiny_config
 from dsa_compile.weights.block_fp8 import quantize_rows
-from dsa_compile.weights.materialize import load_layer, materialize
+from dsa_compile.weights.materialize import materialize
 from dsa_compile.weights.plan import Load, WeightEntry, WeightPlan
 from dsa_compile.weights.windows import Window
 
@@ -124,7 +125,12 @@ class Fragment(Program):
     """A program of which only some regions exist."""
 
 
-def fragment(*sources: Source, config: CompileConfig | None = None, **geometry: Any) -> Fragment:
+def fragment(
+    *sources: Source,
+    config: CompileConfig | None = None,
+    index_rope_interleaved: bool = False,
+    **geometry: Any,
+) -> Fragment:
     """A program of the given regions, each layer kind used by two layers.
 
     A head that reads every otherwise unread value is added unless there is one: a pass drops what
@@ -133,6 +139,7 @@ def fragment(*sources: Source, config: CompileConfig | None = None, **geometry: 
     Args:
         sources: sketches or exports.
         config: defaults to fp32.
+        index_rope_interleaved: a fact of the model that its configuration does not have.
         geometry: overrides of the tiny model's configuration.
     """
     world = FakeWorld()
@@ -142,7 +149,7 @@ def fragment(*sources: Source, config: CompileConfig | None = None, **geometry: 
     kinds = [kind for kind in regions if kind not in (EMBED, HEAD)]
     types = [{"dense": "dense", "moe": "sparse"}[kind] for kind in kinds for _ in range(2)]
     hf = tiny_config(len(types) or 1, mlp_layer_types=types or ["dense"], **geometry)
-    spec = spec_of(hf.to_dict())
+    spec = replace(spec_of(hf.to_dict()), index_rope_interleaved=index_rope_interleaved)
     whole = model_plan(spec, None).calls
     calls = tuple(call for call in whole if call.kind in regions)
     plan = WeightPlan()
@@ -194,7 +201,12 @@ class RandomParameters:
         out.copy_(self.tensors[name][window])
 
     def read_quantized(
-        self, name: str, stacked: int, values: Tensor | None, scales: Tensor | None
+        self,
+        name: str,
+        stacked: int,
+        values: Tensor | None,
+        scales: Tensor | None,
+        window: Window = (),
     ) -> None:
         """Quantise a parameter in blocks, each of ``stacked`` matrices on its own."""
         wide = self.tensors[name].float()
@@ -202,7 +214,9 @@ class RandomParameters:
         made = [quantize_rows(m) for m in wide.reshape(-1, height, wide.shape[-1])]
         for out, part in ((values, 0), (scales, 1)):
             if out is not None:
-                out.copy_(torch.cat([pair[part] for pair in made]).view(*outer, *out.shape[-2:]))
+                whole = torch.cat([pair[part] for pair in made])
+                height = whole.shape[0] // math.prod(outer)
+                out.copy_(whole.view(*outer, height, whole.shape[1])[window])
 
     def fill(
         self, stem: str, key: str, entry: WeightEntry, variables: Mapping[str, str], out: Tensor
@@ -217,17 +231,32 @@ def execute(
     parameters: RandomParameters,
     inputs: Mapping[str, Tensor],
 ) -> dict[str, Tensor]:
-    """What the last region returns after one step; every layer gets its own copy of the caches."""
+    """What the last region returns after one step, on all ranks of the program's layout; every
+    layer gets its own copy of the caches."""
     values: dict[str, Tensor] = dict(inputs)
     last: tuple[str, ...] = ()
     for call in program.calls:
         made = program.region(call.kind, variant)
         caches = {n.meta["key"]: inputs[n.meta["key"]].clone() for n in made.inputs_of(Role.CACHE)}
-        weights = load_layer(program.weights, call.kind, call.vars, parameters)
+        weights = {
+            key: on_each_rank(entry, lambda each: materialize(each, call.vars, parameters))  # noqa: B023
+            for key, entry in program.weights.entries(call.kind).items()
+        }
         tables = {Role.VALUE: values, Role.BATCH: inputs, Role.CACHE: caches, Role.WEIGHT: weights}
-        values |= run_region(made, tables)
+        given = {n.name: tables[n.meta["role"]][n.meta["key"]] for n in made.inputs()}
+        with torch.no_grad():
+            nodes = Interpreter.of(made, exact=False).run(given)
+        values |= {name: nodes[node.name] for name, node in result_nodes(made).items()}
         last = made.outputs
-    return {name: values[name] for name in last}
+    return {name: _alike(values[name]) for name in last}
+
+
+def _alike(value: Any) -> Any:
+    """What all ranks return; lanes are given the same tokens."""
+    first, *others = parts_of(value)
+    for other in others:
+        torch.testing.assert_close(other, first)
+    return first
 
 
 SIZES = {"B": 2, "S": 12, "T": 12, "N": 3, "B*S": 24}

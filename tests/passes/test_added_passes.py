@@ -134,12 +134,13 @@ def added(install: Callable[..., None]) -> Pass:
     return made
 
 
+@pytest.mark.slow
 def test_from_another_package(install, model_dir: Path, tmp_path: Path) -> None:
     install()
     result = compile_model(model_dir, tmp_path / "a", weights="none")
     config = Artifact.open(tmp_path / "a").manifest.compile
     record = AddedPass("view_reshapes", "thing_passes:ViewReshapes", AFTER, "thing 1.2")
-    assert config.passes == (record,)
+    assert config.added_passes == (record,)
     ran = {r.name: r for r in result.program.records}
     names = list(ran)
     assert names[names.index(AFTER) + 1] == "view_reshapes"
@@ -159,8 +160,8 @@ def test_by_hand(install, model_dir: Path, tmp_path: Path) -> None:
     step = type(added(install))(least=3)
     result = compile_model(model_dir, tmp_path / "a", weights="none", passes=[(step, AFTER)])
     config = Artifact.open(tmp_path / "a").manifest.compile
-    assert config.passes == (AddedPass("view_reshapes", "thing_passes:ViewReshapes", AFTER),)
-    assert config.options == ("view_reshapes.least=3",)
+    assert config.added_passes == (AddedPass("view_reshapes", "thing_passes:ViewReshapes", AFTER),)
+    assert config.pass_options == ("view_reshapes.least=3",)
     record = next(r for r in result.program.records if r.name == "view_reshapes")
     assert (record.rewrites, record.expected) == (0, None)
     assert {miss.reason for miss in record.near_misses} == {"has 2 dimensions"}
@@ -170,12 +171,12 @@ def test_by_hand(install, model_dir: Path, tmp_path: Path) -> None:
 
 def test_options_are_recorded_and_checked(model_dir: Path, tmp_path: Path) -> None:
     options = ("overlap_streams.streams=3",)
-    compile_model(model_dir, tmp_path / "a", weights="none", target="sm_90a", options=options)
+    compile_model(model_dir, tmp_path / "a", weights="none", target="sm_90a", pass_options=options)
     config = Artifact.open(tmp_path / "a").manifest.compile
-    assert config.options == options
+    assert config.pass_options == options
     (step,) = (step for step in pipeline_of(config) if step.name == "overlap_streams")
     assert step.streams == 3
-    assert replace(config, options=()).digest() != config.digest()
+    assert replace(config, pass_options=()).digest() != config.digest()
 
 
 @pytest.mark.parametrize(
@@ -186,7 +187,7 @@ def test_options_are_recorded_and_checked(model_dir: Path, tmp_path: Path) -> No
         ("overlap_streams.stream=3", "unknown option 'stream'; did you mean 'streams'?"),
         ("overlap_streams.streams=x", "option overlap_streams.streams=x: should be a whole number"),
         ("overlap_streams.streams=0", "pass overlap_streams: streams=0 should be at least 1"),
-        ("pack_swiglu.x=1", "unknown option 'x'; there is none"),
+        ("pack_swiglu.x=1", "unknown option 'x'; it has none"),
     ],
 )
 def test_an_option_that_does_not_fit(option: str, says: str) -> None:

@@ -10,22 +10,20 @@ from dsa_compile.errors import UserError
 from dsa_compile.frontend.build import build_program
 from dsa_compile.ir.passes import Pass, PassRecord
 from dsa_compile.ir.program import Level, Program
+from dsa_compile.layout import ONE_RANK, Layout
 from dsa_compile.passes.listing import listing
-from dsa_compile.passes.manager import (
-    RUNTIME_REQUIRES,
-    check_selection,
-    pass_names,
-    run_pipeline,
-)
+from dsa_compile.passes.manager import check_selection, pass_names, run_pipeline
 from dsa_compile.passes.pipeline import PIPELINE
+from dsa_compile.passes.selection import RUNTIME_REQUIRES
 from dsa_compile.testing.models import tiny_config
 
 PASSES = [step for step in PIPELINE if isinstance(step, Pass)]
+SEVERAL = (Layout(tp=2, shard_embedding=True), Layout(dp=2))
 
 
-def of_recipe(recipe: str, target: str = "cpu") -> list[str]:
+def of_recipe(recipe: str, target: str = "cpu", layout: Layout = ONE_RANK) -> list[str]:
     """Names of the passes that run under a recipe, in order."""
-    config = CompileConfig(recipe=recipe, target=target)
+    config = CompileConfig(recipe=recipe, target=target, layout=layout)
     return [step.name for step in PASSES if step.runs(config)]
 
 
@@ -85,7 +83,7 @@ def test_every_pass_has_a_test_of_its_own(name: str) -> None:
     ("options", "says"),
     [
         ({"disable": ("fuse_nrom",)}, "unknown pass 'fuse_nrom'; did you mean 'fuse_add_norm'?"),
-        ({"disable": ("qqq",)}, "unknown pass 'qqq'; passes: strip_noise, "),
+        ({"disable": ("qqq",)}, "unknown pass 'qqq'; dsa-compile --list-passes prints them all"),
         ({"stop_after": "absorb"}, "unknown pass 'absorb'; did you mean 'absorb_mla'?"),
         (
             {"disable": ("absorb_mla",), "stop_after": "absorb_mla"},
@@ -93,7 +91,8 @@ def test_every_pass_has_a_test_of_its_own(name: str) -> None:
         ),
         (
             {"disable": ("merge_projections",)},
-            "cannot disable 'merge_projections': pack_swiglu needs it; disable that one too",
+            "cannot disable 'merge_projections': pack_swiglu needs it (and merge_shared_expert "
+            "needs those); --disable merge_projections+ leaves out all of them",
         ),
         (
             {"disable": ("select_logit_rows",)},
@@ -149,18 +148,29 @@ def test_a_recipes_passes_run_under_it_alone() -> None:
     fp32, bf16, fp8, kv_tensor = (set(of_recipe(recipe)) for recipe in RECIPES)
     assert fp32 == bf16
     for step in PASSES:
-        if step.recipes == tuple(RECIPES) and step.targets == TARGETS:
+        if step.recipes == tuple(RECIPES) and step.targets == TARGETS and not step.cuts:
             assert step.name in fp32 & fp8 & kv_tensor
     rows = ("quantize_latent_cache", "quantize_latent_cache_tensor")
-    for name in pass_names():
-        if "quantize" in name and name not in rows:
-            assert name in fp8 & kv_tensor - fp32, name
+    for step in PASSES:
+        if "quantize" in step.name and step.name not in rows and not step.cuts:
+            assert step.name in fp8 & kv_tensor - fp32, step.name
     assert [[name in run for run in (fp32, fp8, kv_tensor)] for name in rows] == [
         [False, True, False],
         [False, False, True],
     ]
-    everywhere = (of_recipe(recipe, target) for recipe in RECIPES for target in TARGETS)
+    everywhere = (
+        of_recipe(recipe, target, layout)
+        for recipe in RECIPES
+        for target in TARGETS
+        for layout in (ONE_RANK, *SEVERAL)
+    )
     assert set(pass_names()) == {name for names in everywhere for name in names}
+
+
+def test_a_model_of_one_rank_is_not_cut() -> None:
+    cutting = {step.name for step in PASSES if step.cuts}
+    assert cutting.isdisjoint(of_recipe("fp8"))
+    assert cutting <= {name for layout in SEVERAL for name in of_recipe("fp8", layout=layout)}
 
 
 def test_a_pass_runs_on_its_targets_alone() -> None:
@@ -213,4 +223,6 @@ def head(step: Pass) -> str:
     """What the listing calls a pass."""
     recipes = "" if step.recipes == tuple(RECIPES) else f"; recipe {', '.join(step.recipes)}"
     targets = "" if step.targets == TARGETS else f"; target {', '.join(step.targets)}"
-    return f"{step.name} ({step.numerics.value}{recipes}{targets})"
+    others = {"experts": "--tp or --dp", "tokens": "--dp", "embedding": "--shard-embedding"}
+    ranks = f"; with {others.get(step.cuts, '--tp')}" if step.cuts else ""
+    return f"{step.name} ({step.numerics.value}{recipes}{targets}{ranks})"

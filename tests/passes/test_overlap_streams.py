@@ -197,6 +197,7 @@ def put_on_streams(drawn: tuple[Region, FakeWorld], data: st.DataObject, best: b
 
 @PROPERTY
 @given(regions(), st.data(), st.booleans())
+@pytest.mark.slow
 def test_every_plan_is_free_of_hazards(
     drawn: tuple[Region, FakeWorld], data: st.DataObject, best: bool
 ) -> None:
@@ -209,6 +210,7 @@ def test_every_plan_is_free_of_hazards(
 
 @PROPERTY
 @given(regions(), st.data())
+@pytest.mark.slow
 def test_no_wait_can_be_left_out(drawn: tuple[Region, FakeWorld], data: st.DataObject) -> None:
     made = put_on_streams(drawn, data, best=False)
     waits = calls(made, WAIT_EVENT)
@@ -219,6 +221,7 @@ def test_no_wait_can_be_left_out(drawn: tuple[Region, FakeWorld], data: st.DataO
 
 @PROPERTY
 @given(regions(), st.data())
+@pytest.mark.slow
 def test_no_tensor_can_be_let_go(drawn: tuple[Region, FakeWorld], data: st.DataObject) -> None:
     made = put_on_streams(drawn, data, best=False)
     holds = calls(made, KEEP_ALIVE)

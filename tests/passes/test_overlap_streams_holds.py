@@ -46,3 +46,15 @@ def test_what_is_held_together_is_named_in_the_order_it_was_made() -> None:
         texts.add(region_to_python(made))
         kept.append((program, [object() for _ in range(len(kept))]))
     assert len(texts) == 1
+
+
+def test_ranks_meet_on_stream_0() -> None:
+    @region("dense", value("x", "T", 8), weight("a", 8, 8))
+    def sketch(x, a):
+        total = dsa.all_reduce.default(dsa.linear.default(x, a), "tp", 2)
+        return aten.add.Tensor(total, dsa.linear.default(x, a))
+
+    memory = Memory(fragment(sketch).regions["dense"].graph)
+    tasks = region_tasks(memory, SameCost())[1:-1]
+    pinned = {node.target for node, task in zip(memory.uses, tasks, strict=True) if task.pinned}
+    assert pinned == {dsa.all_reduce.default, aten.add.Tensor}  # the second is what is returned

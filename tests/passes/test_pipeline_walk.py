@@ -17,7 +17,7 @@ from dsa_compile.ir.spec import verify
 from dsa_compile.passes.pipeline import PIPELINE
 from dsa_compile.testing.models import save_hf, tiny_config, tiny_model
 from dsa_compile.weights.checkpoint import Checkpoint
-from dsa_compile.weights.materialize import load_layer
+from tests.weights.loading import load_layer
 
 FIRST_WITH_CACHES = "insert_paged_caches"
 DENSE = tuple(

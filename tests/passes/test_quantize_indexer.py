@@ -1,3 +1,4 @@
+import pytest
 import torch
 
 from dsa_compile.passes.quantize_indexer import QuantizeIndexer
@@ -70,11 +71,14 @@ def separate(rotate=dsa.rope_half.default, keep: bool = False) -> Sketch:
     return before
 
 
-def test_keys_and_queries_move_to_fp8_together(check: PassCheck) -> None:
+@pytest.mark.parametrize("rope", ["rope_half", "rope_interleaved"])
+def test_keys_and_queries_move_to_fp8_together(check: PassCheck, rope: str) -> None:
+    interleaved = rope == "rope_interleaved"
+
     @region("dense", *INPUTS, PAGES, outputs=("chosen",))
     def expected(k, q, weights, cos, sin, w, b, slots, tables, starts, lengths, every, index):
-        dsa.write_index_key_fp8.default(k, w, b, EPS, cos, sin, False, index, slots)
-        pair = dsa.index_query_quantize.default(q, weights, cos, sin, False, SCALE)
+        dsa.write_index_key_fp8.default(k, w, b, EPS, cos, sin, interleaved, index, slots)
+        pair = dsa.index_query_quantize.default(q, weights, cos, sin, interleaved, SCALE)
         rows = dsa.paged_index_topk_fp8.default(
             pair[0], pair[1], index, tables, starts, lengths, TOP_K
         )
@@ -83,12 +87,13 @@ def test_keys_and_queries_move_to_fp8_together(check: PassCheck) -> None:
     pages = torch.full((5, BLOCK, WIDTH + 4), 255, dtype=torch.uint8)
     check(
         QuantizeIndexer(),
-        separate(),
+        separate(getattr(dsa, rope).default),
         expected,
         sizes={"T": TOKENS},
         inputs=GIVEN,
         after_inputs={"index_cache": pages},
         relative=0.3,  # 95 % of the choices: 2 (1 - overlap) is its square
+        index_rope_interleaved=interleaved,
     )
 
 

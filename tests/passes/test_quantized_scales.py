@@ -27,6 +27,7 @@ def compiled(tmp_path, quantization=MappingProxyType({})):
     return compile_model(tmp_path / "model", out, recipe="fp8", weights="none").program
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("given", "powers"), [({"scale_fmt": "ue8m0"}, True), ({}, False)])
 def test_every_activation_has_the_format_of_the_checkpoint(tmp_path, given, powers):
     program = compiled(tmp_path, given)
@@ -38,6 +39,7 @@ def test_every_activation_has_the_format_of_the_checkpoint(tmp_path, given, powe
     assert found == {powers}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stored_in_fp8", [True, False])
 def test_a_weight_quantised_anew_is_reported(tmp_path, stored_in_fp8):
     """The low ranks of this geometry end inside blocks, so that merged ones have new blocks."""

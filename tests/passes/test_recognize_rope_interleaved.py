@@ -16,8 +16,8 @@ INPUTS = (
 OUTPUTS = ("query_out", "key_out")
 
 
-def table(x):
-    return aten.unsqueeze.default(aten.slice.Tensor(x, 2, 0, 8), 1)
+def table(x, heads=1):
+    return aten.unsqueeze.default(aten.slice.Tensor(x, 2, 0, 8), heads)
 
 
 def rotate(x, c, s, dim=3):
@@ -43,6 +43,41 @@ def test_queries_and_key_become_one_op_each(check: PassCheck) -> None:
         return op(query), op(key)
 
     check(RecognizeRopeInterleaved(), before, expected, rewrites=2)
+
+
+def test_an_indexer_with_tokens_first_needs_no_transposes(check: PassCheck) -> None:
+    index = (value("index_query", "B", "S", 4, 16), value("index_key", "B", "S", 1, 16))
+    names = (*OUTPUTS, "index_query_out", "index_key_out")
+
+    @region("dense", *INPUTS, *index, outputs=names)
+    def before(query, key, cos, sin, index_query, index_key):
+        attention, indexer = ((table(cos, d), table(sin, d)) for d in (1, 2))
+        of_attention = rotate(query, *attention), rotate(key, *attention)
+        return *of_attention, rotate(index_query, *indexer), rotate(index_key, *indexer)
+
+    @region("dense", *INPUTS, *index, outputs=names)
+    def expected(query, key, cos, sin, index_query, index_key):
+        def op(x):
+            return dsa.rope_interleaved.default(x, cos, sin)
+
+        turned = (op(aten.transpose.int(x, 1, 2)) for x in (query, key))
+        back = (aten.transpose.int(x, 1, 2) for x in turned)
+        return *back, op(index_query), op(index_key)
+
+    check(RecognizeRopeInterleaved(), before, expected, rewrites=4, index_rope_interleaved=True)
+
+
+def test_declines_tables_spread_over_another_dimension(check: PassCheck) -> None:
+    @region("dense", *INPUTS, outputs=OUTPUTS, path="self_attn")
+    def before(query, key, cos, sin):
+        c, s = table(cos), table(sin)
+        four = aten.transpose.int(query, 0, 3)  # [16, 4, S, B]
+        odd = [aten.unsqueeze.default(aten.slice.Tensor(t, 2, 0, 8), 0) for t in (cos, sin)]
+        wide = aten.slice.Tensor(aten.transpose.int(four, 0, 3), 1, 0, 1)
+        return rotate(wide, *odd), rotate(key, c, s)
+
+    message = check.declines(RecognizeRopeInterleaved(), before, untouched=False)
+    assert "spreads its tables over dimension 0" in message
 
 
 def test_declines_swapped_tables(check: PassCheck) -> None:

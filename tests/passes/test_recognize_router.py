@@ -1,11 +1,12 @@
 import pytest
 import torch
+from transformers.models.axk2.modeling_axk2 import AXK2TopkRouter
 from transformers.models.deepseek_v32.modeling_deepseek_v32 import DeepseekV32TopkRouter
 
 from dsa_compile.passes.functionalize import Functionalize
 from dsa_compile.passes.recognize_router import RecognizeRouter
 from dsa_compile.passes.strip_noise import StripNoise
-from dsa_compile.testing.models import tiny_config
+from dsa_compile.testing.models import tiny_axk2_config, tiny_config
 from tests.passes.conftest import PassCheck
 from tests.passes.sketch import Exported, region, value, weight
 
@@ -61,6 +62,37 @@ def test_declines_a_division_that_the_configuration_does_not_name(check: PassChe
         "pass recognize_router: matched 0 of 1 sites in 'moe' (2 layers); nearest miss: "
         "gate: node gather: calls aten.gather.default where aten.div.Tensor was expected"
     )
+
+
+class OtherRouter(torch.nn.Module):
+    """A.X-K2's router."""
+
+    def __init__(self, **geometry) -> None:
+        super().__init__()
+        self.gate = AXK2TopkRouter(tiny_axk2_config(4, **geometry))
+
+    def forward(self, x):
+        return self.gate(x)[1:]
+
+
+@pytest.mark.parametrize(("groups", "kept"), [(4, 2), (None, None)])
+def test_dropped_groups_that_score_zero_and_no_groups(check: PassCheck, groups, kept) -> None:
+    @region(
+        "moe",
+        value("x", "B", "S", HIDDEN),
+        weight("gate.weight", EXPERTS, HIDDEN),
+        weight("gate.e_score_correction_bias", EXPERTS),
+        outputs=OUTPUTS,
+    )
+    def expected(x, w, bias):
+        x = aten.view.default(x, [-1, HIDDEN])
+        late = (0, None, True) if groups else ()
+        chosen = dsa.router.default(x, w, bias, groups or 1, kept or 1, 4, True, 2.5, *late)
+        return chosen[0], chosen[1]
+
+    module = lambda: OtherRouter(n_group=groups, topk_group=kept)  # noqa: E731
+    source = Exported("moe", module, (value("x", "B", "S", HIDDEN),), OUTPUTS)
+    check(RecognizeRouter(), source, expected, prepare=CLEAN)
 
 
 class SoftmaxRouter(Router):

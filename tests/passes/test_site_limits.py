@@ -14,6 +14,7 @@ from dsa_compile.ir.region import Role
 from dsa_compile.passes.pipeline import PIPELINE
 from dsa_compile.testing.models import save_hf, tiny_config, tiny_model
 from tests.passes.sketch import canonical
+from tests.quick_cases import quick_first
 
 RECIPES = ("fp32", "fp8")
 
@@ -56,6 +57,7 @@ def check_weights(program: Program) -> None:
             assert (entry.torch_dtype, entry.shape) == (value.dtype, tuple(value.shape))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_every_limit_of_every_pass(model_dir: Path, recipe: str) -> None:
     for step, before, after in stages(model_dir, recipe):
@@ -78,7 +80,7 @@ def test_every_limit_of_every_pass(model_dir: Path, recipe: str) -> None:
                 assert graphs(partial) == graphs(after), step.name
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", quick_first(RECIPES))
 def test_a_site_names_what_it_took_out_and_put_in(model_dir: Path, recipe: str) -> None:
     for step, before, after in stages(model_dir, recipe):
         earlier: set[str] = set()

@@ -16,11 +16,12 @@ from tests.planted_bugs.catalogue import RECOGNISE, RESTRUCTURE
 from tests.planted_bugs.catalogue_fused import FUSE
 from tests.planted_bugs.conftest import Bench
 from tests.planted_bugs.planting import PlantedBug, Struck
+from tests.planted_bugs.sampled import sampled
 
 BUGS = (*RECOGNISE, *RESTRUCTURE, *FUSE)
 
 
-@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
+@pytest.mark.parametrize("bug", sampled(BUGS))
 def test_bisection_names_pass_and_site(
     bug: PlantedBug,
     bench: Callable[..., Bench],
@@ -32,7 +33,7 @@ def test_bisection_names_pass_and_site(
     with monkeypatch.context() as patch:
         bug.plant(patch, struck)
         replay = Replay(on.exported)
-        check = ReferenceCheck(replay, on.store, on.prompt, on.reference, 1e-5)
+        check = ReferenceCheck(replay, on.store, on.prompt, on.exported)
         found = find_culprit(replay, on.store, on.prompt, check, Log("test"), tmp_path)
     record_property("trials", found.trials)
     assert found.rewrite is not None
@@ -53,7 +54,7 @@ def test_the_reproducer_shows_the_difference(
     with monkeypatch.context() as patch:
         bug.plant(patch, Struck())
         replay = Replay(on.exported)
-        check = ReferenceCheck(replay, on.store, on.prompt, on.reference, 1e-5)
+        check = ReferenceCheck(replay, on.store, on.prompt, on.exported)
         found = find_culprit(replay, on.store, on.prompt, check, Log("test"), tmp_path)
     assert found.reproducer is not None
     script = [sys.executable, str(found.reproducer / "reproduce.py")]

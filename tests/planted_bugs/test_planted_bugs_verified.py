@@ -9,9 +9,10 @@ from dsa_compile.debugging.verify.verify_compilation import illegal, verify
 from tests.planted_bugs.catalogue_fused import FP8, STREAMS
 from tests.planted_bugs.conftest import Bench
 from tests.planted_bugs.planting import PlantedBug, Struck
+from tests.planted_bugs.sampled import sampled
 
 
-@pytest.mark.parametrize("bug", FP8, ids=lambda bug: bug.name)
+@pytest.mark.parametrize("bug", sampled(FP8))
 def test_verification_names_pass_and_site(
     bug: PlantedBug, bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -34,7 +35,7 @@ def test_nothing_is_wrong_without_a_fault(bench: Callable[..., Bench]) -> None:
     assert len(report.sites) > len(report.passes)
 
 
-@pytest.mark.parametrize("bug", STREAMS, ids=lambda bug: bug.name)
+@pytest.mark.parametrize("bug", sampled(STREAMS))
 def test_hazards_are_laid_to_the_overlap(
     bug: PlantedBug, bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
 ) -> None:

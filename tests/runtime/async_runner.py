@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from dsa_compile.runtime.sampling.device_sampler import DeviceSampler, DeviceTokens
+from dsa_compile.runtime.sampling.device_sampler import DeviceSampler
 from dsa_compile.testing.hash_runner import HashRunner
 
 
@@ -36,6 +36,7 @@ class AsyncHashRunner(HashRunner):
         self.token_buffer = torch.zeros(rows, dtype=torch.int64)
         self.rows_ahead = rows
         self.device_sampler = DeviceSampler(vocab_size, self.token_buffer)
+        self.logits_buffer = torch.zeros(rows, vocab_size)
         self.log: list[tuple[str, int]] = []
         self.launches = 0
         self.failing_launches = 0
@@ -53,10 +54,12 @@ class AsyncHashRunner(HashRunner):
             assert (inputs.batch.input_ids >= 0).all(), "a token that only the device knows"
             return super().launch(inputs)
         self.log.append(("launch", self.launches))
-        made = self.device_sampler.launch(self.execute(self.resolve(inputs.batch)), inputs)
-        # The slot is used again, and then holds other tokens.
-        tokens = WatchedTokens(made._tokens.copy(), None)
-        tokens.runner, tokens.number = self, self.launches
+        logits = self.execute(self.resolve(inputs.batch))
+        # One buffer for all steps, as behind a captured graph.
+        self.logits_buffer.fill_(math.nan)
+        self.logits_buffer[: len(logits)] = logits
+        made = self.device_sampler.launch(self.logits_buffer[: len(logits)], inputs)
+        tokens = WatchedTokens(self, self.launches, made)
         self.launches += 1
         return tokens
 
@@ -66,6 +69,9 @@ class AsyncHashRunner(HashRunner):
             self.log.append(("no memory", batch.num_tokens))
             self.caches[:, batch.slot_mapping] = 0xBAD
             raise torch.OutOfMemoryError(NO_MEMORY)
+        self.check_launch()
+
+    def check_launch(self):
         if self.failing_launches:
             self.failing_launches -= 1
             raise LaunchError("the launch failed")
@@ -79,10 +85,21 @@ class AsyncHashRunner(HashRunner):
         return super().execute(batch) / self.flatness
 
 
-class WatchedTokens(DeviceTokens):
+class WatchedTokens:
+    """Tokens of a launch, whose sampling and waiting are logged."""
+
+    def __init__(self, runner, number, tokens):
+        self.runner, self.number, self.tokens = runner, number, tokens
+
+    def sample(self):
+        if self.tokens._chosen is None:
+            self.runner.log.append(("sample", self.number))
+            self.runner.check_launch()
+            self.tokens.sample()
+
     def wait(self):
         self.runner.log.append(("wait", self.number))
         if self.runner.failing_results:
             self.runner.failing_results -= 1
             raise ResultError("device lost")
-        return super().wait()
+        return self.tokens.wait()

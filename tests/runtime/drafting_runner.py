@@ -32,6 +32,9 @@ class DraftingRunner(AsyncHashRunner):
         self.ends = np.zeros(self.rows_ahead, np.int64)  # the position of each row's last token
         self.yields: dict[int, int] = {}
 
+    def samples_ahead(self, states):
+        return not any(state.special for state in states)
+
     def launch(self, inputs):
         self.check(inputs.batch)
         self.log.append(("launch" if inputs.ahead else "run", self.launches))
@@ -94,11 +97,11 @@ class DraftingRunner(AsyncHashRunner):
                 # After a wrong draft the rest is computed all the same, and its cache rows are bad.
                 lucky = self.chance.random() < self.right and choices[-1].failed is None
                 ids[token + 1] = choices[-1].token_id if lucky else self.chance.randrange(8)
-                right &= ids[token + 1] == choices[-1].token_id and not state.needs_host
+                right &= ids[token + 1] == choices[-1].token_id and not state.special
         return choices
 
     def choose(self, logits, state, count):
-        assert not state.needs_host or count == state.generated
+        assert not state.special or count == state.generated
         then = copy(state)
         then.generated = count
         return self.sampler.sample(logits, [then])[0]

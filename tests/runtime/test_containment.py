@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
-from dsa_compile.runtime import Engine, EngineConfig, StepError
+from dsa_compile.runtime import Engine, EngineOptions, StepError
 from dsa_compile.testing.hash_runner import reference_tokens
 
 from .async_runner import AsyncHashRunner
@@ -26,7 +26,7 @@ class FaultyRunner(AsyncHashRunner):
 
     def check(self, batch):
         super().check(batch)
-        known = self.engine.scheduler._requests
+        known = self.engine.scheduler.requests
         rows = {known[name].row for name in self.guilty if name in known}
         contexts = zip(batch.request_rows.tolist(), batch.context_lens.tolist(), strict=True)
         if any(row in rows and context > self.tokens for row, context in contexts):
@@ -37,7 +37,7 @@ class FaultyRunner(AsyncHashRunner):
 
 def make_engine(overlap, **config):
     runner = FaultyRunner(400, SIZE, VOCAB)
-    runner.engine = Engine(runner, EngineConfig(overlap=overlap, **config))
+    runner.engine = Engine(runner, EngineOptions(overlap=overlap, **config))
     return runner.engine, runner
 
 
@@ -107,7 +107,7 @@ class FaultMachine(EngineMachine):
 
     def make(self, *args, **config):
         runner = FaultyRunner(*args, SIZE, VOCAB, eos_token_ids=(7,))
-        runner.engine = Engine(runner, EngineConfig(overlap=True, **config))
+        runner.engine = Engine(runner, EngineOptions(overlap=True, **config))
         return runner.engine, runner
 
     @precondition(lambda self: self.asked)

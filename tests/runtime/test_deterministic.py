@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dsa_compile.errors import UserError
-from dsa_compile.runtime import Engine, EngineConfig, SamplingParams
+from dsa_compile.runtime import Engine, EngineOptions, SamplingParams
 from dsa_compile.testing.hash_runner import HashRunner
 
 SIZE = 4
@@ -28,7 +28,7 @@ class ShapedRunner(HashRunner):
 
 def make_engine(num_blocks=300, deterministic=True, **config):
     options = {"max_batched_tokens": 18, "max_running": 16} | config
-    config = EngineConfig(deterministic=deterministic, **options)
+    config = EngineOptions(deterministic=deterministic, **options)
     return Engine(ShapedRunner(num_blocks, SIZE, VOCAB), config)
 
 

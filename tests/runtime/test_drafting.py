@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
-from dsa_compile.runtime import Engine, EngineConfig, SamplingParams
+from dsa_compile.runtime import Engine, EngineOptions, SamplingParams
 from dsa_compile.testing.hash_runner import reference_tokens
 
 from .drafting_runner import DraftingRunner
@@ -14,7 +14,7 @@ from .test_step_pipeline import run as finish
 
 def make_engine(overlap, num_blocks=300, num_drafts=4, right=0.6, **config):
     runner = DraftingRunner(num_blocks, SIZE, VOCAB, num_drafts, right, eos_token_ids=(EOS,))
-    return Engine(runner, EngineConfig(overlap=overlap, **config)), runner
+    return Engine(runner, EngineOptions(overlap=overlap, **config)), runner
 
 
 def prompts(count, longest=30):
@@ -87,6 +87,26 @@ def test_a_pool_without_room_for_drafts_computes_fewer():
     for prompt, output in zip(asked, outputs, strict=True):
         assert output.token_ids == reference_tokens(prompt, 12, VOCAB)
     assert engine.stats().preemptions == 0
+
+
+def test_a_crowded_engine_checks_no_drafts():
+    """Up to ``draft_max_rows`` requests get drafts; when others have ended, so do the rest."""
+    engine, runner = make_engine(False, draft_max_rows=2)
+    asked = prompts(3, longest=5)
+    limits = (8, 8, 40)
+    for name, (prompt, most) in enumerate(zip(asked, limits, strict=True)):
+        engine.add_request(str(name), prompt, greedy(most, ignore_eos=True))
+    crowded = 0
+    while engine.has_unfinished():
+        before = dict(runner.yields)
+        running = engine.stats().running
+        engine.step()
+        if running == 3:
+            crowded += 1
+            assert {n for n, count in runner.yields.items() if count > before.get(n, 0)} == {1}
+    assert crowded > 4
+    assert max(runner.yields) > 1
+    assert engine.stats().drafted
 
 
 class DraftingMachine(EngineMachine):

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dsa_compile.errors import RequestError, UserError
-from dsa_compile.runtime import Engine, EngineConfig, SamplingParams
+from dsa_compile.runtime import Engine, EngineOptions, SamplingParams
 from dsa_compile.testing.hash_runner import HashRunner, reference_tokens
 
 SIZE = 4
@@ -22,7 +22,7 @@ def greedy(max_tokens: int = 8, **options) -> SamplingParams:
 
 def make_engine(num_blocks=256, tokenizer=None, nan_token=None, eos=(), **config) -> Engine:
     runner = HashRunner(num_blocks, SIZE, VOCAB, 2000, eos, nan_token)
-    return Engine(runner, EngineConfig(**config), tokenizer)
+    return Engine(runner, EngineOptions(**config), tokenizer)
 
 
 def prompts(count: int, longest: int, seed: int = 0) -> list[list[int]]:
@@ -116,7 +116,7 @@ def test_sampled_tokens_do_not_depend_on_preemption_or_company():
         Engine(Flat(64, SIZE, VOCAB)).generate([p], q)[0]
         for p, q in zip(batch, params, strict=True)
     ]
-    engine = Engine(Flat(24, SIZE, VOCAB), EngineConfig(max_batched_tokens=16))
+    engine = Engine(Flat(24, SIZE, VOCAB), EngineOptions(max_batched_tokens=16))
     crowd = engine.generate(batch, params)
     assert engine.stats().preemptions > 0
     assert [o.token_ids for o in crowd] == [o.token_ids for o in alone]

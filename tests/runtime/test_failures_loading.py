@@ -16,9 +16,10 @@ from dsa_compile.kernels import registry
 from dsa_compile.runtime import OutOfMemory, StepError
 from dsa_compile.runtime.execution import executor
 from dsa_compile.runtime.execution.caches import GIB, make_caches, page_bytes
-from dsa_compile.runtime.execution.cuda_graphs import DecodeGraphs, GraphPlan
+from dsa_compile.runtime.execution.cuda_graphs import DecodeGraphs
 from dsa_compile.runtime.execution.devices import device_of
 from dsa_compile.runtime.execution.executor import implementation
+from dsa_compile.runtime.execution.graph_plan import GraphPlan
 from dsa_compile.runtime.loading import load_runner as loading
 from dsa_compile.runtime.loading import memory_plan, weight_loading
 from dsa_compile.runtime.loading.load_runner import load_runner
@@ -60,7 +61,7 @@ def test_weights_say_what_they_need_and_what_there_is(artifact, gpu, monkeypatch
         for call in weight_loading.load_weights(Artifact.open(artifact), None).values()
         for tensor in call.values()
     )
-    monkeypatch.setattr(weight_loading, "load_layer", no_memory)
+    monkeypatch.setattr(weight_loading, "_weights", no_memory)
     with pytest.raises(UserError) as raised:
         load_runner(artifact)
     assert f"the weights need {needed / GIB:.1f} GiB and this machine has less" in str(raised.value)

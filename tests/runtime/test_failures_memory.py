@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
-from dsa_compile.runtime import Engine, EngineConfig
+from dsa_compile.runtime import Engine, EngineOptions
 from dsa_compile.testing.hash_runner import reference_tokens
 
 from .async_runner import AsyncHashRunner
@@ -18,7 +18,7 @@ from .test_step_pipeline import FLATNESS, SIZE, VOCAB, EngineMachine, alone, gre
 def engine_with(memory, overlap, **config):
     runner = AsyncHashRunner(200, SIZE, VOCAB)
     runner.memory = memory
-    return Engine(runner, EngineConfig(overlap=overlap, **config)), runner
+    return Engine(runner, EngineOptions(overlap=overlap, **config)), runner
 
 
 def attempts(runner):

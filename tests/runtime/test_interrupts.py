@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from dsa_compile.runtime import Engine, EngineConfig, SamplingParams
+from dsa_compile.runtime import Engine, EngineOptions, SamplingParams
 from dsa_compile.runtime.failures.interrupts import Uninterrupted
 from dsa_compile.testing.hash_runner import HashRunner, reference_tokens
 
@@ -63,13 +63,13 @@ class Interrupts:
 @pytest.mark.parametrize("runner", [HashRunner, AsyncHashRunner, DraftingRunner])
 def test_an_interrupted_engine_goes_on(runner, seed):
     made = runner(14, SIZE, VOCAB)
-    engine = Engine(made, EngineConfig(max_batched_tokens=8, overlap=made.rows_ahead > 0))
+    engine = Engine(made, EngineOptions(max_batched_tokens=8, overlap=made.rows_ahead > 0))
     interrupts = Interrupts(seed, longest=1500 + 40 * seed)
     known = {}
     for name, prompt in PROMPTS.items():
-        while name not in engine.scheduler._requests:
+        while name not in engine.scheduler.requests:
             interrupts.call(engine.add_request, name, prompt, PARAMS)
-        request = engine.scheduler._requests[name]
+        request = engine.scheduler.requests[name]
         known[name] = request, engine._live[request]
         engine.scheduler.check()
     for number in range(2000):
@@ -94,7 +94,7 @@ def test_an_interrupted_engine_goes_on(runner, seed):
 
 @pytest.mark.parametrize("seed", range(12))
 def test_generate_may_be_called_again(seed):
-    engine = Engine(AsyncHashRunner(14, SIZE, VOCAB), EngineConfig(overlap=True))
+    engine = Engine(AsyncHashRunner(14, SIZE, VOCAB), EngineOptions(overlap=True))
     interrupts = Interrupts(seed, longest=4000)
     prompts = list(PROMPTS.values())
     outputs = None

@@ -103,3 +103,22 @@ def test_end_ids():
 def test_tiny_temperatures_are_greedy():
     assert SamplingParams(temperature=1e-6).greedy
     assert not SamplingParams(temperature=1e-4).greedy
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", 10**400),
+        ("repetition_penalty", 10**400),
+        ("max_tokens", -(10**4000)),
+        ("stop", ["x"] * 65),
+        ("stop", ["x" * 1025]),
+        ("stop", [f"stop {n}" for n in range(10**5)]),
+        ("stop_token_ids", range(2**20 + 1)),
+        ("top_p", "x" * 10**6),
+    ],
+)
+def test_values_beyond_what_a_step_should_pay_for(field, value):
+    with pytest.raises(RequestError, match=f"sampling parameter {field}") as caught:
+        SamplingParams(**{field: value})
+    assert len(str(caught.value)) < 500

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import shutil
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,8 +14,10 @@ from dsa_compile.kernels import registry
 from dsa_compile.kernels.cuda.shipped import NO_KERNELS, ShippedKernels, kernels_in_use
 from dsa_compile.runtime import Engine, SamplingParams
 from dsa_compile.runtime.execution import executor
+from dsa_compile.runtime.execution.runner import StepInputs
 from dsa_compile.runtime.loading import load_runner as loading
 from dsa_compile.runtime.sampling import device_sampler
+from dsa_compile.runtime.sampling.sampler import SamplingState
 from dsa_compile.testing.models import save_hf, tiny_config, tiny_model
 from tests.artifact.building import edit_manifest
 
@@ -98,8 +99,10 @@ def test_tokens_are_chosen_with_the_runners_machine_code(monkeypatch, artifact):
     sampler = runner._sampler
     in_use = []
     monkeypatch.setattr(device_sampler, "sample_tokens", lambda *_: in_use.append(kernels_in_use()))
-    slot = SimpleNamespace(options=None, tokens=None, done=SimpleNamespace(record=lambda: None))
-    sampler._choose(torch.zeros(1, 32), slot, 1)
+    sampler._last_tokens = sampler._last_tokens.to("meta")
+    states = [SamplingState(PARAMS, [1], (), 32)]
+    inputs = StepInputs(None, [0], states, [0], [1], ahead=True)
+    sampler.launch(torch.zeros(1, 32, device="meta"), inputs)
     assert in_use == [runner.shipped_kernels]
 
 

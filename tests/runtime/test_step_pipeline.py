@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from dsa_compile.errors import UserError
-from dsa_compile.runtime import Engine, EngineConfig, SamplingParams
+from dsa_compile.kernels.sampling_layout import MOST_TOP
+from dsa_compile.runtime import Engine, EngineOptions, SamplingParams
 from dsa_compile.testing.hash_runner import HashRunner, reference_tokens
 
 from .async_runner import AsyncHashRunner, LaunchError, ResultError
@@ -20,7 +21,7 @@ FLATNESS = 4.0
 
 def make_engine(num_blocks=200, **config):
     runner = AsyncHashRunner(num_blocks, SIZE, VOCAB, eos_token_ids=(EOS,))
-    return Engine(runner, EngineConfig(overlap=True, **config)), runner
+    return Engine(runner, EngineOptions(overlap=True, **config)), runner
 
 
 def greedy(max_tokens=8, **options):
@@ -75,7 +76,7 @@ def test_a_request_for_the_host_is_run_alone_and_exactly():
     engine, runner = make_engine()
     engine.add_request("a", [1, 2, 3], greedy(12, ignore_eos=True))
     engine.step()
-    engine.add_request("b", [4, 5], greedy(3, logprobs=2, ignore_eos=True))
+    engine.add_request("b", [4, 5], greedy(3, logprobs=MOST_TOP + 1, ignore_eos=True))
     done = run(engine)
     assert done["a"].token_ids == reference_tokens([1, 2, 3], 12, VOCAB)
     assert done["b"].token_ids == reference_tokens([4, 5], 3, VOCAB)
@@ -178,7 +179,7 @@ def test_drained_pages_may_be_lost():
 
 def test_a_row_that_fails_does_so_alone():
     runner = AsyncHashRunner(200, SIZE, VOCAB, nan_token=VOCAB - 1)
-    engine = Engine(runner, EngineConfig(overlap=True))
+    engine = Engine(runner, EngineOptions(overlap=True))
     batch = [[1, 2, 3], [4] * 9 + [VOCAB - 1], [6, 6]]
     good, bad, other = engine.generate(batch, greedy(4))
     assert bad.finish_reason == "error"
@@ -190,9 +191,9 @@ def test_a_row_that_fails_does_so_alone():
 
 def test_what_cannot_overlap_is_refused():
     with pytest.raises(UserError, match="keeps no tokens on its device"):
-        Engine(HashRunner(8, SIZE), EngineConfig(overlap=True))
+        Engine(HashRunner(8, SIZE), EngineOptions(overlap=True))
     with pytest.raises(UserError, match="max_running=9: the runner keeps tokens of 8 requests"):
-        Engine(AsyncHashRunner(8, SIZE, VOCAB, rows=8), EngineConfig(overlap=True, max_running=9))
+        Engine(AsyncHashRunner(8, SIZE, VOCAB, rows=8), EngineOptions(overlap=True, max_running=9))
 
 
 def test_on_the_cpu_steps_do_not_overlap_by_themselves():
@@ -212,6 +213,15 @@ PARAMS = st.sampled_from(
         {"seed": 3, "repetition_penalty": 1.2},
     ]
 )
+
+
+def settings_of(examples):
+    return settings(
+        max_examples=examples,
+        stateful_step_count=30,
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    )
 
 
 class EngineMachine(RuleBasedStateMachine):
@@ -294,6 +304,9 @@ class EngineMachine(RuleBasedStateMachine):
     def holds(self):
         self.engine.scheduler.check()
 
+    def alone(self, prompt, params):
+        return alone(prompt, params, FLATNESS)
+
     def finish(self):
         for _ in range(6000):
             if not self.engine.has_unfinished():
@@ -308,14 +321,9 @@ class EngineMachine(RuleBasedStateMachine):
         self.finish()
         for name, (prompt, params) in self.asked.items():
             reason, tokens = self.finished[name]
-            want = alone(prompt, params, FLATNESS)
+            want = self.alone(prompt, params)
             assert tokens == (want[: len(tokens)] if reason == "abort" else want)
 
 
 TestEngine = EngineMachine.TestCase
-TestEngine.settings = settings(
-    max_examples=50,
-    stateful_step_count=30,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-)
+TestEngine.settings = settings_of(50)

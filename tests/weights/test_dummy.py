@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from dsa_compile.weights.dummy import DummyWeights
-from dsa_compile.weights.materialize import load_layer
 from dsa_compile.weights.plan import Constant, Load, WeightEntry, WeightPlan
+from tests.weights.loading import load_layer
 
 ENTRIES = {
     "q.weight_e4m3": ("float8_e4m3fn", (256, 384)),

@@ -5,7 +5,7 @@ import torch
 
 from dsa_compile.errors import ArtifactError
 from dsa_compile.testing.models import dequantised_twin
-from dsa_compile.weights.materialize import load_layer, materialize, write_expr
+from dsa_compile.weights.materialize import materialize, write_expr
 from dsa_compile.weights.plan import (
     Concat,
     Constant,
@@ -17,6 +17,7 @@ from dsa_compile.weights.plan import (
     WeightPlan,
     infer_shape,
 )
+from tests.weights.loading import load_layer
 
 VARIABLES = {"layer": "model.layers.1", "next_norm": "model.layers.2.input_layernorm"}
 ATTENTION = "model.layers.1.self_attn."

@@ -8,9 +8,9 @@ import torch
 from safetensors.torch import load_file
 
 from dsa_compile.errors import ArtifactError, CheckpointError
-from dsa_compile.weights.materialize import load_layer
 from dsa_compile.weights.pack import PackedFile, PackedWeights, write_packed
 from dsa_compile.weights.plan import Concat, Constant, Load, WeightEntry, WeightPlan
+from tests.weights.loading import load_layer
 
 REGIONS = [
     ("embed", "embed", {}),

@@ -83,6 +83,26 @@ def test_values_and_scales_can_be_read_apart(hf_dir, open_checkpoint):
     assert torch.equal(only_scales, scales)
 
 
+@pytest.mark.parametrize(("name", "stacked"), CASES)
+@pytest.mark.parametrize("layout", ["hub_dir", "hf_dir", "fused_dir"])
+@pytest.mark.parametrize("slab", [1, 8 << 20])
+def test_windows_of_what_is_quantized(
+    name, stacked, layout, slab, request, open_checkpoint, monkeypatch
+):
+    monkeypatch.setattr(stored, "_SLAB", slab)
+    checkpoint = open_checkpoint(request.getfixturevalue(layout))
+    for whole in quantized(checkpoint, name, stacked):
+        for dim, size in enumerate(whole.shape):
+            for start, stop in ((0, 1), (size // 2, size), (size // 3, size - size // 3)):
+                shown = [slice(0, each) for each in whole.shape]
+                shown[dim] = slice(start, max(start + 1, stop))
+                window = tuple(shown)
+                out = torch.zeros_like(whole[window].contiguous())
+                pair = (None, out) if whole.dtype is torch.float32 else (out, None)
+                checkpoint.read_quantized(name, stacked, *pair, window)
+                assert torch.equal(out.float(), whole[window].float()), window
+
+
 def test_zeros_have_a_scale():
     values, scale = quantize_rows(torch.zeros(3, 200))
     assert torch.equal(scale, torch.ones(1, 2))

@@ -4,6 +4,7 @@ What goes wrong in a user's hands is one line that says what and where, and noth
 Here everything passes through the commands themselves; each layer's own tests go through its cases.
 """
 
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,13 +12,16 @@ from typing import Any
 
 import pytest
 
-from dsa_compile import compiling
+from dsa_compile import compilation
 from dsa_compile.cli import compile as compile_cli
 from dsa_compile.cli import generate as generate_cli
 from dsa_compile.config import CompileConfig
 from dsa_compile.frontend.build import build_program
 from dsa_compile.passes.manager import run_pipeline
 from dsa_compile.testing.models import save_byte_tokenizer, save_hf, tiny_config, tiny_model
+
+PHASE = re.compile(r"[a-z][a-z ]+ \d+\.\d s.*")
+"""A phase that came before the refusal, as the progress shows it."""
 
 
 @pytest.fixture(scope="session")
@@ -43,8 +47,8 @@ def kernel(source: Path) -> Any:
 @pytest.fixture
 def quick(kernel: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """``dsa-compile`` takes the finished program, and reads, writes and checks as ever."""
-    monkeypatch.setattr(compiling, "build_program", lambda _, config: _finished(kernel, config))
-    monkeypatch.setattr(compiling, "run_pipeline", lambda *_: None)
+    monkeypatch.setattr(compilation, "build_program", lambda _, config: _finished(kernel, config))
+    monkeypatch.setattr(compilation, "run_pipeline", lambda *_: None)
 
 
 def _finished(kernel: Any, config: CompileConfig) -> Any:
@@ -58,8 +62,8 @@ def compiled(source: Path, kernel: Any, tmp_path_factory: pytest.TempPathFactory
     """A directory with two artifacts of the model, ``reference`` and ``pack``."""
     root = tmp_path_factory.mktemp("compiled")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compiling, "build_program", lambda _, config: _finished(kernel, config))
-        patch.setattr(compiling, "run_pipeline", lambda *_: None)
+        patch.setattr(compilation, "build_program", lambda _, config: _finished(kernel, config))
+        patch.setattr(compilation, "run_pipeline", lambda *_: None)
         for mode in ("reference", "pack"):
             out = str(root / mode)
             command = [str(source), "-o", out, "--weights", mode, "--block-size", "16"]
@@ -100,11 +104,12 @@ class Refusal:
     def _refused(self, program: str, main: Callable[[list[str]], int], argv: list[str]) -> str:
         self._capsys.readouterr()
         assert main(argv) == 2
-        message = self._capsys.readouterr().err
+        said = self._capsys.readouterr().err
+        assert said.endswith("\n")
+        *progress, message = said.splitlines()
+        assert all(PHASE.fullmatch(line) for line in progress), said
         assert message.startswith(f"{program}: error: ")
-        assert message.count("\n") == 1
-        assert message.endswith("\n")
-        return message
+        return message + "\n"
 
 
 @pytest.fixture

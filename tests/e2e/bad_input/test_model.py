@@ -116,7 +116,7 @@ def test_directories_that_are_no_model(tmp_path, refusal):
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").touch()
     assert "config.json: missing" in refusal.compiling(tmp_path / "empty")
-    assert "no such directory" in refusal.compiling(tmp_path / "file")
+    assert "is a file; give the model's directory" in refusal.compiling(tmp_path / "file")
     assert "no such directory" in refusal.compiling(tmp_path / "absent")
 
 

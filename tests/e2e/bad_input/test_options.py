@@ -7,11 +7,15 @@ import pytest
     ("options", "what"),
     [
         (["--recipe", "int3"], "unknown recipe 'int3'; choose one of fp32, bf16"),
-        (["--target", "tpu"], "unknown target 'tpu'; choose one of cpu"),
+        (["--target", "tpu"], "unknown target 'tpu'; choose one of auto"),
         (["--weights", "all"], "unknown weights 'all'; choose one of reference, pack, none"),
         (["--disable", "absorb_mlp"], "unknown pass 'absorb_mlp'; did you mean 'absorb_mla'?"),
-        (["--stop-after", "nothing"], "unknown pass 'nothing'; passes: strip_noise,"),
-        (["--disable", "absorb_mla"], "cannot disable 'absorb_mla': fuse_rope_absorb needs it"),
+        (["--stop-after", "nothing"], "unknown pass 'nothing'; dsa-compile --list-passes prints"),
+        (
+            ["--disable", "absorb_mla"],
+            "cannot disable 'absorb_mla': flatten_tokens, fuse_rope_absorb need it, and the "
+            "runtime needs insert_paged_caches",
+        ),
         (["--layers", "0-9"], "--layers 0-9: the model has layers 0-1"),
         (["--layers", "1-0"], "--layers 1-0: the model has layers 0-1"),
         (["--layers", "two"], "argument --layers: 'two' is not a range such as 0-3"),

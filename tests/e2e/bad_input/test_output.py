@@ -15,6 +15,7 @@ import pytest
 from dsa_compile.cli import compile as compile_cli
 from dsa_compile.cli import generate as generate_cli
 from tests.e2e.bad_input.damage import GREEDY
+from tests.quick_cases import quick_first
 
 
 def test_the_output_exists(compiled, source, tmp_path, refusal):
@@ -90,7 +91,7 @@ def in_child(work: Callable[[], object]) -> int:
     return -os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-@pytest.mark.parametrize("mode", ["reference", "pack"])
+@pytest.mark.parametrize("mode", quick_first(["reference", "pack"]))
 def test_killed_while_writing_and_compiled_again(source, quick, tmp_path, monkeypatch, mode):
     """SIGKILL at each kind of moment: a first file, in between, at the last flush, after it."""
     out = tmp_path / "out"
@@ -142,6 +143,7 @@ def test_the_commands_as_processes(source, compiled, tmp_path):
     assert "manifest.json: missing; is this an artifact?" in refused.stderr
 
 
+@pytest.mark.slow
 def test_a_process_killed_from_outside(source, tmp_path):
     """While it exports the model; whatever it left is gone after the next run."""
     out = tmp_path / "out"

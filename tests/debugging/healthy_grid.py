@@ -1,0 +1,165 @@
+"""``verify`` of healthy models: whatever it accuses is a fault of its own.
+
+    python -m tests.debugging.healthy_grid [--recipes fp8] [--models random] [--out FILE]
+
+Recipes × models × targets × lengths of prompts, each in a process of its own; a line each, with
+what was accused. The models are two layers of the trained one and of its FP8 copy with scales that
+are powers of two, and three random geometries, of which the wide one is made for GPUs. A model that
+a target does not take is refused, and no prompt is longer than the model takes. The longest have
+the passes that round checked alone, for a cell to take about a minute. Exits with 1 if anything was
+accused.
+
+With ``--out`` each cell is kept in a JSON file as soon as it is done, and those that are there are
+not run again, so that the grid can be run a part at a time; remove the file after a change.
+"""
+
+import argparse
+import itertools
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "tiny_v32"
+RECIPES = ("fp32", "bf16", "fp8", "fp8-kv-tensor")
+MODELS = ("trained", "trained-fp8", "random", "random-wide-values", "random-wide")
+FIVE_LAYERS = ("trained", "trained-fp8", "random-wide")
+TARGETS = ("cpu", "sm_90a")
+TOKENS = (99, 512, 2500)
+ROUNDING = ("absorb_mla", "quantize_projections", "quantize_experts", "quantize_indexer",
+            "fuse_norm_quantize", "insert_paged_caches", "fuse_attention_expand")  # fmt: skip
+
+
+def make_model(name: str, folder: Path) -> Path:
+    """The directory of a model, made in ``folder`` if it is not among the examples."""
+    if name == "trained":
+        return EXAMPLES / "checkpoint"
+    path = folder / name
+    if path.is_dir():
+        return path
+    if name == "trained-fp8":
+        command = [sys.executable, "-m", "examples.tiny_v32.quantize_fp8", "--out", str(path)]
+        subprocess.run(command, check=True, capture_output=True)
+        return path
+    if name == "random-wide":
+        return _wide_model(path)
+    from dsa_compile.testing.models import save_hf, tiny_config, tiny_model
+
+    wide = {"v_head_dim": 128, "qk_nope_head_dim": 32} if name == "random-wide-values" else {}
+    path.mkdir()
+    save_hf(tiny_model(tiny_config(2, first_k_dense_replace=1, **wide)), path)
+    return path
+
+
+def _wide_model(path: Path) -> Path:
+    """The geometry of ``examples/tiny_v32_fp8``, in FP8 blocks."""
+    from examples.tiny_v32.choice import DATA
+    from examples.tiny_v32.export import write_checkpoint
+    from examples.tiny_v32.model import TinyModel
+    from examples.tiny_v32.quantize_fp8 import quantize_checkpoint
+    from examples.tiny_v32_fp8.config import CONFIG
+
+    model = TinyModel(CONFIG)
+    model.initialise(0)
+    plain = path.with_name(f"{path.name}-bf16")
+    write_checkpoint(model, DATA / "checkpoint", plain)
+    quantize_checkpoint(plain, path)
+    return path
+
+
+class RefusedError(Exception):
+    """The model cannot be compiled so."""
+
+
+def accusations(
+    model: Path, recipe: str, target: str, tokens: int, layers: str | None
+) -> Iterator[str]:
+    """What ``verify`` finds wrong with a model as this installation compiles it."""
+    config = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    count = min(tokens, config["max_position_embeddings"])
+    with tempfile.TemporaryDirectory() as name:
+        path = Path(name) / "artifact"
+        cut = [] if layers is None else ["--layers", layers]
+        done = _run("compile", model, "-o", path, "--recipe", recipe, "--target", target, *cut)
+        if done.returncode:
+            raise RefusedError(done.stderr.strip().splitlines()[-1])
+        only = [f"--pass={p}" for p in ROUNDING if p in _passes(path)] if tokens > 1000 else []
+        done = _run("inspect", path, "verify", "--json", "--tokens", count, *only)
+        if done.returncode not in (0, 1):
+            yield done.stderr.strip().splitlines()[-1]
+            return
+        report = json.loads(done.stdout)
+        for run in report["passes"]:
+            if run["problem"]:
+                yield f"{run['name']}: {run['problem']}"
+        for hazard in report["hazards"]:
+            yield f"{hazard['pass_name']}: {hazard['problem']}"
+        yield from report["emission"]
+
+
+def _run(command: str, *args: Any) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, "-m", f"dsa_compile.cli.{command}", *map(str, args)]
+    return subprocess.run(line, capture_output=True, text=True, check=False)
+
+
+def _passes(artifact: Path) -> set[str]:
+    manifest = json.loads((artifact / "manifest.json").read_text(encoding="utf-8"))
+    return {record["name"] for record in manifest["passes"]}
+
+
+def main() -> int:
+    """Run the grid and print it."""
+    parser = argparse.ArgumentParser(description="verify of healthy models")
+    parser.add_argument("--recipes", nargs="+", default=RECIPES, choices=RECIPES)
+    parser.add_argument("--models", nargs="+", default=MODELS, choices=MODELS)
+    parser.add_argument("--targets", nargs="+", default=TARGETS, choices=TARGETS)
+    parser.add_argument("--tokens", nargs="+", type=int, default=TOKENS)
+    parser.add_argument("--out", type=Path, help="JSON file of cells, read and added to")
+    args = parser.parse_args()
+    kept = _kept(args.out)
+    accused = 0
+    with tempfile.TemporaryDirectory() as name:
+        cells = itertools.product(args.models, args.recipes, args.targets, args.tokens)
+        for model, recipe, target, tokens in cells:
+            key = f"{model} {recipe} {target} {tokens}"
+            if key in kept:
+                accused += not kept[key].startswith(("right", "refused"))
+                continue
+            began = time.perf_counter()
+            path = make_model(model, Path(name))
+            layers = "1-2" if model in FIVE_LAYERS else None
+            try:
+                found = list(accusations(path, recipe, target, tokens, layers))
+            except RefusedError as refused:
+                _keep(args.out, kept, key, f"refused: {refused}")
+                print(f"{model:20} {recipe:14} {target:7} {tokens:5}  refused: {refused}"[:160])
+                continue
+            accused += bool(found)
+            seconds = time.perf_counter() - began
+            cell = f"{model:20} {recipe:14} {target:7} {tokens:5}  {seconds:6.0f} s"
+            _keep(args.out, kept, key, "; ".join(found) or "right")
+            print(cell, kept[key], flush=True)
+    print(f"{accused} accused")
+    return 1 if accused else 0
+
+
+def _kept(path: Path | None) -> dict[str, str]:
+    """The cells of a file: right, refused and why, or what was accused."""
+    if path is None or not path.exists():
+        return {}
+    cells: dict[str, str] = json.loads(path.read_text(encoding="utf-8"))
+    return cells
+
+
+def _keep(path: Path | None, kept: dict[str, str], key: str, found: str) -> None:
+    kept[key] = found
+    if path is not None:
+        path.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,45 @@
+"""The command that ``bisect`` suggests where an option of the runtime is to blame."""
+
+import pytest
+
+from dsa_compile.cli.inspect.bisect import WITHOUT, _next
+from dsa_compile.cli.serve import _parser
+from dsa_compile.debugging.bisect.culprit import Cause, Culprit
+from dsa_compile.debugging.bisect.runtime_scenes import scenes
+from dsa_compile.debugging.verify.hazard_check import STREAMS
+
+NO_FLAG = {"aborted requests", "deterministic"}
+"""What clients do, and what is off by default."""
+
+
+def suggested(name: str) -> str:
+    return _next(Culprit(None, 1, 1, 0, cause=Cause.OPTION, name=name), "artifact")
+
+
+def test_every_setting_has_a_flag_that_dsa_serve_takes() -> None:
+    names = {name for s in scenes(16, 32, 512, True, lambda p: p[:4]) for name in s.without}
+    assert names - WITHOUT.keys() == NO_FLAG
+    for flags in WITHOUT.values():
+        _parser().parse_args(["artifact", *flags.split()])
+
+
+@pytest.mark.parametrize(
+    ("name", "command"),
+    [
+        ("prefix reuse", "dsa-serve artifact --no-enable-prefix-caching"),
+        (
+            "prefix reuse with preemption with batching",
+            "dsa-serve artifact --no-enable-prefix-caching --max-num-seqs 1",
+        ),
+        ("top_k", "dsa-inspect artifact bisect --against reference"),
+        ("any options", "dsa-inspect artifact bisect --against reference"),
+    ],
+)
+def test_the_command_leaves_the_option_out_or_tests_it(name: str, command: str) -> None:
+    assert suggested(name) == command
+
+
+@pytest.mark.parametrize("cause", [Cause.RUNTIME, Cause.EXPORT])
+def test_what_verify_shows_too_is_verified_next(cause: Cause) -> None:
+    culprit = Culprit(None, 1, 1, 0, cause=cause, name=STREAMS)
+    assert _next(culprit, "artifact") == "dsa-inspect artifact verify"

@@ -1,0 +1,110 @@
+"""Causes that are no rewrite, each planted: what is wrong with them is led to by one command."""
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from dsa_compile.debugging.bisect import other_causes
+from dsa_compile.debugging.bisect.bisect_artifact import bisect_artifact
+from dsa_compile.debugging.bisect.culprit import Cause, Culprit
+from dsa_compile.debugging.inputs.parameters import WeightStore
+from dsa_compile.debugging.inputs.reference import export_report
+from dsa_compile.debugging.recompiled_artifact import RecompiledArtifact
+from dsa_compile.debugging.verify.kernel_check import KernelReport
+from dsa_compile.layout import ONE_RANK, Layout
+from dsa_compile.weights import materialize
+from dsa_compile.weights.checkpoint import Checkpoint
+
+LENGTH = 27
+
+
+def test_merged_weights_in_another_order(
+    recompiled: RecompiledArtifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = materialize._write_parts
+
+    def reversed_parts(expr: Any, variables: Any, reader: Any, out: Any, window: Any) -> None:
+        whole(replace(expr, parts=expr.parts[::-1]), variables, reader, out, window)
+
+    monkeypatch.setattr(materialize, "_write_parts", reversed_parts)
+    mine = replace(recompiled, store=WeightStore(recompiled.store.source))  # nothing made yet
+    prompt = mine.prompt(tokens=LENGTH)
+    found: Culprit = bisect_artifact(mine, prompt, None, None, None, tmp_path, lambda _: None)
+    assert found.rewrite is None
+    assert found.cause is Cause.WEIGHT
+    assert "from its expression: " in found.problem
+
+
+def test_weights_read_otherwise_than_by_transformers(
+    artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found before any pass is tried: the layer differs, and so does one of its weights."""
+    read = Checkpoint.read_into
+
+    def shifted(checkpoint: Checkpoint, name: str, out: Tensor, window: Any = ()) -> None:
+        read(checkpoint, name, out, window)
+        if name.endswith("mlp.experts.down_proj"):
+            out.copy_(out.roll(1, 0))
+
+    monkeypatch.setattr(Checkpoint, "read_into", shifted)
+    mine = RecompiledArtifact.open(artifact)
+    prompt = mine.prompt(tokens=LENGTH)
+    found = bisect_artifact(mine, prompt, None, None, None, tmp_path, lambda _: None)
+    assert (found.cause, found.name) == (Cause.WEIGHT, "model.layers.1.mlp.experts.down_proj")
+    problem = export_report(mine, prompt).problem
+    assert "layer 1 differs from transformers' model" in problem
+    assert "weight model.layers.1.mlp.experts.down_proj is read otherwise" in problem
+
+
+def test_kernels_of_a_gpu_are_checked_in_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    crash = KernelReport("dsa.experts.default", "cuda", "moe.long", "experts", 3, 0.0, "ends it")
+    monkeypatch.setattr(other_causes, "device_problem", lambda target: "")
+    monkeypatch.setattr(other_causes, "check_kernels_apart", lambda *args: iter([crash]))
+    artifact: Any = SimpleNamespace(
+        dummy=True,
+        replay=SimpleNamespace(final=None),
+        artifact=SimpleNamespace(
+            manifest=SimpleNamespace(target="sm_90a", compile=SimpleNamespace(layout=ONE_RANK))
+        ),
+    )
+    found, _ = other_causes.other_causes(artifact, None)  # type: ignore[arg-type]
+    assert found == (Cause.KERNEL, str(crash), "ends it")
+    assert "dsa.experts.default by cuda" in str(crash)
+
+
+@pytest.mark.parametrize("wrong", [None, ("prefix reuse", "token 1 is 420, not 205")])
+def test_options_of_several_ranks_are_tested_on_one(
+    wrong: tuple[str, str] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = object()
+    artifact: Any = SimpleNamespace(
+        dummy=True,
+        replay=SimpleNamespace(final=None),
+        on_one_rank=lambda: alone,
+        small=True,
+        artifact=SimpleNamespace(
+            manifest=SimpleNamespace(target="cpu", compile=SimpleNamespace(layout=Layout(tp=2)))
+        ),
+    )
+    tested = []
+    monkeypatch.setattr(other_causes, "wrong_option", lambda of: tested.append(of) or wrong)
+    found, untested = other_causes.other_causes(artifact, None)  # type: ignore[arg-type]
+    assert tested == [alone]
+    assert found == (None if wrong is None else (Cause.OPTION, *wrong))
+    assert "kernels: the weights are cut over ranks (tp2)" in untested[-2]
+    assert "runtime options were tested on the same model compiled for one rank" in untested[-1]
+
+
+def test_nothing_is_said_of_an_artifact_whose_passes_do_not_run(
+    recompiled: RecompiledArtifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    final = recompiled.replay.runs[3].before  # as far as the passes came
+    replay = SimpleNamespace(final=final, failure=None)
+    broken = replace(recompiled, replay=replay)  # type: ignore[arg-type]
+    assert broken.problems()
+    replay.failure = ("recognize_router", "raises")
+    assert broken.problems() == []

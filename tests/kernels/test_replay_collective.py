@@ -1,0 +1,66 @@
+"""A collective's stand-in: copies of the operand, on the emulator, and as compiled."""
+
+import time
+
+import pytest
+import torch
+
+pytest.importorskip("cuda.bindings")
+
+from dsa_compile.kernels.cuda.compiler import build
+from dsa_compile.kernels.cuda.launch import CudaKernel
+from dsa_compile.kernels.cuda.replay_collective import replay_collective
+from tests.kernels import emulator
+from tests.kernels.compile_only import inspect
+
+
+@pytest.mark.skipif(not emulator.available(), reason="needs g++")
+def test_parts_are_copies_and_the_time_passes(monkeypatch) -> None:
+    monkeypatch.setattr(CudaKernel, "__call__", emulator.launch)
+    x = torch.randn(3, 1000, dtype=torch.bfloat16)
+    for copies in (1, 3):
+        out = torch.zeros(copies, *x.shape, dtype=x.dtype)
+        wait = torch.tensor([30_000_000])
+        began = time.perf_counter()
+        replay_collective(x, out, wait)
+        assert time.perf_counter() - began >= 0.03
+        assert all(torch.equal(part, x) for part in out)
+
+
+@pytest.mark.skipif(not emulator.available(), reason="needs g++")
+def test_nothing_to_copy_is_a_wait(monkeypatch) -> None:
+    monkeypatch.setattr(CudaKernel, "__call__", emulator.launch)
+    nothing = torch.empty(0, 8)
+    replay_collective(nothing, nothing, torch.tensor([0]))
+
+
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
+def test_it_waits_by_the_clock(arch: str) -> None:
+    binary = inspect("replay_collective", build("replay_collective.cu", arch=arch))
+    assert "SR_GLOBALTIMERLO" in binary.sass
+    assert binary.local_bytes == 0
+
+
+@pytest.mark.gpu
+def test_a_captured_call_takes_the_time_that_was_set_last() -> None:
+    def milliseconds(microseconds: float) -> float:
+        wait.fill_(round(microseconds * 1e3))
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end)
+
+    x = torch.randn(4, 7168, device="cuda").bfloat16()
+    out, wait = torch.empty_like(x), torch.zeros(1, dtype=torch.int64, device="cuda")
+    replay_collective(x, out, wait)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(10):
+            replay_collective(x, out, wait)
+    out.zero_()
+    milliseconds(0.0)
+    assert torch.equal(out, x)
+    assert milliseconds(1000.0) >= 10.0
+    assert milliseconds(0.0) < 10.0

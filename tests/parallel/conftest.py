@@ -1,0 +1,65 @@
+"""The trained small model on one rank and on several."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dsa_compile.compiling import compile_model
+from dsa_compile.layout import ONE_RANK, Layout
+from dsa_compile.testing.models import save_hub, tiny_config, tiny_model
+
+MODEL = Path(__file__).parents[2] / "examples" / "tiny_v32" / "checkpoint"
+LAYOUTS = {
+    "one": ONE_RANK,
+    "tp2": Layout(tp=2, shard_embedding=True),
+    "ep2": Layout(tp=2, ep=2),
+    "dp2": Layout(dp=2),
+    "dp2ep2": Layout(dp=2, ep=2),
+    "tp2dp2": Layout(tp=2, dp=2, ep=4),
+}
+
+
+@pytest.fixture(scope="session")
+def artifact(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """``artifact("tp2")``: compiled once, in fp32 for the CPU, with small pages; ``"tp2-mtp"`` has
+    plans that draft, too."""
+    made: dict[str, Path] = {}
+
+    def compiled(name: str) -> Path:
+        if name not in made:
+            made[name] = tmp_path_factory.mktemp("parallel") / name
+            layout, _, draft = name.partition("-")
+            compile_model(
+                MODEL, made[name], target="cpu", block_size=16, layout=LAYOUTS[layout],
+                draft=draft or None,
+            )  # fmt: skip
+        return made[name]
+
+    return compiled
+
+
+@pytest.fixture(scope="session")
+def fp8_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small random model in the published layout, whose sizes two ranks share in whole blocks.
+
+    Kernels for Hopper take what each of two ranks has of it.
+    """
+    config = tiny_config(
+        2,
+        first_k_dense_replace=1,
+        hidden_size=256,
+        num_attention_heads=4,
+        qk_nope_head_dim=128,
+        qk_rope_head_dim=64,
+        v_head_dim=128,
+        intermediate_size=512,
+        moe_intermediate_size=256,
+        index_n_heads=16,
+        index_head_dim=128,
+        kv_lora_rank=512,
+        q_lora_rank=256,
+    )
+    folder = tmp_path_factory.mktemp("parallel") / "fp8"
+    save_hub(tiny_model(config), folder)
+    return folder

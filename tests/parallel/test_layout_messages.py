@@ -1,0 +1,96 @@
+"""What layers exchange by their sizes, beside what the graphs of artifacts exchange."""
+
+from pathlib import Path
+
+import pytest
+
+from dsa_compile.bench.step.released import CONFIG
+from dsa_compile.frontend.architectures import load_config, spec_of
+from dsa_compile.inspecting.layout_messages import LayerMessage, messages_of_layout
+from dsa_compile.inspecting.ranks import exchanges
+from dsa_compile.inspecting.store import Store
+from dsa_compile.weights.plan import WeightPlan
+from tests.parallel.conftest import LAYOUTS
+
+ROOT = Path(__file__).parents[2]
+RELEASED = spec_of(load_config(CONFIG).to_dict())
+REDUCE = LayerMessage("all_reduce", "tp", 8, 14_336)
+
+
+@pytest.mark.parametrize("name", ["one", "tp2", "ep2"])
+def test_the_graphs_exchange_what_the_sizes_say(artifact, name: str) -> None:
+    store, layout = Store.open(artifact(name)), LAYOUTS[name]
+    wanted = messages_of_layout(
+        store.manifest.model.spec,
+        tp=layout.tp,
+        shard_embedding=layout.shard_embedding,
+        value_bytes=4,
+    )
+    found = {each.region: each for each in exchanges(store)}
+    for region, messages in (
+        ("embed", wanted.embedding), ("dense", wanted.dense), ("moe", wanted.moe),
+        ("head", wanted.head),
+    ):  # fmt: skip
+        got = [LayerMessage(m.op, m.axis, m.ranks, m.row_bytes) for m in found[region].messages]
+        assert got == list(messages), region
+        assert [m.sent for m in found[region].messages] == [m.sent for m in messages]
+    total = sum(each.calls * each.sent for each in found.values())
+    assert wanted.sent(store.manifest.model.spec) == pytest.approx(total)
+
+
+def test_tensor_parallelism_sums_twice_a_layer() -> None:
+    found = messages_of_layout(RELEASED, tp=8)
+    assert found.dense == found.moe == (REDUCE, REDUCE)
+    assert [m.row_bytes for m in found.head] == [129_280 // 8 * 2]
+    assert found.sent(RELEASED) == 61 * 2 * 14_336 * 2 * 7 / 8 + 7 * 32_320
+
+
+def test_lanes_exchange_tokens_of_the_layers_with_experts() -> None:
+    found = messages_of_layout(RELEASED, dp=8)
+    assert (found.embedding, found.dense, found.head) == ((), (), ())
+    assert [(m.op, m.row_bytes) for m in found.moe] == [
+        ("all_gather", 14_336), ("all_gather", 32), ("all_gather", 64),
+        ("reduce_scatter", 8 * 14_336),
+    ]  # fmt: skip
+    assert sum(m.sent for m in found.moe) == 7 * (14_336 + 96 + 14_336)
+
+
+def test_tokens_travel_in_fp8() -> None:
+    found = messages_of_layout(RELEASED, dp=8, quantized=True)
+    assert [(m.op, m.row_bytes) for m in found.moe] == [
+        ("all_gather", 7_168), ("all_gather", 224), ("all_gather", 32), ("all_gather", 64),
+        ("reduce_scatter", 8 * 14_336),
+    ]  # fmt: skip
+
+
+def test_lanes_of_several_ranks_do_both() -> None:
+    found = messages_of_layout(RELEASED, tp=2, dp=4)
+    assert [m.axis for m in found.moe] == ["tp", "dp", "dp", "dp", "dp", "tp"]
+    assert [m.axis for m in found.dense] == ["tp", "tp"]
+
+
+def test_the_page_has_these_figures() -> None:
+    page = (ROOT / "docs" / "parallelism.md").read_text()
+    for label, sizes in {
+        "`--tp 2`": {"tp": 2}, "`--tp 4`": {"tp": 4}, "`--tp 8`": {"tp": 8}, "8 lanes": {"dp": 8},
+        "4 lanes of 2": {"tp": 2, "dp": 4}, "8 lanes, FP8": {"dp": 8, "quantized": True},
+        "4 lanes of 2, FP8": {"tp": 2, "dp": 4, "quantized": True},
+    }.items():  # fmt: skip
+        found = messages_of_layout(RELEASED, **sizes)
+        sent = sum(message.sent for message in found.moe)
+        dense = f"{len(found.dense)} | {sum(m.sent for m in found.dense):,.0f}"
+        row = (
+            f"| {label} | {dense} | {len(found.moe)} | {sent:,.0f} | {found.sent(RELEASED):,.0f} |"
+        )
+        assert row in page, row
+
+
+@pytest.mark.parametrize("name", ["tp2", "ep2"])
+def test_a_rank_holds_the_bytes_that_are_listed(artifact, name: str) -> None:
+    store = Store.open(artifact(name))
+    path = store.manifest.weights.plan
+    plan = WeightPlan.from_json(store.read_json(path))
+    held = sum(
+        entry.nbytes for call in store.manifest.calls for entry in plan.entries(call.kind).values()
+    )
+    assert sum(each.calls * each.weight_bytes for each in exchanges(store)) == held

@@ -1,0 +1,230 @@
+"""Ranks as processes: the tokens of one, whatever the scheduler does, and an end where one dies."""
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+
+from dsa_compile.errors import UserError
+from dsa_compile.layout import Layout
+from dsa_compile.runtime import DeviceLost, Engine, EngineOptions, SamplingParams
+from dsa_compile.runtime.ranks import group
+from dsa_compile.runtime.ranks.gloo import open_store
+from dsa_compile.runtime.ranks.peers import StorePeers
+
+GREEDY = SamplingParams(max_tokens=24, temperature=0.0)
+PROMPTS = [
+    "import os",
+    list(range(3, 150)),  # beyond index_topk, in chunks
+    [*range(3, 150), 7, 8, 9],  # shares a prefix
+    "def main():",
+    *([number] * 14 for number in range(20, 26)),  # of one block, and of three in the end
+]
+Artifact = Callable[[str], Path]
+
+
+def tokens(engine: Engine) -> list[list[int]]:
+    """Of all prompts twice: the second time they find their prefixes."""
+    found = []
+    for _ in range(2):
+        found += [output.token_ids for output in engine.generate(PROMPTS, GREEDY)]
+    return found
+
+
+def gone(pid: int) -> bool:
+    """Whether a process of ours is neither running nor a zombie."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+@pytest.fixture(scope="module")
+def wanted(artifact: Artifact) -> list[list[int]]:
+    """The tokens of one rank."""
+    with Engine.load(artifact("one"), num_blocks=64) as engine:
+        return tokens(engine)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["tp2", "ep2"])
+@pytest.mark.parametrize("overlap", [False, True])
+def test_two_ranks_give_the_tokens_of_one(artifact, wanted, layout, overlap) -> None:
+    """With few blocks and short steps: through preemption, chunks of prompts, and prefixes."""
+    options = {"num_blocks": 13, "max_batched_tokens": 48, "overlap": overlap}
+    with Engine.load(artifact(layout), **options) as engine:
+        assert tokens(engine) == wanted
+        assert engine.stats().preemptions > 0
+        assert engine.stats().owned_blocks == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("layout", "overlap"), [("dp2", False), ("dp2ep2", True), ("tp2dp2", False)]
+)
+def test_lanes_give_the_tokens_of_one(artifact, wanted, layout, overlap) -> None:
+    """Likewise, with one request alone at first: the other lane runs steps of padding."""
+    options = {"num_blocks": 13, "max_batched_tokens": 48, "overlap": overlap}
+    with Engine.load(artifact(layout), **options) as engine:
+        (output,) = engine.generate([PROMPTS[0]], GREEDY)
+        assert output.token_ids == wanted[0]
+        assert tokens(engine) == wanted
+        stats = engine.stats()
+        assert all(lane.preemptions > 0 for lane in stats.lanes)
+        assert stats.prefix_hit_tokens > 0
+        assert stats.owned_blocks == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("layout", "options"),
+    [("tp2-mtp", {"num_speculative_tokens": 3, "overlap": True}), ("tp2", {"draft": "ngram"})],
+)
+def test_ranks_that_draft_give_the_tokens_of_one(artifact, wanted, layout, options) -> None:
+    """The first rank's host chooses the tokens of some requests, every rank those of others."""
+    params = [GREEDY] * len(PROMPTS)
+    params[2] = SamplingParams(max_tokens=24, temperature=0.0, logprobs=1)
+    params[1] = SamplingParams(max_tokens=24, temperature=0.0, prompt_logprobs=0)
+    limits = {"num_blocks": 13, "max_running": 12, "max_batched_tokens": 48}
+    with Engine.load(artifact(layout), **limits, **options) as engine:
+        for chosen in (params, [GREEDY] * len(PROMPTS)):
+            found = [output.token_ids for output in engine.generate(PROMPTS, chosen)]
+            assert found == wanted[: len(PROMPTS)]
+        stats = engine.stats()
+        assert stats.accepted[0] > 0
+        assert stats.preemptions > 0
+        assert stats.owned_blocks == 0
+
+
+def test_a_lane_that_dies_ends_the_group_by_name(artifact) -> None:
+    with Engine.load(artifact("dp2ep2"), num_blocks=64) as engine:
+        (pid,) = engine._runner.pids
+        engine.add_request("a", [5, 6, 7], SamplingParams(max_tokens=400, ignore_eos=True))
+        engine.step()
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(DeviceLost, match=rf"rank 1 \(process {pid}\) was killed by SIGKILL"):
+            engine.step()
+        assert gone(pid)
+
+
+@pytest.mark.parametrize("layout", ["tp2", "dp2ep2"])
+def test_an_aborted_request_leaves_the_others_alone(artifact, wanted, layout) -> None:
+    with Engine.load(artifact(layout), num_blocks=64, max_batched_tokens=48) as engine:
+        pids = engine._runner.pids
+        for number, prompt in enumerate(PROMPTS[:3]):
+            engine.add_request(str(number), prompt, GREEDY)
+        outputs = {}
+        for step in range(100):
+            if step == 4:
+                engine.abort("1")
+            for output in engine.step():
+                outputs[output.request_id] = output
+            if not engine.has_unfinished():
+                break
+        assert [outputs[name].token_ids for name in ("0", "2")] == [wanted[0], wanted[2]]
+    assert all(map(gone, pids))
+
+
+def test_a_rank_that_dies_ends_the_group_by_name(artifact) -> None:
+    with Engine.load(artifact("tp2"), num_blocks=64) as engine:
+        (pid,) = engine._runner.pids
+        engine.add_request("a", [5, 6, 7], SamplingParams(max_tokens=400, ignore_eos=True))
+        engine.step()
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(DeviceLost) as error:
+            engine.step()
+        assert f"rank 1 (process {pid}) was killed by SIGKILL" in str(error.value)
+        assert "\n" not in str(error.value)
+        assert gone(pid)  # waited for: no zombie
+        with pytest.raises(DeviceLost, match="rank 1"):
+            engine.step()
+
+
+@pytest.mark.slow
+def test_a_rank_that_hangs_ends_the_group_by_name(artifact) -> None:
+    with Engine.load(artifact("tp2"), num_blocks=64, rank_timeout=15) as engine:
+        (pid,) = engine._runner.pids
+        os.kill(pid, signal.SIGSTOP)
+        engine.add_request("a", [5, 6, 7], GREEDY)
+        with pytest.raises(DeviceLost, match=rf"rank 1 \(process {pid}\) did not answer"):
+            engine.step()
+        assert gone(pid)
+
+
+def test_log_probabilities_of_a_prompt_are_those_of_one_rank(artifact, wanted) -> None:
+    params = SamplingParams(max_tokens=3, temperature=0.0, prompt_logprobs=1)
+    found = []
+    for layout in ("one", "tp2", "dp2ep2"):
+        with Engine.load(artifact(layout), num_blocks=64, max_batched_tokens=48) as engine:
+            (output,) = engine.generate([PROMPTS[1]], params)
+            found.append([entry.logprob for entry in output.prompt_logprobs[1:]])
+            assert output.token_ids == wanted[1][:3]
+    assert found[0] == pytest.approx(found[1], abs=1e-3)
+    assert found[0] == pytest.approx(found[2], abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"deterministic": True}, "leave it out, or compile without --dp"),
+        ({"mixed_graph_tokens": (512,)}, "only decode steps of theirs are captured"),
+        ({"draft": "ngram"}, "draft nothing so far; leave out draft='ngram'"),
+        ({"collectives": "symmetric"}, "sums over all ranks and not over those of a lane"),
+    ],
+)
+def test_what_lanes_cannot_do(options, message: str) -> None:
+    with pytest.raises(UserError, match=message) as error:
+        group.load_ranks("artifact", "cpu", EngineOptions(**options), Layout(dp=2, ep=2))
+    assert "\n" not in str(error.value)
+
+
+def test_as_many_gpus_as_ranks(monkeypatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(UserError, match="4 ranks need 4 GPUs, and torch sees 1 here"):
+        group.load_ranks("artifact", "sm_90a", EngineOptions(), Layout(tp=2, dp=2))
+
+
+def test_a_rank_that_does_not_come_is_named() -> None:
+    store = open_store(2, 10)
+    with pytest.raises(UserError, match=r"rank 1 did not come within 0\.1 s .*: processes"):
+        StorePeers(store, 0, 2, timeout=0.1).least("processes", 0)
+
+
+def test_ranks_agree_on_the_least() -> None:
+    store = open_store(2, 10)
+    with ThreadPoolExecutor(1) as threads:
+        other = threads.submit(StorePeers(store, 1, 2).least, "blocks", 7)
+        assert StorePeers(store, 0, 2).least("blocks", 9) == 7
+        assert other.result() == 7
+
+
+def test_a_rank_that_cannot_load_says_why(artifact, monkeypatch) -> None:
+    real = group.start_process
+    started = []
+
+    def start(rank: int):
+        started.append(real(rank))
+        os.kill(started[-1].process.pid, signal.SIGTERM)
+        return started[-1]
+
+    monkeypatch.setattr(group, "start_process", start)
+    with pytest.raises(UserError, match=r"rank 1 .* was killed by SIGTERM"):
+        Engine.load(artifact("tp2"), num_blocks=64)
+    assert gone(started[0].process.pid)
+
+
+def test_ranks_end_with_the_engine_that_is_dropped(artifact) -> None:
+    engine = Engine.load(artifact("tp2"), num_blocks=64)
+    (pid,) = engine._runner.pids
+    engine.close()
+    for _ in range(100):
+        if gone(pid):
+            break
+        time.sleep(0.1)
+    assert gone(pid)

@@ -1,0 +1,123 @@
+"""Two ranks on two GPUs: the tokens of one, and an end where one dies or hangs."""
+
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from dsa_compile.compiling import compile_model
+from dsa_compile.runtime import Engine, SamplingParams
+
+from .conftest import LAYOUTS, MODEL
+
+pytestmark = [
+    pytest.mark.gpu(capability=(9, 0)),
+    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs"),
+]
+GREEDY = SamplingParams(max_tokens=24, temperature=0.0)
+DRAWN = SamplingParams(max_tokens=24, temperature=0.8, seed=7)
+PROMPTS = [
+    "import os",
+    list(range(3, 150)),  # beyond index_topk, in chunks
+    [*range(3, 150), 7, 8, 9],  # shares a prefix
+    "def main():",
+    *([number] * 14 for number in range(20, 26)),
+]
+OPTIONS = {"num_blocks": 64, "max_batched_tokens": 64, "max_running": 8, "max_model_len": 1024}
+Compiled = Callable[[str, str], Path]
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory, fp8_model: Path) -> Compiled:
+    made: dict[tuple[str, str], Path] = {}
+
+    def artifact(layout: str, recipe: str) -> Path:
+        if (layout, recipe) not in made:
+            path = made[layout, recipe] = tmp_path_factory.mktemp("gpus") / f"{layout}-{recipe}"
+            model = fp8_model if recipe == "fp8" else MODEL
+            compile_model(model, path, target="sm_90a", recipe=recipe, layout=LAYOUTS[layout])
+        return made[layout, recipe]
+
+    return artifact
+
+
+def tokens(
+    path: Path, params: SamplingParams = GREEDY, prompts: Sequence = PROMPTS, **options
+) -> list[list[int]]:
+    """Of all prompts twice: the second time they find their prefixes."""
+    with Engine.load(path, **{**OPTIONS, **options}) as engine:
+        found = []
+        for _ in range(2):
+            found += [output.token_ids for output in engine.generate(prompts, params)]
+        return found
+
+
+@pytest.mark.parametrize("layout", ["tp2", "ep2"])
+@pytest.mark.parametrize("graphs", [False, True])
+def test_two_gpus_give_the_tokens_of_one(compiled, layout: str, graphs: bool) -> None:
+    """In fp32, where another order of sums moves no argmax; with few blocks, so as to preempt."""
+    options = {"deterministic": True, "cuda_graphs": graphs}
+    wanted = tokens(compiled("one", "fp32"), **options)
+    assert tokens(compiled(layout, "fp32"), **options) == wanted
+    assert tokens(compiled(layout, "fp32"), num_blocks=13, cuda_graphs=graphs) == wanted
+
+
+@pytest.mark.parametrize("recipe", ["bf16", "fp8"])
+@pytest.mark.parametrize("params", [GREEDY, DRAWN], ids=["greedy", "drawn"])
+def test_both_ways_to_sum_give_the_same_tokens(compiled, recipe: str, params) -> None:
+    """Two summands have one sum, whoever adds them: to the last bit."""
+    path, prompts = compiled("ep2", recipe), [[5, 6, 7], list(range(3, 150)), [8] * 14]
+    nccl = tokens(path, params, prompts, deterministic=True)
+    assert tokens(path, params, prompts, deterministic=True, collectives="symmetric") == nccl
+
+
+LOSING = """
+import os, signal, sys
+from dsa_compile.runtime import DeviceLost, Engine, SamplingParams
+
+path, collectives, sent = sys.argv[1:]
+options = dict(num_blocks=64, max_running=8, max_model_len=1024, rank_timeout=20)
+engine = Engine.load(path, collectives=collectives, **options)
+(pid,) = engine._runner.pids
+engine.add_request("a", [5, 6, 7], SamplingParams(max_tokens=400, ignore_eos=True))
+for _ in range(3):
+    engine.step()
+os.kill(pid, getattr(signal, sent))
+try:
+    for _ in range(100):
+        engine.step()
+except DeviceLost as error:
+    print("LOST", str(error).replace(str(pid), "PID"), flush=True)
+os._exit(0)
+"""
+
+
+def test_fp8_ranks_know_the_prompt_as_one_does(compiled) -> None:
+    """The checkpoint's blocks are sliced by rank, and sums are rounded otherwise: a little."""
+    params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)
+    found = []
+    for layout in ("one", "tp2", "ep2"):
+        with Engine.load(compiled(layout, "fp8"), **OPTIONS) as engine:
+            (output,) = engine.generate([list(range(3, 150))], params)
+            found.append(torch.tensor([entry.logprob for entry in output.prompt_logprobs]))
+    for other in found[1:]:
+        assert (other - found[0]).abs().median() < 0.25
+
+
+@pytest.mark.parametrize("collectives", ["nccl", "symmetric"])
+@pytest.mark.parametrize(
+    ("sent", "words"), [("SIGKILL", "was killed by SIGKILL"), ("SIGSTOP", "did not answer")]
+)
+def test_a_lost_rank_ends_the_group_by_name(
+    compiled, tmp_path: Path, collectives: str, sent, words: str
+) -> None:
+    """In a process of its own: a kernel that gave up leaves the GPU unusable for it."""
+    path = compiled("ep2", "bf16")
+    command = [sys.executable, "-c", LOSING, str(path), collectives, sent]
+    log = tmp_path / "log"
+    with log.open("w") as output:  # not a pipe, which torch's compile workers would hold open
+        subprocess.run(command, stdout=output, stderr=output, timeout=300)
+    assert f"LOST rank 1 (process PID) {words}" in log.read_text()

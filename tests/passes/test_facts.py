@@ -1,0 +1,19 @@
+"""What is read of the passes' sources without torch is what the imported passes say."""
+
+import subprocess
+import sys
+
+from dsa_compile.passes.facts import built_in, facts_of_pipeline
+from dsa_compile.passes.pipeline import PIPELINE
+
+
+def test_facts_read_are_those_of_the_classes() -> None:
+    assert built_in() == facts_of_pipeline(PIPELINE)
+
+
+def test_reading_them_imports_no_torch() -> None:
+    code = (
+        "import sys; from dsa_compile.passes.listing import listing; list(listing())\n"
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,65 @@
+"""The second catalogue fits the package as it is, and a sample of it is proven."""
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.planted_bugs.second.fault import KINDS, ROOT, Fault
+from tests.planted_bugs.second.models import MODELS
+from tests.planted_bugs.second.prove import HERE, catalogue
+from tests.planted_bugs.second.score import score
+
+FAULTS = catalogue()
+PROOFS = json.loads((HERE / "proofs.json").read_text(encoding="utf-8"))
+SCORED = ("short-moe-writes-no-index-keys", "layers-share-caches")
+"""Of all that are proven, which ``tests.planted_bugs.second.score`` scores."""
+SAMPLE = ("router-scaled-twice", "short-at-one-more", "control-multiply")
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.id)
+def test_a_fault_fits_its_file(fault: Fault) -> None:
+    text = fault.planted((ROOT / fault.file).read_text(encoding="utf-8"))
+    compile(text, fault.file, "exec")
+    assert fault.kind in KINDS
+    assert fault.model in MODELS
+
+
+def test_proofs_are_of_faults() -> None:
+    assert PROOFS.keys() <= {fault.id for fault in FAULTS}
+    for fault in (fault for fault in FAULTS if fault.id in PROOFS):
+        outcome = PROOFS[fault.id]["outcome"]
+        assert (outcome == "harmless") is fault.control, (fault.id, outcome)
+
+
+def test_every_recipe_and_kind_has_faults() -> None:
+    faults = [fault for fault in FAULTS if not fault.control]
+    assert Counter(fault.kind for fault in faults).keys() == set(KINDS)
+    assert {f.recipe for f in faults} == {"fp32", "bf16", "fp8", "fp8-kv-tensor"}
+
+
+@pytest.mark.slow
+def test_a_sample_is_proven_anew(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.planted_bugs.second.prove", "--work", str(tmp_path)]
+    done = subprocess.run(
+        [*command, *SAMPLE], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("scored")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SCORED)
+def test_verify_and_bisect_name_a_sample(name: str, work: Path) -> None:
+    (fault,) = (fault for fault in FAULTS if fault.id == name)
+    found = score(fault, work)
+    for command in ("verify", "bisect"):
+        assert found[command]["named"], found
+        assert found[command]["innocents"] == [], found

@@ -1,0 +1,34 @@
+"""The third catalogue fits the package as it is; how its faults were proven is on record."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.planted_bugs.second.fault import KINDS, ROOT, Fault
+from tests.planted_bugs.second.models import MODELS
+from tests.planted_bugs.second.prove import catalogue
+
+HERE = Path(__file__).parent
+FAULTS = catalogue(HERE)
+PROOFS = json.loads((HERE / "proofs.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.id)
+def test_a_fault_fits_its_file(fault: Fault) -> None:
+    text = fault.planted((ROOT / fault.file).read_text(encoding="utf-8"))
+    compile(text, fault.file, "exec")
+    assert fault.kind in KINDS
+    assert fault.model in MODELS
+
+
+def test_every_fault_is_proven() -> None:
+    assert PROOFS.keys() == {fault.id for fault in FAULTS}
+    for fault in FAULTS:
+        outcome = PROOFS[fault.id]["outcome"]
+        assert (outcome == "harmless") is fault.control, (fault.id, outcome)
+
+
+def test_no_fault_is_of_the_second_catalogue() -> None:
+    seen = {(fault.file, fault.new) for fault in catalogue()}
+    assert not any((fault.file, fault.new) in seen for fault in FAULTS)

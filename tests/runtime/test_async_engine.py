@@ -1,0 +1,242 @@
+"""Tasks of asyncio over one engine: company, cancellation, errors, closing."""
+
+import asyncio
+import threading
+from contextlib import aclosing
+
+import pytest
+
+from dsa_compile.errors import RequestError, UserError
+from dsa_compile.runtime import AsyncEngine, DeviceLost, Engine, EngineOptions, SamplingParams
+from dsa_compile.testing.hash_runner import HashRunner, reference_tokens
+
+from .async_runner import AsyncHashRunner
+
+VOCAB = 64
+
+
+def greedy(count: int = 8) -> SamplingParams:
+    return SamplingParams(max_tokens=count, temperature=0.0)
+
+
+@pytest.fixture(params=[HashRunner, AsyncHashRunner])
+def engine(request):
+    runner = request.param(256, 4, VOCAB)
+    return Engine(runner, EngineOptions(overlap=runner.rows_ahead > 0, max_running=16))
+
+
+async def until(condition) -> None:
+    """Wait for what other threads do."""
+    while not await condition():
+        await asyncio.sleep(0.001)
+
+
+def idle(served):
+    async def check() -> bool:
+        stats = await served.stats()
+        return (stats.running, stats.waiting, stats.owned_blocks) == (0, 0, 0)
+
+    return check
+
+
+def test_many_tasks_get_what_each_would_get_alone(engine):
+    prompts = [[i % VOCAB, (7 * i) % VOCAB, 3] for i in range(40)]
+
+    async def consume(served, prompt) -> list[int]:
+        tokens: list[int] = []
+        async for output in served.stream(prompt, greedy()):
+            tokens += output.new_token_ids
+        assert output.finish_reason == "length"
+        return tokens
+
+    async def run() -> None:
+        async with AsyncEngine(engine) as served:
+            found = await asyncio.gather(*(consume(served, prompt) for prompt in prompts))
+            assert found == [reference_tokens(prompt, 8, VOCAB) for prompt in prompts]
+            whole = await served.generate(prompts[0], greedy())
+            assert whole.token_ids == found[0]
+            await until(idle(served))
+
+    asyncio.run(run())
+    assert engine.closed
+
+
+@pytest.mark.parametrize("how", ["cancel", "leave", "timeout"])
+def test_whoever_goes_away_ends_the_request(engine, how):
+    async def run() -> None:
+        async with AsyncEngine(engine) as served:
+            begun = asyncio.Event()
+
+            async def consume() -> None:
+                async with aclosing(served.stream([1, 2], greedy(900))) as outputs:
+                    async for _ in outputs:
+                        begun.set()
+                        if how == "leave":
+                            break
+
+            task = asyncio.create_task(consume())
+            await begun.wait()
+            if how == "cancel":
+                task.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+            elif how == "timeout":
+                with pytest.raises(TimeoutError):
+                    await asyncio.wait_for(task, 0.01)
+            else:
+                await task
+            other = await served.generate([5, 6], greedy())
+            assert other.token_ids == reference_tokens([5, 6], 8, VOCAB)
+            await until(idle(served))
+
+    asyncio.run(run())
+
+
+def test_a_request_that_is_cancelled_before_it_begins_never_runs(engine):
+    async def run() -> None:
+        async with AsyncEngine(engine) as served:
+            tasks = [asyncio.create_task(served.generate([i], greedy(50))) for i in range(30)]
+            await asyncio.sleep(0)
+            for task in tasks:
+                task.cancel()
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+            assert all(isinstance(result, asyncio.CancelledError) for result in results)
+            await until(idle(served))
+
+    asyncio.run(run())
+
+
+def test_what_is_wrong_with_a_request_reaches_its_task_alone(engine):
+    async def run() -> None:
+        async with AsyncEngine(engine) as served:
+            bad, good = await asyncio.gather(
+                served.generate([VOCAB], greedy()),
+                served.generate([3], greedy()),
+                return_exceptions=True,
+            )
+            assert isinstance(bad, RequestError)
+            assert "out of range" in str(bad)
+            assert good.token_ids == reference_tokens([3], 8, VOCAB)
+
+    asyncio.run(run())
+
+
+class Faulty(HashRunner):
+    """Raises an error once, in a step after some others."""
+
+    error: Exception | None = None
+
+    def execute(self, batch):
+        if len(self.steps) > 3 and self.error is not None:
+            error, type(self).error = self.error, None
+            raise error
+        return super().execute(batch)
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_step_that_fails_for_all_is_told_to_all(lost):
+    class Runner(Faulty):
+        error = DeviceLost("the GPU failed") if lost else KeyError("of the model's own")
+
+    served_engine = Engine(Runner(256, 4, VOCAB))
+
+    async def run() -> None:
+        async with AsyncEngine(served_engine) as served:
+            requests = [served.generate([i], greedy(50)) for i in range(5)]
+            results = await asyncio.gather(*requests, return_exceptions=True)
+            wanted = DeviceLost if lost else KeyError
+            assert [type(result) for result in results] == [wanted] * 5
+            if lost:
+                with pytest.raises(DeviceLost, match="the GPU failed"):
+                    await served.generate([1], greedy())
+            else:
+                again = await served.generate([1], greedy())
+                assert again.token_ids == reference_tokens([1], 8, VOCAB)
+
+    asyncio.run(run())
+
+
+def test_closing_lets_requests_finish_and_refuses_new_ones(engine):
+    async def run() -> None:
+        served = AsyncEngine(engine)
+        running = [asyncio.create_task(served.generate([i], greedy(40))) for i in range(20)]
+        await asyncio.sleep(0)  # they are queued
+        closing = asyncio.create_task(served.close())
+        await asyncio.sleep(0)
+        with pytest.raises(UserError, match="this engine is closed"):
+            await served.generate([1], greedy())
+        outputs = await asyncio.gather(*running)
+        await closing
+        await served.close()
+        for i, output in enumerate(outputs):
+            assert output.token_ids == reference_tokens([i], 40, VOCAB)
+
+    asyncio.run(run())
+    assert engine.closed
+
+
+def test_closing_at_once_aborts(engine):
+    async def run() -> None:
+        served = AsyncEngine(engine)
+        stream = served.stream([1, 2], greedy(900))
+        first = await anext(stream)
+        await served.close(drain=False)
+        rest = [output async for output in stream]
+        assert not first.finished
+        assert rest[-1].finish_reason == "abort"
+
+    asyncio.run(run())
+
+
+def test_an_error_in_the_block_does_not_wait_for_requests(engine):
+    async def run() -> None:
+        async with AsyncEngine(engine) as served:
+            task = asyncio.create_task(served.generate([1], greedy(900)))
+            await asyncio.sleep(0)
+            try:
+                raise RuntimeError("mine")
+            finally:
+                run.task = task
+
+    with pytest.raises(RuntimeError, match="mine"):
+        asyncio.run(run())
+
+
+def test_a_loop_that_ended_takes_its_requests_along(engine):
+    served = AsyncEngine(engine)
+
+    async def leave() -> None:
+        stream = served.stream([1, 2], greedy(900))
+        await anext(stream)
+
+    asyncio.run(leave())
+
+    async def check() -> None:
+        await until(idle(served))
+        await served.close()
+
+    asyncio.run(check())
+
+
+def test_an_idle_engine_sleeps(engine):
+    looks = []
+    look = engine.has_unfinished
+
+    def counted() -> bool:
+        looks.append(threading.current_thread().name)
+        return look()
+
+    engine.has_unfinished = counted
+
+    async def run() -> None:
+        async with AsyncEngine(engine) as served:
+            await served.generate([1], greedy())
+            await until(idle(served))
+            await served.stats()
+            await asyncio.sleep(0.02)
+            before = len(looks)
+            await asyncio.sleep(0.05)
+            assert len(looks) == before
+
+    asyncio.run(run())
+    assert set(looks) == {"dsa-engine"}

@@ -1,0 +1,113 @@
+"""An engine over the trained example: its files are read, conversations and streams work."""
+
+import json
+import logging
+import shutil
+import weakref
+from pathlib import Path
+
+import pytest
+
+import dsa_compile
+from dsa_compile.chat import ContentDelta, Finished
+from dsa_compile.errors import ArtifactError, ChatError, RequestError
+from dsa_compile.runtime import Engine, SamplingParams
+from tests.artifact.building import forge
+
+CHECKPOINT = Path(__file__).parents[2] / "examples" / "tiny_v32" / "checkpoint"
+GREEDY = SamplingParams(max_tokens=8, temperature=0.0)
+QUESTION = [{"role": "user", "content": "import os\nimport"}]
+
+
+@pytest.fixture(scope="module")
+def artifact(tmp_path_factory):
+    out = tmp_path_factory.mktemp("loaded") / "artifact"
+    dsa_compile.compile(CHECKPOINT, out, weights="pack")
+    return out
+
+
+@pytest.fixture(scope="module")
+def engine(artifact):
+    with Engine.load(artifact, num_blocks=64) as engine:
+        yield engine
+
+
+def test_what_the_model_ships_is_what_requests_get(artifact, engine):
+    assert engine.default_params == SamplingParams(temperature=0.0)  # "do_sample": false
+    assert engine.eos_token_ids == (1,)
+    prompts = ["import os", "def main("]
+    greedy = engine.generate(prompts, SamplingParams(temperature=0.0))
+    assert [o.token_ids for o in engine.generate(prompts)] == [o.token_ids for o in greedy]
+    assert repr(engine).startswith(f"<Engine {artifact} (target cpu, recipe fp32, on cpu): 0 of 64")
+
+
+def test_a_conversation(engine):
+    prompt = engine.chat_prompt(QUESTION)
+    assert (
+        prompt.text == "<｜begin▁of▁sentence｜><｜User｜>import os\nimport<｜Assistant｜></think>"
+    )
+    assert prompt.token_ids[:2] == [0, 3]
+    answer = engine.chat(QUESTION, GREEDY)
+    (plain,) = engine.generate([prompt.token_ids], GREEDY)
+    assert answer.output.token_ids == plain.token_ids
+    assert answer.content == answer.output.text
+    assert (answer.reasoning, answer.tool_calls) == ("", ())
+    assert answer.finish_reason == plain.finish_reason
+    assert answer.message == {"role": "assistant", "content": answer.content}
+    events = list(prompt.events(engine.stream(prompt, GREEDY)))
+    assert events.pop() == Finished(called=False)
+    assert all(isinstance(event, ContentDelta) for event in events)
+    assert "".join(event.text for event in events) == answer.content
+
+
+def test_a_stream_gives_the_text_of_generate(engine):
+    (whole,) = engine.generate(["import os"], GREEDY)
+    outputs = list(engine.stream("import os", GREEDY))
+    assert "".join(output.new_text for output in outputs) == whole.text
+    assert len(outputs) == 8
+
+
+def test_a_conversation_that_cannot_be_encoded(engine):
+    with pytest.raises(ChatError, match=r"messages: the list is empty"):
+        engine.chat([])
+
+
+def test_without_a_tokenizer_there_are_no_texts(artifact):
+    with Engine.load(artifact, num_blocks=8, skip_tokenizer=True) as engine:
+        assert engine.tokenizer is None
+        assert engine.generate([[0, 5]], GREEDY)[0].text is None
+        with pytest.raises(RequestError, match="a conversation needs a tokenizer"):
+            engine.chat(QUESTION)
+
+
+def test_closing_frees_what_was_loaded(artifact):
+    engine = Engine.load(artifact, num_blocks=8)
+    gone = weakref.ref(engine._runner)
+    engine.generate(["a"], GREEDY)
+    engine.close()
+    assert gone() is None
+
+
+def test_generation_defaults_that_were_edited_are_refused(artifact, tmp_path):
+    shutil.copytree(artifact, tmp_path / "edited")
+    file = "tokenizer/generation_config.json"
+    (tmp_path / "edited" / file).write_text('{"temperature": 9}')
+    with pytest.raises(ArtifactError, match=rf"{file}: "):
+        Engine.load(tmp_path / "edited")
+    forge(tmp_path / "edited", file, json.dumps({"temperature": -1}).encode())
+    with pytest.raises(ArtifactError, match=rf"{file}: sampling parameter temperature"):
+        Engine.load(tmp_path / "edited")
+
+
+def test_a_chat_template_that_changed_since_is_not_used(artifact, tmp_path):
+    shutil.copytree(artifact, tmp_path / "copy")
+    with Engine.load(tmp_path / "copy", num_blocks=8) as engine:
+        (tmp_path / "copy" / "tokenizer" / "tokenizer_config.json").write_text("{}")
+        with pytest.raises(ArtifactError, match=r"tokenizer_config.json: not the content"):
+            engine.chat(QUESTION)
+
+
+def test_loading_logs_its_phases(artifact, caplog):
+    caplog.set_level(logging.INFO, "dsa_compile.runtime")
+    Engine.load(artifact, num_blocks=8).close()
+    assert any(record.message.startswith("weights: ") for record in caplog.records)

@@ -1,0 +1,50 @@
+"""The trained model with the chat format of a family, whose tags take places in its vocabulary."""
+
+import json
+import shutil
+from pathlib import Path
+
+import dsa_compile
+from tests.chat.forms import GLM_TEMPLATE
+from tests.server.conftest import CHECKPOINT
+
+TAGS = {
+    "deepseek": ["｜DSML｜"],
+    "glm": [
+        *("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
+    ],
+}
+
+
+def chat_artifact(family: str, folder: Path) -> Path:
+    """An artifact in fp32 that speaks DeepSeek-V3.2's format or GLM-5's."""
+    model = folder / "model"
+    shutil.copytree(CHECKPOINT, model)
+    config = json.loads((model / "tokenizer_config.json").read_text())
+    del config["chat_template"]
+    if family == "glm":
+        config["chat_template"] = GLM_TEMPLATE
+    (model / "tokenizer_config.json").write_text(json.dumps(config))
+    tokenizer = json.loads((model / "tokenizer.json").read_text())
+    _take_places(tokenizer, TAGS[family])
+    (model / "tokenizer.json").write_text(json.dumps(tokenizer))
+    dsa_compile.compile(str(model), str(folder / family), recipe="fp32", records=False)
+    return folder / family
+
+
+def _take_places(tokenizer: dict, tags: list[str]) -> None:
+    """Give tags the ids of the last merges."""
+    vocabulary, merges = tokenizer["model"]["vocab"], tokenizer["model"]["merges"]
+    ids = sorted(vocabulary.values())[-len(tags) :]
+    gone = {text for text, id_ in vocabulary.items() if id_ in ids}
+    tokenizer["model"]["merges"] = [
+        merge
+        for merge in merges
+        if "".join(merge if isinstance(merge, list) else merge.split(" ")) not in gone
+    ]
+    for text in gone:
+        del vocabulary[text]
+    like = tokenizer["added_tokens"][-1]
+    tokenizer["added_tokens"] += [
+        {**like, "id": id_, "content": tag} for id_, tag in zip(ids, tags, strict=True)
+    ]

@@ -1,0 +1,200 @@
+"""Chats over the application with an engine whose answers are written down: reasoning and calls."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+from tokenizers import AddedToken, Tokenizer
+
+from dsa_compile.chat.deepseek_v32 import DeepSeekV32Format
+from dsa_compile.runtime.requests.generation_config import GenerationConfig
+from dsa_compile.runtime.scheduling.limits import SchedulerConfig
+from dsa_compile.server.admission import Admission
+from dsa_compile.server.app import create_app
+from dsa_compile.server.artifact_text import ArtifactText
+from dsa_compile.server.errors import ApiError
+from dsa_compile.server.metrics import Metrics
+from dsa_compile.server.protocol import Delta
+from dsa_compile.server.service import Service
+from dsa_compile.server.settings import Settings
+from dsa_compile.server.token_stream import TokenStream
+from tests.server.conftest import CHECKPOINT
+from tests.server.serving import events
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "weather",
+            "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+        },
+    }
+]
+CALLS = (
+    "I need the tool.</think>Let me see.\n\n<｜DSML｜function_calls>\n"
+    '<｜DSML｜invoke name="weather">\n'
+    '<｜DSML｜parameter name="city" string="true">Oslo é</｜DSML｜parameter>\n'
+    "</｜DSML｜invoke>\n"
+    '<｜DSML｜invoke name="weather">\n'
+    '<｜DSML｜parameter name="city" string="true">Rome</｜DSML｜parameter>\n'
+    "</｜DSML｜invoke>\n"
+    "</｜DSML｜function_calls><｜end▁of▁sentence｜>"
+)
+
+
+class ScriptedEngine:
+    """Answers every request with the same tokens, a few a step."""
+
+    def __init__(self, tokens: list[int], a_step: int) -> None:
+        self.limits = SchedulerConfig(64, 64, 512, 8, 2048)
+        self.vocab_size = 2000
+        self.eos_token_ids = (1,)
+        self.prompts: list[list[int]] = []
+        self.error: ApiError | None = None
+        self._tokens = tokens
+        self._a_step = a_step
+
+    def add(self, request_id, prompt, params, priority=0, cache_salt=None) -> TokenStream:
+        self.prompts.append(list(prompt))
+        stream = TokenStream(request_id)
+        asyncio.get_running_loop().create_task(self._answer(stream, params.max_tokens))
+        return stream
+
+    def abort(self, request_id: str) -> None: ...
+
+    async def _answer(self, stream: TokenStream, most: int) -> None:
+        if self.error is not None:
+            stream.fail(self.error)
+            return
+        tokens = self._tokens[:most]
+        for at in range(0, len(tokens), self._a_step):
+            step = tokens[at : at + self._a_step]
+            last = at + self._a_step >= len(tokens)
+            reason = ("length" if tokens[-1] != 1 else "stop") if last else None
+            stream.put(Delta(stream.request_id, step, reason))
+            await asyncio.sleep(0)
+
+
+class ScriptedSupervisor:
+    def __init__(self, engine: ScriptedEngine) -> None:
+        self.engine = engine
+
+
+class Chat:
+    """The application over a scripted answer."""
+
+    def __init__(self, answer: str, a_step: int = 1) -> None:
+        self.tokenizer = Tokenizer.from_file(str(CHECKPOINT / "tokenizer.json"))
+        self.tokenizer.add_special_tokens([AddedToken("｜DSML｜", special=True)])
+        tokens = self.tokenizer.encode(answer, add_special_tokens=False).ids
+        self.engine = ScriptedEngine(tokens, a_step)
+        text = ArtifactText("", self.tokenizer, DeepSeekV32Format(), GenerationConfig())
+        service = Service(
+            Settings(Path("tiny")),
+            text,
+            ScriptedSupervisor(self.engine),  # type: ignore[arg-type]
+            Admission(8),
+            Metrics("tiny"),
+        )
+        self._app = create_app(service)
+
+    def post(self, path: str = "/v1/chat/completions", **body) -> bytes:
+        if path == "/v1/chat/completions":
+            body = {"messages": [{"role": "user", "content": "Weather?"}], **body}
+        data = json.dumps(body).encode()
+        sent: list[dict] = []
+        asked = False
+
+        async def receive() -> dict:
+            nonlocal asked
+            if asked:
+                await asyncio.Event().wait()  # the client stays
+            asked = True
+            return {"type": "http.request", "body": data, "more_body": False}
+
+        async def send(message: dict) -> None:
+            sent.append(message)
+
+        scope = {
+            "type": "http", "method": "POST", "path": path, "query_string": b"",
+            "headers": [(b"content-type", b"application/json")], "http_version": "1.1",
+            "raw_path": b"/", "root_path": "", "scheme": "http", "asgi": {"version": "3.0"},
+        }  # fmt: skip
+        asyncio.run(self._app(scope, receive, send))
+        assert sent[0]["status"] == 200, sent
+        return b"".join(message["body"] for message in sent[1:])
+
+
+def joined(chunks: list) -> dict:
+    """The message that a stream's deltas make."""
+    message: dict = {"content": "", "reasoning_content": "", "tool_calls": []}
+    for chunk in chunks:
+        for choice in chunk["choices"]:
+            delta = choice["delta"]
+            for name in ("content", "reasoning_content"):
+                message[name] += delta.get(name, "")
+            for call in delta.get("tool_calls", ()):
+                if "id" in call:
+                    message["tool_calls"].append({**call, "function": dict(call["function"])})
+                else:
+                    function = message["tool_calls"][call["index"]]["function"]
+                    function["arguments"] += call["function"]["arguments"]
+    return message
+
+
+@pytest.mark.parametrize("a_step", [1, 3, 1000])
+def test_reasoning_and_calls(a_step: int) -> None:
+    chat = Chat(CALLS, a_step)
+    options = {"tools": TOOLS, "chat_template_kwargs": {"thinking": True}}
+    (choice,) = json.loads(chat.post(**options))["choices"]
+    message = choice["message"]
+    assert choice["finish_reason"] == "tool_calls"
+    assert (message["reasoning_content"], message["content"]) == ("I need the tool.", "Let me see.")
+    arguments = [json.loads(call["function"]["arguments"]) for call in message["tool_calls"]]
+    assert arguments == [{"city": "Oslo é"}, {"city": "Rome"}]
+
+    *chunks, done = events(chat.post(**options, stream=True))
+    assert done == "[DONE]"
+    assert chunks[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
+    streamed = joined(chunks)
+    for name in ("reasoning_content", "content"):
+        assert streamed[name] == message[name]
+    found = [(c["function"]["name"], c["function"]["arguments"]) for c in streamed["tool_calls"]]
+    assert found == [
+        (c["function"]["name"], c["function"]["arguments"]) for c in message["tool_calls"]
+    ]
+
+
+def test_one_call_alone() -> None:
+    options = {"tools": TOOLS, "reasoning_effort": "low", "parallel_tool_calls": False}
+    (choice,) = json.loads(Chat(CALLS).post(**options))["choices"]
+    (call,) = choice["message"]["tool_calls"]
+    assert "Oslo" in call["function"]["arguments"]
+    assert choice["finish_reason"] == "tool_calls"
+
+
+def test_no_calls_without_tools() -> None:
+    chat = Chat(CALLS)
+    options = {"tools": TOOLS, "tool_choice": "none", "reasoning_effort": "high"}
+    (choice,) = json.loads(chat.post(**options))["choices"]
+    assert "tool_calls" not in choice["message"]
+    assert "function_calls" in choice["message"]["content"]
+    assert choice["finish_reason"] == "stop"
+    assert "## Tools" not in chat.tokenizer.decode(chat.engine.prompts[0])
+
+
+@pytest.mark.parametrize(("skip", "text"), [(True, "ab"), (False, "a<｜User｜>b")])
+def test_special_tokens_that_are_no_tags(skip: bool, text: str) -> None:
+    (choice,) = json.loads(Chat("a<｜User｜>b").post(skip_special_tokens=skip, max_tokens=3))[
+        "choices"
+    ]
+    assert choice["message"]["content"] == text
+    assert choice["finish_reason"] == "length"
+
+
+def test_the_rest_of_the_context_is_the_default_length() -> None:
+    chat = Chat("word " * 3000)
+    answer = json.loads(chat.post())
+    assert answer["usage"]["total_tokens"] == chat.engine.limits.max_model_len

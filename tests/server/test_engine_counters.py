@@ -1,0 +1,94 @@
+"""Counters of engine processes, summed over those that served in turn."""
+
+import msgspec
+
+from dsa_compile.runtime.scheduling.limits import SchedulerConfig
+from dsa_compile.server.metrics import Metrics
+from dsa_compile.server.protocol import FromEngine, Ready, Stats
+from tests.server.serving import Server
+
+
+def stats(steps, seconds: float, preemptions: int = 0, **others) -> Stats:
+    return Stats(
+        running=1, waiting=2, free_blocks=5, cached_blocks=1, owned_blocks=2,
+        preemptions=preemptions, prefix_hit_tokens=0, failed_steps=0, late_kernels=0,
+        steps=steps, step_seconds=seconds, host_seconds=seconds / 4,
+        **others,
+    )  # fmt: skip
+
+
+def value(metrics: Metrics, start: str) -> float:
+    lines = metrics.text().decode().splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(start))
+
+
+def test_a_new_process_counts_on() -> None:
+    metrics = Metrics("m")
+    metrics.engine_stats(stats([("eager", "short", 2)], 1.0, 3))
+    metrics.engine_stats(stats([("eager", "short", 2), ("64", "long", 5)], 2.0, 3))
+    metrics.engine_stats(stats([("eager", "short", 1)], 0.5))
+    metrics.engine_stats(stats([("eager", "short", 1), ("8", "long", 1)], 0.75, 1))
+    step = "dsa:engine_steps_total"
+    assert value(metrics, step) == 9
+    labels = 'graph="{}",model_name="m",variant="{}"'
+    for graph, variant, count in (("eager", "short", 3), ("64", "long", 5), ("8", "long", 1)):
+        assert value(metrics, f"{step}{{{labels.format(graph, variant)}}}") == count
+    assert value(metrics, "dsa:engine_step_seconds_total") == 2.75
+    assert value(metrics, "dsa:engine_host_seconds_total") == 0.6875
+    assert value(metrics, "dsa:num_preemptions_total") == 4
+    assert value(metrics, "dsa:kv_cache_usage_perc") == 0.25
+
+
+def test_lanes_and_experts_have_gauges_of_their_own() -> None:
+    metrics = Metrics("m")
+    metrics.engine_stats(stats([], 1.0, lanes=[(3, 0), (1, 2)], busiest_experts={4: 1.5}))
+    for lane, running, waiting in ((0, 3, 0), (1, 1, 2)):
+        labels = f'{{lane="{lane}",model_name="m"}}'
+        assert value(metrics, f"dsa:num_requests_running_by_lane{labels}") == running
+        assert value(metrics, f"dsa:num_requests_waiting_by_lane{labels}") == waiting
+    assert value(metrics, 'dsa:busiest_expert_ratio{layer="4",model_name="m"}') == 1.5
+
+
+def test_drafts_have_the_names_of_others_dashboards() -> None:
+    metrics = Metrics("m")
+    metrics.engine_stats(stats([], 1.0, drafted=(10, 8), accepted=(7, 3)))
+    metrics.engine_stats(stats([], 0.1, drafted=(2, 2), accepted=(1, 0)))  # another process
+    name = "dsa:spec_decode_num"
+    assert value(metrics, f"{name}_drafts_total") == 12
+    assert value(metrics, f"{name}_draft_tokens_total") == 22
+    assert value(metrics, f"{name}_accepted_tokens_total") == 11
+    for position, count in ((0, 8), (1, 3)):
+        labels = f'{{model_name="m",position="{position}"}}'
+        assert value(metrics, f"{name}_accepted_tokens_per_pos_total{labels}") == count
+
+
+def test_forced_acceptance_is_named_beside_the_counts() -> None:
+    for forced in (False, True):
+        metrics = Metrics("m")
+        metrics.engine_stats(stats([], 1.0, drafted=(10,), accepted=(7,), forced=forced))
+        assert metrics.text().decode().count("(acceptance forced)") == 2 * forced
+
+
+def test_acceptance_below_the_recorded_one_is_a_gauge() -> None:
+    metrics = Metrics("m")
+    for low in (True, False):
+        metrics.engine_stats(stats([], 1.0, drafted=(10,), accepted=(7,), low_acceptance=low))
+        assert value(metrics, "dsa:spec_decode_low_acceptance{") == low
+
+
+def test_steps_of_a_server(server: Server) -> None:
+    """On a CPU every step runs without a graph; short contexts take the short variant if any."""
+    before = server.metric("dsa:engine_steps_total")
+    server.post("/v1/completions", prompt="import", max_tokens=9, ignore_eos=True)
+    server.wait_for_idle()
+    assert server.metric("dsa:engine_steps_total") - before == 9
+    assert server.metric(r'dsa:engine_steps_total\{graph="eager",.*\}') >= 9
+    seconds = server.metric("dsa:engine_step_seconds_total")
+    assert 0 < server.metric("dsa:engine_host_seconds_total") <= seconds
+
+
+def test_limits_of_every_kind_reach_the_http_process() -> None:
+    limits = SchedulerConfig(9, 4, 16, 8, 64, num_drafts=2, draft_max_rows=None)
+    ready = Ready(limits, 100, (1, 2))
+    data = msgspec.msgpack.encode(ready)
+    assert msgspec.msgpack.decode(data, type=FromEngine) == ready

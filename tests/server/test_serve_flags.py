@@ -1,0 +1,108 @@
+"""Flags of ``dsa-serve`` and its YAML file."""
+
+from pathlib import Path
+
+import pytest
+
+from dsa_compile.cli.serve import _arguments, main
+from dsa_compile.server.settings import Settings
+from tests.docs.blocks import blocks
+from tests.docs.commands import ROOT
+
+
+def test_a_file_of_flags(tmp_path: Path) -> None:
+    """The one that the page on serving shows; the command line wins."""
+    (shown,) = [block for block in blocks(ROOT, "docs/serving.md") if block.language == "yaml"]
+    file = tmp_path / "serve.yaml"
+    file.write_text(shown.text)
+    expected = {
+        "artifact": "artifact/",
+        "port": 9000,
+        "served_model_name": ["deepseek-v3.2", "default"],
+        "max_num_seqs": 64,
+    }
+    assert _arguments(["--config", str(file)]) == expected
+    given = _arguments(["other", "--config", str(file), "--max-num-seqs", "3"])
+    assert given == {**expected, "artifact": "other", "max_num_seqs": 3}
+
+
+def test_switches_in_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text("enable_prefix_caching: false\ndeterministic: true\n")
+    found = _arguments(["a", "--config", str(file)])
+    assert found == {"artifact": "a", "enable_prefix_caching": False, "deterministic": True}
+
+
+def test_an_empty_value_in_a_file_is_the_default(tmp_path: Path) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text("api-key:\nport: 1\n")
+    assert _arguments(["a", "--config", str(file)]) == {"artifact": "a", "port": 1}
+
+
+def test_numbers_of_tokens() -> None:
+    for text, count in (
+        ("4096", 4096),
+        ("4K", 4096),
+        ("4k", 4000),
+        ("1.5M", 3 << 19),
+        ("2m", 2000000),
+    ):
+        assert _arguments(["a", "--max-model-len", text])["max_model_len"] == count
+
+
+def test_names_of_vllm() -> None:
+    """A command line of vllm serve, of what both have."""
+    flags = [
+        "a", "--host", "0.0.0.0", "--port", "1", "--served-model-name", "x", "y",
+        "--max-model-len", "8K", "--max-num-batched-tokens", "2k", "--max-num-seqs", "8",
+        "--gpu-memory-utilization", "0.8", "--num-gpu-blocks-override", "64",
+        "--no-enable-prefix-caching", "--enforce-eager", "--async-scheduling", "--load-format",
+        "dummy", "--max-logprobs", "5", "--uvicorn-log-level", "warning", "--api-key", "k",
+        "--allowed-origins", "https://a.example", "--otlp-traces-endpoint", "http://c/v1/traces",
+    ]  # fmt: skip
+    given = _arguments(flags)
+    assert given["max_model_len"] == 8192
+    assert given["max_num_batched_tokens"] == 2000
+    assert given["log_level"] == "warning"
+    assert (given["enable_prefix_caching"], given["enforce_eager"]) == (False, False)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("- a", "should map names"),
+        ("a: [", "cannot read"),
+        ("no-such-flag: 1", "unrecognized arguments"),
+        ("enforce-eager: false", "leave enforce-eager out"),
+    ],
+)
+def test_files_that_are_refused(tmp_path: Path, text: str, words: str, capsys) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text(text)
+    assert main(["a", "--config", str(file)]) == 2
+    error = capsys.readouterr().err
+    assert words in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ([], "ARTIFACT is needed"),
+        (["a", "--max-model-len", "4Q"], "'4Q' is not a number"),
+        (["a", "--max-model-len", "K"], "'K' is not a number"),
+        (["a", "--max-num-sequences", "4"], "did you mean --max-num-seqs?"),
+        (["a", "--port", "70000"], "--port must be in"),
+        (["a", "--max-request-bytes", "0"], "--max-request-bytes must be at least 1"),
+        (["a", "--request-timeout", "0"], "--request-timeout must be in"),
+        (["a", "--api-key", ""], "--api-key must not be empty"),
+    ],
+)
+def test_flags_that_are_refused(flags: list[str], words: str, capsys) -> None:
+    assert main(flags) == 2
+    error = capsys.readouterr().err
+    assert words in error
+
+
+def test_keys_are_not_printed() -> None:
+    assert "secret" not in repr(Settings(Path("a"), api_key=("secret",)))

@@ -1,22 +1,30 @@
-# The two to know: `make demo` and `make test`. Everything is installed into a virtual environment
-# first: the active one, or one made here.
+# The two to know: `make demo` and `make test`. What each needs is installed into a virtual environment
+# first: the active one, or one made here. The demo takes 1.2 GB without a GPU; tests take more.
 #
 #   PYTHON       interpreter that makes the environment, 3.11 or newer
 #   VENV         the environment; made if it does not exist
 #   TORCH        what to install if there is no torch >= 2.11 in the environment
-#   TORCH_INDEX  pip options for that. On Linux the default index serves the CUDA build, several GB;
-#                the CPU build, all that is needed today, comes with
-#                make demo TORCH_INDEX="--index-url https://download.pytorch.org/whl/cpu"
+#   TORCH_INDEX  pip options for that: without a GPU those of torch's CPU build, for on Linux the
+#                default index serves the CUDA build, several GB. Empty takes the default index
+#   EXTRAS       extras that the demo installs: what serving needs, and with a GPU its kernels
+#   PORT         that make serve listens on
 #   WORKERS      test processes; each takes one core and about 1 GB
+comma := ,
 PYTHON ?= python3
 VENV ?= $(or $(VIRTUAL_ENV),.venv)
 TORCH ?= torch==2.13.0
-TORCH_INDEX ?=
+GPU := $(shell command -v nvidia-smi 2>/dev/null)
+TORCH_INDEX ?= $(if $(GPU),,--retries 1 --index-url https://download.pytorch.org/whl/cpu)
+EXTRAS ?= $(if $(GPU),serve$(comma)cuda,serve)
 WORKERS ?= 2
+PORT ?= 8000
 
 BIN := $(VENV)/bin
 # One environment may serve several checkouts in turn; only the last one installed counts.
-INSTALLED := $(VENV)/.dsa-compile-$(shell pwd | cksum | cut -d' ' -f1)
+CHECKOUT := $(shell pwd | cksum | cut -d' ' -f1)
+# What the demo needs, and what the tests and linters do; the second includes the first.
+INSTALLED := $(VENV)/.dsa-compile-$(CHECKOUT)
+DEVELOPED := $(VENV)/.dsa-compile-$(CHECKOUT)-dev
 SOURCES := $(wildcard dsa_compile/*.py dsa_compile/*/*.py)
 
 # The demo's model: the trained one if it is here, else one of random weights, spoken to in token ids.
@@ -31,12 +39,14 @@ endif
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help install demo demo-bisect test test-all test-gpu lint bench clean
+.PHONY: help install demo demo-bisect serve test test-all test-faults test-gpu lint bench clean
 help:
 	@echo "make demo    compile a small model, generate from the artifact, show what a pass did"
 	@echo "make demo-bisect  plant a bug in a copy of the compiler, and find the rewrite that has it"
+	@echo "make serve   compile a small model and serve it on port 8000 (PORT=)"
 	@echo "make test    run the tests but the slow ones"
 	@echo "make test-all  run all tests"
+	@echo "make test-faults  plant every fault of both catalogues; hours"
 	@echo "make test-gpu  the tests that need a GPU, on one"
 	@echo "make lint    ruff and mypy"
 	@echo "make bench   run the benchmarks"
@@ -56,7 +66,12 @@ $(INSTALLED): pyproject.toml | $(BIN)/python
 	@rm -f $(VENV)/.dsa-compile-*
 	@$(BIN)/python -c 'import sys; from importlib.metadata import version; \
 	  sys.exit(tuple(map(int, version("torch").split(".")[:2])) < (2, 11))' 2>/dev/null \
-	  || $(BIN)/python -m pip install $(TORCH_INDEX) '$(TORCH)'
+	  || $(BIN)/python -m pip install $(TORCH_INDEX) '$(TORCH)' \
+	  || $(BIN)/python -m pip install '$(TORCH)'
+	$(BIN)/python -m pip install --quiet --editable '.[$(EXTRAS)]'
+	@touch $@
+
+$(DEVELOPED): pyproject.toml $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --editable '.[dev,eval,serve,cuda]'
 	@touch $@
 
@@ -66,7 +81,7 @@ demo/model/config.json: examples/small_random.py dsa_compile/testing/models.py |
 
 demo/artifact/manifest.json: $(MODEL)/config.json $(SOURCES) | $(INSTALLED)
 	@mkdir -p demo
-	$(BIN)/dsa-compile $(MODEL) -o demo/artifact --force
+	$(BIN)/dsa-compile $(MODEL) -o demo/artifact --target cpu --force
 
 # The model is tiny: more threads would only wait for each other.
 demo: export OMP_NUM_THREADS ?= 1
@@ -85,29 +100,40 @@ endif
 	@echo "pass diffs:  demo/artifact/passes/*/changes.diff"
 	@echo "To use the commands yourself: source $(BIN)/activate"
 
+serve: export OMP_NUM_THREADS ?= 1
+serve: demo/artifact/manifest.json
+	$(BIN)/dsa-serve demo/artifact --port $(PORT)
+
 demo-bisect: export OMP_NUM_THREADS ?= 1
 demo-bisect: $(MODEL)/config.json | $(INSTALLED)
 	$(BIN)/python examples/plant_bug.py $(MODEL) demo/planted
 
-test: $(INSTALLED)
+test: $(DEVELOPED)
 	$(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=loadfile -m "not slow" $(TESTS)
 
 # The slow ones too: whole geometries, planted bugs in copies of the compiler, emulated kernels.
-test-all: $(INSTALLED)
+test-all: $(DEVELOPED)
 	$(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=loadfile $(TESTS)
 
+# Of both catalogues test-all has a fixed sample.
+test-faults: export OMP_NUM_THREADS ?= 1
+test-faults: $(DEVELOPED)
+	@mkdir -p demo
+	DSA_WHOLE_CATALOGUE=1 $(BIN)/python -m pytest --numprocesses=$(WORKERS) tests/planted_bugs
+	$(BIN)/python -m tests.planted_bugs.second.score --out demo/second_catalogue.json
+
 # One process: the tests share the GPU's memory. Fails, and says so, where there is no GPU.
-test-gpu: $(INSTALLED)
+test-gpu: $(DEVELOPED)
 	$(BIN)/python -m pytest -m gpu --require-gpu $(TESTS)
 
-lint: $(INSTALLED)
+lint: $(DEVELOPED)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
-# All but the one that wants an artifact and a GPU.
-bench: $(INSTALLED)
-	@for script in $(filter-out %/engine_overlap.py,$(wildcard benchmarks/*.py)); do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+# All but those that want an artifact, a server or a GPU.
+bench: $(DEVELOPED)
+	@for script in $(filter-out %/engine_overlap.py %/mixed_sampling.py %/mixed_steps.py %/verify_kernels.py %/serve_load.py,$(wildcard benchmarks/*.py)); do echo "== $$script"; $(BIN)/python $$script || exit 1; done
 
 clean:
 	rm -rf demo build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

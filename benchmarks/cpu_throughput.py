@@ -69,7 +69,9 @@ def main() -> int:
     params = SamplingParams(max_tokens=args.max_tokens, temperature=0.0, ignore_eos=True)
     with tempfile.TemporaryDirectory() as folder:
         save_hf(model, Path(folder) / "model")
-        compile_model(Path(folder) / "model", Path(folder) / "artifact", block_size=16)
+        compile_model(
+            Path(folder) / "model", Path(folder) / "artifact", target="cpu", block_size=16
+        )
         # a prefix cache would let later repeats skip their prompts
         engine = Engine.load(Path(folder) / "artifact", num_blocks=1024, enable_prefix_cache=False)
     runs: dict[str, tuple[float, list[list[int]]]] = {

@@ -13,7 +13,7 @@ import time
 import numpy as np
 import torch
 
-from dsa_compile.runtime import Engine, EngineConfig, SamplingParams
+from dsa_compile.runtime import Engine, EngineOptions, SamplingParams
 from dsa_compile.runtime.loading.load_runner import load_runner
 from dsa_compile.runtime.sampling.device_sampler import DeviceTokens
 
@@ -43,7 +43,7 @@ def decoding(runner, requests, args, overlap):
     """An engine in which that many requests decode."""
     engine = Engine(
         runner,
-        EngineConfig(
+        EngineOptions(
             max_running=max(args.requests), max_model_len=args.max_model_len, overlap=overlap
         ),
     )
@@ -93,10 +93,12 @@ def main():
     blocks = max(args.requests) * -(-args.max_model_len // 64)
     runner = load_runner(
         args.artifact,
-        num_blocks=blocks,
-        load_format=args.load_format,
-        max_running=max(args.requests),
-        max_model_len=args.max_model_len,
+        EngineOptions(
+            num_blocks=blocks,
+            load_format=args.load_format,
+            max_running=max(args.requests),
+            max_model_len=args.max_model_len,
+        ),
     )
     watch = Watch(runner)
     print(f"{'requests':>8} {'overlap':>8} {'gpu':>8} {'host':>8} {'waiting':>8}")

@@ -19,7 +19,7 @@ import time
 import numpy as np
 import torch
 
-from dsa_compile.runtime import Engine, EngineConfig, SamplingParams
+from dsa_compile.runtime import Engine, EngineOptions, SamplingParams
 from dsa_compile.runtime.sampling.device_sampler import DeviceSampler
 
 VOCAB = 129_280
@@ -34,12 +34,14 @@ class NullRunner:
     max_model_len = 163_840
     eos_token_ids = (1,)
     num_drafts = 0
+    num_lanes = 1
     overlaps = True
 
     def __init__(self, rows):
         self.rows_ahead = rows
+        self.step_counts = {}
         self.sampler = DeviceSampler(VOCAB, torch.zeros(rows, dtype=torch.int64))
-        self.sampler._choose = lambda logits, slot, count: slot.tokens.fill_(17)
+        self.sampler._sample = lambda logits, slot, start: slot.tokens.fill_(17)
         self.logits = torch.zeros(0, VOCAB)
 
     def samples_ahead(self, states):
@@ -53,7 +55,7 @@ def running_engine(requests, steps, sampled):
     """An engine whose requests have all been prefilled."""
     engine = Engine(
         NullRunner(requests),
-        EngineConfig(max_running=requests, max_batched_tokens=8192, overlap=True),
+        EngineOptions(max_running=requests, max_batched_tokens=8192, overlap=True),
     )
     rng = np.random.default_rng(0)
     options = {"temperature": 0.7, "top_p": 0.9} if sampled else {"temperature": 0.0}

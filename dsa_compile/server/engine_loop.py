@@ -58,11 +58,10 @@ class EngineLoop:
         engine = self._engine
         self._send(Ready(engine.scheduler.config, engine.vocab_size, engine.eos_token_ids))
         while True:
-            self._take_messages(wait=not engine.has_unfinished())
-            if not engine.has_unfinished():
-                continue
             try:
-                self._advance()
+                self._take_messages(wait=not engine.has_unfinished())
+                if engine.has_unfinished():
+                    self._advance()
             except Exception as error:
                 _LOG.exception("the engine cannot go on")
                 message = " ".join(str(error).split()) or type(error).__name__

@@ -33,9 +33,10 @@ class GrammarWorker:
 
     def finished(self) -> list[Compiled]:
         """What has become of grammars since the last call."""
-        if not self._finished:
+        try:
+            os.eventfd_read(self.news)
+        except BlockingIOError:  # none yet, or one whose signal is still to come
             return []
-        os.eventfd_read(self.news)
         return [self._finished.popleft() for _ in range(len(self._finished))]
 
     def _compile(self, message: CompileGrammar) -> None:

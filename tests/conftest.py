@@ -10,6 +10,8 @@ import torch
 from dsa_compile import gpus
 from tests.exports import keep_exports
 
+pytest_plugins = ["tests.seeds"]
+
 # The models are tiny: a second thread only waits, and the suite already runs one process a core.
 torch.set_num_threads(1)
 keep_exports()

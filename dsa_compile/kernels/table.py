@@ -9,6 +9,7 @@ import torch
 
 from dsa_compile.kernels.entries import cuda_kernel, peer_kernel, torch_function, triton_kernel
 from dsa_compile.kernels.facts import (
+    Condition,
     dtype_in,
     size_at_most,
     size_in,
@@ -22,14 +23,18 @@ from dsa_compile.kernels.implementation import HOPPER, Implementation
 
 _BF16 = torch.bfloat16
 _WIDEST = 32768  # a row that one program of Triton's holds
+_INDEX_DIMS = (16, 32, 64, 128)  # vectors of the indexer that Triton's products transform
+
+
+def _latent(name: str, dim: int) -> tuple[Condition, ...]:
+    """Widths of the parts of a latent row that Triton's kernels take."""
+    return size_power_of_two(name, dim), size_multiple(name, dim, 16)
 
 
 def _norm_quantize(op: str) -> tuple[Implementation, ...]:
     return (
         cuda_kernel(op, "norm_quantize", dtype_in("x", _BF16), size_multiple("x", -1, 256)),
-        triton_kernel(
-            op, "norm_quantize", size_multiple("x", -1, 128), size_at_most("x", -1, _WIDEST)
-        ),
+        triton_kernel(op, "norm_quantize", size_at_most("x", -1, _WIDEST)),
     )
 
 
@@ -37,7 +42,7 @@ def _latent_row(op: str) -> tuple[Implementation, ...]:
     conditions = (dtype_in("kv", _BF16), size_multiple("weight", 0, 256), size_in("cos", -1, 64))
     return (
         cuda_kernel(op, "latent_row", *conditions),
-        triton_kernel(op, "latent_cache", size_power_of_two("weight", 0)),
+        triton_kernel(op, "latent_cache", *_latent("weight", 0), size_power_of_two("cos", -1)),
     )
 
 
@@ -47,7 +52,7 @@ _MLA = (
     size_in("q_pe", 2, 64),
 )
 _FLASH_MLA = (*_MLA, size_in("q_latent", 1, 64, 128), size_multiple("slots", 1, 128))
-_POWERS = (size_power_of_two("q_latent", 2), size_power_of_two("q_pe", 2))
+_POWERS = (*_latent("q_latent", 2), *_latent("q_pe", 2))
 
 
 def _attention() -> tuple[Implementation, ...]:
@@ -93,7 +98,7 @@ def _attention_fp8() -> tuple[Implementation, ...]:
             targets=(HOPPER,),
             note="H200, 128 heads: 256 tokens 379 µs, 8,192 8.8 ms (flash_mla 413, 13.5 ms)",
         ),
-        triton_kernel(op, "mla_fp8", *_POWERS, size_multiple("q_latent", 2, 128)),
+        triton_kernel(op, "mla_fp8", *_POWERS),
     )
 
 
@@ -101,7 +106,7 @@ def _attention_fp8_tensor() -> tuple[Implementation, ...]:
     op = "paged_latent_attention_fp8_tensor"
     return (
         cuda_kernel(op, "mla", *_MLA, targets=(HOPPER,)),
-        triton_kernel(op, "mla_fp8", *_POWERS, size_multiple("q_latent", 2, 128)),
+        triton_kernel(op, "mla_fp8", *_POWERS),
     )
 
 
@@ -113,7 +118,7 @@ def _attention_expand() -> Iterator[Implementation]:
     yield peer_kernel(rows, "flash_mla", *peer, module="flash_mla_expand", max_tokens=84)
     for op in (rows, "paged_latent_attention_fp8_tensor_expand"):
         yield cuda_kernel(op, "attention_expand", *_MLA, *expand, targets=(HOPPER,))
-        yield triton_kernel(op, "mla_fp8_expand", *_POWERS, size_multiple("q_latent", 2, 128))
+        yield triton_kernel(op, "mla_fp8_expand", *_POWERS)
 
 
 _PROJECTION = (size_multiple("weight", 0, 8), size_multiple("weight", 1, 128))
@@ -135,7 +140,6 @@ KERNELS: tuple[Implementation, ...] = (
     triton_kernel(
         "all_reduce_add_rms_norm_quantize",
         "all_reduce_norm",
-        size_multiple("x", -1, 128),
         size_at_most("x", -1, _WIDEST),
     ),
     triton_kernel("swiglu", "activation"),
@@ -146,8 +150,8 @@ KERNELS: tuple[Implementation, ...] = (
         dtype_in("gate_up", _BF16),
         size_multiple("gate_up", -1, 256),
     ),
-    triton_kernel("swiglu_packed_quantize", "activation", size_multiple("gate_up", -1, 256)),
-    triton_kernel("quantize_blocks", "quantize", size_multiple("x", -1, 128)),
+    triton_kernel("swiglu_packed_quantize", "activation"),
+    triton_kernel("quantize_blocks", "quantize"),
     triton_kernel("embedding", "embedding"),
     # RoPE and the caches
     triton_kernel("rope_interleaved", "rope", size_power_of_two("x", -1)),
@@ -167,7 +171,7 @@ KERNELS: tuple[Implementation, ...] = (
         size_in("k", 1, 128),
         size_in("cos", -1, 64),
     ),
-    triton_kernel("write_index_key_fp8", "index_key", size_in("k", 1, 128), size_in("cos", -1, 64)),
+    triton_kernel("write_index_key_fp8", "index_key", size_in("k", 1, *_INDEX_DIMS)),
     cuda_kernel(
         "index_query_quantize",
         "index_quantize",
@@ -176,9 +180,7 @@ KERNELS: tuple[Implementation, ...] = (
         size_multiple("q", 1, 16),
         size_in("cos", -1, 64),
     ),
-    triton_kernel(
-        "index_query_quantize", "index_query", size_in("q", 2, 128), size_in("cos", -1, 64)
-    ),
+    triton_kernel("index_query_quantize", "index_query", size_in("q", 2, *_INDEX_DIMS)),
     # the parts of attention's first projection
     cuda_kernel(
         "attention_inputs_fp8",
@@ -193,10 +195,10 @@ KERNELS: tuple[Implementation, ...] = (
     triton_kernel(
         "attention_inputs_fp8",
         "attention_inputs",
-        size_multiple("q_weight", 0, 128),
-        size_in("k_weight", 0, 128),
-        size_power_of_two("kv_weight", 0),
-        size_in("cos", -1, 64),
+        size_at_most("q_weight", 0, _WIDEST),
+        size_in("k_weight", 0, *_INDEX_DIMS),
+        *_latent("kv_weight", 0),
+        size_power_of_two("cos", -1),
         note="a launch for each part",
     ),
     cuda_kernel(
@@ -280,7 +282,7 @@ KERNELS: tuple[Implementation, ...] = (
         note="H200, a layer's six at 4,096 tokens: 1,331 µs (cuda 1,448)",
     ),
     cuda_kernel("linear_fp8", "gemm_fp8", *_PROJECTION, targets=(HOPPER,)),
-    triton_kernel("linear_fp8", "gemm_fp8", size_multiple("weight", 1, 128)),
+    triton_kernel("linear_fp8", "gemm_fp8"),
     # experts and their router
     cuda_kernel(
         "router",
@@ -317,7 +319,5 @@ KERNELS: tuple[Implementation, ...] = (
         size_multiple("down", 2, 128),
         module="deep_gemm_experts",
     ),
-    triton_kernel(
-        "experts_fp8", "experts", size_multiple("x", 1, 128), size_multiple("down", 2, 128)
-    ),
+    triton_kernel("experts_fp8", "experts"),
 )

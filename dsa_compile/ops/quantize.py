@@ -29,8 +29,7 @@ def quantize_blocks(x: Tensor, ue8m0: bool) -> tuple[Tensor, Tensor]:
     scale format of Blackwell's GEMMs and of DeepSeek-V3.2's indexer); ``q = x * (1 / scale)``.
 
     Args:
-        x: ``[..., D]``, any floating dtype. The last block may be shorter than 128; the kernels of
-            accelerators take whole blocks only.
+        x: ``[..., D]``, any floating dtype. The last block may be shorter than 128.
         ue8m0: round scales up to powers of two.
 
     Returns:

@@ -27,6 +27,7 @@ from dsa_compile.kernels.triton import (
     slots,
 )
 from dsa_compile.ops import REFERENCE
+from dsa_compile.ops.fused_cache import fp8_row_bytes
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"
@@ -94,12 +95,12 @@ def check(op: str, *args, cuda: bool = True) -> None:
             close(g.cpu(), w)
 
 
-def check_write(op: str, *args, cache: Tensor, slot_mapping: Tensor) -> None:
+def check_write(op: str, *args, cache: Tensor, slot_mapping: Tensor, cuda: bool = True) -> None:
     """Bytes of a cache after every provider beside those after the reference."""
     want = cache.clone()
     reference(op)(*args, want, slot_mapping)
     assert not torch.equal(want.view(torch.uint8), cache.view(torch.uint8))
-    for kernel in providers(op, cuda=True):
+    for kernel in providers(op, cuda):
         got = cache.clone().to(DEVICE)
         kernel(*to(DEVICE, args), got, slot_mapping.to(DEVICE))
         close(got.cpu(), want)
@@ -123,9 +124,11 @@ def bf16(*shape: int) -> Tensor:
     return torch.randn(shape).bfloat16()
 
 
-def tables(tokens: int, dtype: torch.dtype = torch.bfloat16) -> tuple[Tensor, Tensor]:
+def tables(
+    tokens: int, dtype: torch.dtype = torch.bfloat16, rope_dim: int = 64
+) -> tuple[Tensor, Tensor]:
     positions = torch.randint(0, 160_000, (tokens,))
-    inv_freq = 10_000 ** -(torch.arange(32) / 32)
+    inv_freq = 10_000 ** -(torch.arange(rope_dim // 2) / (rope_dim // 2))
     return torch.ops.dsa.rope_tables(positions, inv_freq, 1.0, dtype)
 
 
@@ -142,8 +145,12 @@ def test_norms(shape: tuple[int, ...], weight_dtype: torch.dtype) -> None:
     torch.testing.assert_close(got.double(), want, rtol=2**-8, atol=1e-4)
 
 
+PARTIAL = (1, 96), (3, 16), (2, 2, 400)
+"""Shapes of rows whose last block of 128 is none."""
+
+
 @pytest.mark.parametrize("ue8m0", [False, True])
-@pytest.mark.parametrize("shape", [(1, 128), (3, 384), (2, 2, 1536), (0, 256)], ids=str)
+@pytest.mark.parametrize("shape", [(1, 128), (3, 384), (2, 2, 1536), (0, 256), *PARTIAL], ids=str)
 def test_norms_that_quantize(shape: tuple[int, ...], ue8m0: bool) -> None:
     x, residual, weight = bf16(*shape), bf16(*shape), torch.randn(shape[-1])
     cuda = shape[-1] % 256 == 0
@@ -172,13 +179,23 @@ def test_blocks(dtype: torch.dtype, ue8m0: bool) -> None:
     check("quantize_blocks", x.view(3, 3, 512), ue8m0)
 
 
-@pytest.mark.parametrize("width", [128, 384])
+@pytest.mark.parametrize("shape", PARTIAL, ids=str)
+def test_partial_blocks(shape: tuple[int, ...]) -> None:
+    check("quantize_blocks", bf16(*shape), True)
+    apart = bf16(5, 1000)[:, 200 : 200 + shape[-1]]
+    check("quantize_blocks", apart, False)
+    check("rms_norm_quantize", apart, torch.randn(shape[-1]), EPS, False, cuda=False)
+
+
+@pytest.mark.parametrize("width", [128, 384, 32, 200])
 def test_gated_activation(width: int) -> None:
     gate_up = bf16(3, 2 * width) * 4
     check("swiglu_packed", gate_up)
     check("swiglu", *gate_up.chunk(2, -1))
-    check("swiglu_packed_quantize", gate_up, False)
-    check("swiglu_packed_quantize", gate_up, True)
+    cuda = width % 128 == 0
+    check("swiglu_packed_quantize", gate_up, False, cuda=cuda)
+    check("swiglu_packed_quantize", gate_up, True, cuda=cuda)
+    check("swiglu_packed_quantize", bf16(5, 1000)[:, 8 : 8 + 2 * width], True, cuda=False)
 
 
 @pytest.mark.parametrize("op", ["rope_interleaved", "rope_half"])
@@ -230,6 +247,32 @@ def test_fused_cache_writes(block_size: int, interleaved: bool) -> None:
         cache=poison(blocks, block_size, 132),
         slot_mapping=slot_mapping,
     )
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize(
+    ("rank", "rope_dim", "index_dim"), [(64, 16, 32), (16, 32, 64), (256, 2, 16)]
+)
+def test_narrow_cache_writes(rank: int, rope_dim: int, index_dim: int, interleaved: bool) -> None:
+    tokens, blocks, block_size = 19, 3, 16
+    slot_mapping = torch.randperm(blocks * block_size)[:tokens]
+    slot_mapping[[2, 17]] = -1
+    places = {"slot_mapping": slot_mapping, "cuda": False}
+    turns = (*tables(tokens, torch.float32, rope_dim), interleaved)
+    latent = (bf16(tokens, rank + rope_dim), torch.randn(rank), EPS, *turns)
+    rows = poison(blocks, block_size, fp8_row_bytes(rank, rope_dim))
+    check_write("norm_rope_write_latent_cache_fp8", *latent, True, cache=rows, **places)
+    check_write(
+        "norm_rope_write_latent_cache_fp8_tensor", *latent, torch.tensor([0.01]),
+        cache=poison(blocks, block_size, rank + rope_dim), **places,
+    )  # fmt: skip
+    for width in {index_dim, max(16, rope_dim)}:
+        check_write(
+            "write_index_key_fp8", bf16(tokens, 99)[:, 3 : 3 + width], torch.randn(width),
+            torch.randn(width), EPS, *turns, cache=poison(blocks, block_size, width + 4), **places,
+        )  # fmt: skip
+        weights = torch.randn(tokens, 5)
+        check("index_query_quantize", bf16(tokens, 5, width), weights, *turns, 0.1, cuda=False)
 
 
 def poison(*shape: int) -> Tensor:
@@ -303,13 +346,18 @@ def test_dense_slots() -> None:
     ("call", "message"),
     [
         (lambda: norm.rms_norm(bf16(2, 8), bf16(1), EPS), "dsa::rms_norm takes weight"),
-        (lambda: quantize.quantize_blocks(bf16(2, 100), True), "multiple of 128"),
         (lambda: rope.rope_half(bf16(2, 3, 8), bf16(2, 16), bf16(2, 16)), "dsa::rope_half takes"),
         (
             lambda: index_query.index_query_quantize(
                 torch.randn(2, 4, 128), torch.randn(2, 4), bf16(2, 64), bf16(2, 64), True, 1.0
             ),
             "of 16 bits",
+        ),
+        (
+            lambda: index_query.index_query_quantize(
+                bf16(2, 4, 48), torch.randn(2, 4), bf16(2, 16), bf16(2, 16), True, 1.0
+            ),
+            "a power of two",
         ),
         (
             lambda: latent_cache.write_index_cache(

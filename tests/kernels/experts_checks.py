@@ -12,6 +12,7 @@ from torch import Tensor
 from dsa_compile.kernels.triton import experts as triton_experts
 from dsa_compile.kernels.triton import router as triton_router
 from dsa_compile.ops import REFERENCE
+from dsa_compile.ops.quantize import block_count
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"
@@ -62,7 +63,8 @@ def fp8_arguments(tokens, experts, hidden, inner, indices):
     def scales(*shape):
         return torch.rand(shape, device=DEVICE) + 0.5
 
-    x_scale = scales(tokens, hidden // 128)
+    blocks, inner_blocks = block_count(hidden), block_count(inner)
+    x_scale = scales(tokens, blocks)
     x_scale *= torch.rand(tokens, 1, device=DEVICE).mul(8).exp()  # tokens of all sizes
     return (
         whole_numbers(tokens, hidden),
@@ -70,9 +72,9 @@ def fp8_arguments(tokens, experts, hidden, inner, indices):
         torch.rand(indices.shape, device=DEVICE),
         indices,
         whole_numbers(experts, 2 * inner, hidden),
-        scales(experts, 2 * inner // 128, hidden // 128) * 1e-3,
+        scales(experts, 2 * inner_blocks, blocks) * 1e-3,
         whole_numbers(experts, hidden, inner),
-        scales(experts, hidden // 128, inner // 128) * 1e-2,
+        scales(experts, blocks, inner_blocks) * 1e-2,
     )
 
 
@@ -83,6 +85,8 @@ FP8_CASES = [
     (9, 2, 256, 384, 4, True),
     (0, 2, 256, 128, 2, False),
 ]
+PARTIAL_CASES = [(5, 3, 256, 32, 3, True), (9, 4, 144, 200, 2, False), (1, 2, 96, 48, 2, False)]
+"""Widths with a block that is not whole."""
 HOPPER_CASES = [
     (33, 4, 512, 256, 2, False),  # groups of several widths
     (70, 4, 512, 256, 2, True),  # the wide kernel from here on
@@ -96,7 +100,9 @@ HOPPER_CASES = [
 
 
 @pytest.mark.parametrize("index", [torch.int64, torch.int32], ids=str)
-@pytest.mark.parametrize(("tokens", "experts", "hidden", "inner", "top_k", "absent"), FP8_CASES)
+@pytest.mark.parametrize(
+    ("tokens", "experts", "hidden", "inner", "top_k", "absent"), FP8_CASES + PARTIAL_CASES
+)
 def test_triton_experts_fp8(tokens, experts, hidden, inner, top_k, absent, index):
     indices = chosen(tokens, experts, top_k, absent, index)
     args = fp8_arguments(tokens, experts, hidden, inner, indices)

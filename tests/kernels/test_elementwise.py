@@ -97,8 +97,7 @@ def test_compiles_without_spills(capability: int) -> None:
         assert kernel["local_bytes"] == 0, kernel["name"]
         assert kernel["shared_bytes"] <= SHARED_LIMIT, kernel["name"]
     narrow = [k["name"] for k in kernels if ".128" not in k["sass"]]
-    # these have rows of no more than 128 values, shared by a warp or four
-    assert narrow == ["layer_norm_kernel", "write_index_key_kernel"]
+    assert narrow == ["layer_norm_kernel"]  # 128 values, a warp has a row
     quantizing = [k for k in kernels if "quantize" in k["name"] or "index" in k["name"]]
     assert len(quantizing) == 7
     assert all("E4M3.F32.PACK_AB" in k["sass"] for k in quantizing), "conversion in hardware"

@@ -9,7 +9,7 @@ from dsa_compile.kernels.triton.e4m3 import block_scale, reciprocal
 from dsa_compile.kernels.triton.quantize import groups_per_program
 from dsa_compile.kernels.triton.rows import as_rows
 from dsa_compile.ops.library import bad_input
-from dsa_compile.ops.quantize import BLOCK, E4M3
+from dsa_compile.ops.quantize import BLOCK, E4M3, block_count
 
 
 @triton.jit
@@ -45,22 +45,28 @@ def swiglu_packed_quantize_kernel(
     scale: tl.tensor,
     total: int,
     groups: int,
+    width: int,
     stride: int,
+    PARTIAL: tl.constexpr,
     UE8M0: tl.constexpr,
     GROUPS: tl.constexpr,
 ) -> None:
-    """``GROUPS`` of the ``total`` groups of 128 results; a row has ``groups`` of them."""
+    """``GROUPS`` of the ``total`` groups of 128 results; a row of ``width`` has ``groups`` of them,
+    the last one of fewer values if ``PARTIAL``."""
     group = tl.program_id(0) * GROUPS + tl.arange(0, GROUPS)
     column = tl.arange(0, 128)[None, :]
     inside = group < total
-    start = (group // groups).to(tl.int64) * stride + group % groups * 128
-    address = gate_up + start[:, None] + column
-    g = tl.load(address, inside[:, None], 0.0)
-    u = tl.load(address + groups * 128, inside[:, None], 0.0).to(tl.float32)
+    row, first = (group // groups).to(tl.int64), group % groups * 128
+    address = gate_up + (row * stride + first)[:, None] + column
+    valid = inside[:, None]
+    if PARTIAL:
+        valid = valid & (first[:, None] + column < width)
+    g = tl.load(address, valid, 0.0)
+    u = tl.load(address + width, valid, 0.0).to(tl.float32)
     values = (silu(g.to(tl.float32)) * u).to(g.dtype).to(tl.float32)
     scales = block_scale(tl.max(tl.abs(values), 1), UE8M0)
     quantized = (values * reciprocal(scales)[:, None]).to(tl.float8e4nv)
-    tl.store(q + group.to(tl.int64)[:, None] * 128 + column, quantized, inside[:, None])
+    tl.store(q + (row * width + first)[:, None] + column, quantized, valid)
     tl.store(scale + group, scales, inside)
 
 
@@ -96,15 +102,14 @@ def _swiglu(gate: Tensor, up: Tensor, shape: torch.Size) -> Tensor:
 def swiglu_packed_quantize(gate_up: Tensor, ue8m0: bool) -> tuple[Tensor, Tensor]:
     """``dsa::swiglu_packed_quantize``."""
     half = gate_up.shape[-1] // 2
-    if gate_up.shape[-1] % (2 * BLOCK):
+    if gate_up.shape[-1] % 2:
         raise bad_input(
-            "swiglu_packed_quantize",
-            f"two halves of a multiple of 128 each, not {gate_up.shape[-1]} in all",
+            "swiglu_packed_quantize", f"an even last dimension, not {gate_up.shape[-1]}"
         )
     rows = as_rows(gate_up)
     shape = gate_up.shape[:-1]
     q = torch.empty((*shape, half), dtype=E4M3, device=gate_up.device)
-    scale = torch.empty((*shape, half // BLOCK), dtype=torch.float32, device=gate_up.device)
+    scale = torch.empty((*shape, block_count(half)), dtype=torch.float32, device=gate_up.device)
     total = scale.numel()
     groups = groups_per_program(total)
     swiglu_packed_quantize_kernel[(triton.cdiv(total, groups),)](
@@ -112,8 +117,10 @@ def swiglu_packed_quantize(gate_up: Tensor, ue8m0: bool) -> tuple[Tensor, Tensor
         q,
         scale,
         total,
-        half // BLOCK,
+        block_count(half),
+        half,
         rows.stride(0),
+        PARTIAL=half % BLOCK != 0,
         UE8M0=ue8m0,
         GROUPS=groups,
         num_warps=4,

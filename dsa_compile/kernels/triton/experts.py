@@ -13,7 +13,7 @@ from dsa_compile.kernels.triton.e4m3 import block_scale, reciprocal, saturate
 from dsa_compile.kernels.triton.experts_rows import combine, sort_pairs, tile_rows, tiles_most
 from dsa_compile.ops.experts_fp8 import check_experts_fp8
 from dsa_compile.ops.library import bad_input
-from dsa_compile.ops.quantize import require_whole_blocks
+from dsa_compile.ops.quantize import block_count
 
 _FP8_BLOCK = 128
 
@@ -40,8 +40,11 @@ def gate_up_kernel(
 ) -> None:
     """``hidden[row] = silu(gate) * up`` of a tile of rows and BLOCK_N of the inner columns.
 
-    Rounds as ``dsa::experts`` does; if FP8, stays in fp32 and is quantised.
+    Rounds as ``dsa::experts`` does; if FP8, stays in fp32 and is quantised. BLOCK_N and BLOCK_K are
+    128 then: a tile of a weight has one scale.
     """
+    H_BLOCKS: tl.constexpr = (H + BLOCK_K - 1) // BLOCK_K
+    INNER_BLOCKS: tl.constexpr = (INNER + BLOCK_N - 1) // BLOCK_N
     expert, first, end = tile_rows(tl.program_id(1), starts, experts, EXPERTS, ROWS)
     if expert >= experts:
         return
@@ -54,39 +57,36 @@ def gate_up_kernel(
     gate_row = expert.to(tl.int64) * (2 * INNER) + column
     gate = tl.zeros((ROWS, BLOCK_N), tl.float32)
     up = tl.zeros((ROWS, BLOCK_N), tl.float32)
-    for block in range((H + BLOCK_K - 1) // BLOCK_K):
+    for block in range(H_BLOCKS):
         at = block * BLOCK_K + k
         k_in = at < H
         a = tl.load(x + token[:, None] * H + at[None, :], row_in[:, None] & k_in[None, :], 0.0)
         weight_in = k_in[:, None] & column_in[None, :]
         g = tl.load(gate_up + gate_row[None, :] * H + at[:, None], weight_in, 0.0)
         u = tl.load(gate_up + (gate_row + INNER)[None, :] * H + at[:, None], weight_in, 0.0)
-        if FP8:  # BLOCK_N and BLOCK_K are 128: one scale a tile of the weight
-            a_scale = tl.load(x_scale + token * (H // BLOCK_K) + block, row_in, 0.0)
-            scale_row = expert.to(tl.int64) * (2 * INNER // BLOCK_N) + tl.program_id(0)
-            g_scale = tl.load(gate_up_scale + scale_row * (H // BLOCK_K) + block)
-            u_scale = tl.load(
-                gate_up_scale + (scale_row + INNER // BLOCK_N) * (H // BLOCK_K) + block
-            )
+        if FP8:
+            a_scale = tl.load(x_scale + token * H_BLOCKS + block, row_in, 0.0)
+            scale_row = expert.to(tl.int64) * (2 * INNER_BLOCKS) + tl.program_id(0)
+            g_scale = tl.load(gate_up_scale + scale_row * H_BLOCKS + block)
+            u_scale = tl.load(gate_up_scale + (scale_row + INNER_BLOCKS) * H_BLOCKS + block)
             gate += tl.dot(a, g) * (a_scale * g_scale)[:, None]
             up += tl.dot(a, u) * (a_scale * u_scale)[:, None]
         else:
             gate = tl.dot(a, g, gate, input_precision="ieee")
             up = tl.dot(a, u, up, input_precision="ieee")
     to = row.to(tl.int64)[:, None] * INNER + column[None, :]
+    written = row_in[:, None] & column_in[None, :]
     if FP8:
         value = gate / (1.0 + tl.exp(-gate)) * up
         scale = block_scale(tl.max(tl.abs(value), 1), False)
-        tl.store(
-            hidden_scale + row.to(tl.int64) * (INNER // BLOCK_N) + tl.program_id(0), scale, row_in
-        )
-        tl.store(hidden + to, saturate(value * reciprocal(scale)[:, None]), row_in[:, None])
+        tl.store(hidden_scale + row.to(tl.int64) * INNER_BLOCKS + tl.program_id(0), scale, row_in)
+        tl.store(hidden + to, saturate(value * reciprocal(scale)[:, None]), written)
     else:
         dtype = hidden.dtype.element_ty
         gate = gate.to(dtype).to(tl.float32)
         up = up.to(dtype).to(tl.float32)
         value = (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32) * up
-        tl.store(hidden + to, value.to(dtype), row_in[:, None] & column_in[None, :])
+        tl.store(hidden + to, value.to(dtype), written)
 
 
 @triton.jit
@@ -108,6 +108,8 @@ def down_kernel(
     FP8: tl.constexpr,
 ) -> None:
     """``outputs[pair] = down · hidden[row]`` of a tile of rows and BLOCK_N of the columns."""
+    H_BLOCKS: tl.constexpr = (H + BLOCK_N - 1) // BLOCK_N
+    INNER_BLOCKS: tl.constexpr = (INNER + BLOCK_K - 1) // BLOCK_K
     expert, first, end = tile_rows(tl.program_id(1), starts, experts, EXPERTS, ROWS)
     if expert >= experts:
         return
@@ -118,7 +120,7 @@ def down_kernel(
     k = tl.arange(0, BLOCK_K)
     weight_row = expert.to(tl.int64) * H + column
     total = tl.zeros((ROWS, BLOCK_N), tl.float32)
-    for block in range((INNER + BLOCK_K - 1) // BLOCK_K):
+    for block in range(INNER_BLOCKS):
         at = block * BLOCK_K + k
         k_in = at < INNER
         a = tl.load(
@@ -132,11 +134,9 @@ def down_kernel(
             0.0,
         )
         if FP8:
-            a_scale = tl.load(
-                hidden_scale + row.to(tl.int64) * (INNER // BLOCK_K) + block, row_in, 0.0
-            )
-            scale_row = expert.to(tl.int64) * (H // BLOCK_N) + tl.program_id(0)
-            b_scale = tl.load(down_scale + scale_row * (INNER // BLOCK_K) + block)
+            a_scale = tl.load(hidden_scale + row.to(tl.int64) * INNER_BLOCKS + block, row_in, 0.0)
+            scale_row = expert.to(tl.int64) * H_BLOCKS + tl.program_id(0)
+            b_scale = tl.load(down_scale + scale_row * INNER_BLOCKS + block)
             total += tl.dot(a, b) * (a_scale * b_scale)[:, None]
         else:
             total = tl.dot(a, b, total, input_precision="ieee")
@@ -181,7 +181,6 @@ def experts_fp8(
     """
     operands = (x, x_scale, weights, indices, gate_up, gate_up_scale, down, down_scale)
     check_experts_fp8(*operands)
-    require_whole_blocks("experts_fp8", H=x.shape[1], I=down.shape[2])
     return _run(*operands, _FP8_BLOCK, fp8=True)
 
 
@@ -209,7 +208,7 @@ def _run(
     starts, pair_of = sort_pairs(indices, count)
     hidden = torch.empty(pairs, inner, dtype=x.dtype, device=x.device)
     hidden_scale = torch.empty(
-        (pairs, inner // _FP8_BLOCK) if fp8 else (1,), dtype=torch.float32, device=x.device
+        (pairs, block_count(inner)) if fp8 else (1,), dtype=torch.float32, device=x.device
     )
     outputs = torch.empty(pairs, width, dtype=dtype, device=x.device)
     rows = min(max(triton.next_power_of_2(triton.cdiv(pairs, count)), 16), 64)

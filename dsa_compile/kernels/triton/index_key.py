@@ -5,21 +5,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dsa_compile.kernels.triton.hadamard import (
-    TILE,
-    common_scale,
-    rotate,
-    store_tiles,
-    transform,
-)
+from dsa_compile.kernels.triton.hadamard import partners, quantize_rows, rotate, transform
 from dsa_compile.kernels.triton.rows import as_rows
 from dsa_compile.ops.index_fused import SCALE_BYTES
 from dsa_compile.ops.library import bad_input
 from dsa_compile.ops.quantize import E4M3
 
-DIM, ROPE_DIM = 128, 64
+NARROWEST, WIDEST = 16, 128
+"""Sizes of a key between which a product on the tensor cores transforms it."""
 ROWS, WARPS = 16, 4
-"""Keys of a program, the fewest that a product on the tensor cores takes, and its warps."""
+"""Keys of a program, the fewest that such a product takes, and its warps."""
 
 
 @triton.jit(do_not_specialize=["tokens", "cache_rows"])
@@ -38,50 +33,47 @@ def write_index_key_kernel(
     eps: float,
     k_stride: int,
     table_stride: int,
+    D: tl.constexpr,
+    ROPE: tl.constexpr,
     INTERLEAVED: tl.constexpr,
     ROWS: tl.constexpr,
 ) -> None:
     """``ROWS`` keys. ``cache`` and ``cache_scale`` are views of one memory, e4m3 and fp32."""
-    DIM: tl.constexpr = 4 * TILE
     dtype = k.dtype.element_ty
     token = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     slot = tl.load(slots + token, token < tokens, -1)
     kept = (slot >= 0) & (slot < cache_rows)
     slot = tl.where(kept, slot, 0).to(tl.int32)  # cheaper to divide
     valid = kept[:, None]
-    column = tl.arange(0, TILE)[None, :]
-    start = k + (token.to(tl.int64) * k_stride)[:, None] + column
-    a = tl.load(start, valid, 0.0).to(tl.float32)
-    b = tl.load(start + TILE, valid, 0.0).to(tl.float32)
-    c = tl.load(start + 2 * TILE, valid, 0.0).to(tl.float32)
-    d = tl.load(start + 3 * TILE, valid, 0.0).to(tl.float32)
+    column = tl.arange(0, D)
+    other = partners(D, ROPE, INTERLEAVED)
+    row = k + (token.to(tl.int64) * k_stride)[:, None]
+    key = tl.load(row + column[None, :], valid, 0.0).to(tl.float32)
+    partner = tl.load(row + other[None, :], valid, 0.0).to(tl.float32)
 
-    mean = (tl.sum(a + b + c + d, 1) / DIM)[:, None]
-    a, b, c, d = a - mean, b - mean, c - mean, d - mean
-    inverse = tl.rsqrt(tl.sum(a * a + b * b + c * c + d * d, 1) / DIM + eps)[:, None]
-    a = _affine(a * inverse, weight + column, bias + column, dtype)
-    b = _affine(b * inverse, weight + TILE + column, bias + TILE + column, dtype)
-    c = _affine(c * inverse, weight + 2 * TILE + column, bias + 2 * TILE + column, dtype)
-    d = _affine(d * inverse, weight + 3 * TILE + column, bias + 3 * TILE + column, dtype)
+    mean = (tl.sum(key, 1) / D)[:, None]
+    key, partner = key - mean, partner - mean
+    inverse = tl.rsqrt(tl.sum(key * key, 1) / D + eps)[:, None]
+    key = _affine(key * inverse, weight + column, bias + column, dtype)
+    partner = _affine(partner * inverse, weight + other, bias + other, dtype)
 
     table = (token.to(tl.int64) * table_stride)[:, None]
-    a, b = rotate(
-        a.to(tl.float32), b.to(tl.float32), cos + table, sin + table, valid, ROWS, INTERLEAVED
-    )
-    a, b, c, d = transform(a.to(dtype), b.to(dtype), c, d, dtype)
-    scales = common_scale(a, b, c, d)
+    key = rotate(key, partner, cos + table, sin + table, valid, D, ROPE, INTERLEAVED)
+    quantized, scales = quantize_rows(transform(key.to(dtype), D))
 
     # a page: all its keys, then all its scales
     page = (slot // block_size * block_size).to(tl.int64)
     offset = (slot % block_size).to(tl.int64)
-    target = page * (DIM + 4) + offset * DIM
-    store_tiles(cache + target[:, None], a, b, c, d, scales, valid)
-    tl.store(cache_scale + page * (TILE + 1) + block_size * TILE + offset, scales, kept)
+    target = cache + page * (D + 4) + offset * D
+    tl.store(target[:, None] + column[None, :], quantized, valid)
+    tl.store(cache_scale + page * (D // 4 + 1) + block_size * (D // 4) + offset, scales, kept)
 
 
 @triton.jit
 def _affine(x: tl.tensor, weight: tl.tensor, bias: tl.tensor, dtype: tl.constexpr) -> tl.tensor:
-    return (x * tl.load(weight).to(tl.float32) + tl.load(bias).to(tl.float32)).to(dtype)
+    """Rounded to ``dtype``, in fp32."""
+    gain, offset = tl.load(weight).to(tl.float32), tl.load(bias).to(tl.float32)
+    return (x * gain[None, :] + offset[None, :]).to(dtype).to(tl.float32)
 
 
 def write_index_key_fp8(
@@ -95,24 +87,20 @@ def write_index_key_fp8(
     cache: Tensor,
     slot_mapping: Tensor,
 ) -> None:
-    """``dsa::write_index_key_fp8`` for 16-bit keys of 128, of which 64 are rotated."""
+    """``dsa::write_index_key_fp8`` for 16-bit keys of 16, 32, 64 or 128."""
     name = "write_index_key_fp8"
-    if k.dim() != 2 or k.shape[1] != DIM or k.element_size() != 2 or cos.shape[-1] != ROPE_DIM:
-        raise bad_input(
-            name,
-            f"k [T, {DIM}] of 16 bits and tables [T, {ROPE_DIM}], not {list(k.shape)} {k.dtype} "
-            f"and {list(cos.shape)}",
-        )
-    if weight.shape != (DIM,) or bias.shape != (DIM,):
-        raise bad_input(name, f"weight and bias [{DIM}]")
+    dim, rope_dim = k.shape[-1], cos.shape[-1]
+    check_vectors(name, k, 2, cos)
+    if weight.shape != (dim,) or bias.shape != (dim,):
+        raise bad_input(name, f"weight and bias [{dim}] for keys [T, {dim}]")
     if (
         cache.dtype is not torch.uint8
-        or cache.shape[2] != DIM + SCALE_BYTES
+        or cache.shape[2] != dim + SCALE_BYTES
         or not cache.is_contiguous()
     ):
         raise bad_input(
             name,
-            f"cache uint8 [num_blocks, block_size, {DIM + SCALE_BYTES}], contiguous, not "
+            f"cache uint8 [num_blocks, block_size, {dim + SCALE_BYTES}], contiguous, not "
             f"{cache.dtype} {list(cache.shape)}",
         )
     rows, cos, sin = as_rows(k), as_rows(cos), as_rows(sin)
@@ -134,7 +122,25 @@ def write_index_key_fp8(
         eps,
         rows.stride(0),
         cos.stride(0),
+        D=dim,
+        ROPE=rope_dim,
         INTERLEAVED=interleaved,
         ROWS=ROWS,
         num_warps=WARPS,
     )
+
+
+def check_vectors(op: str, vectors: Tensor, dims: int, cos: Tensor) -> None:
+    """Refuse what the indexer's kernels do not take.
+
+    Raises:
+        ValueError: other vectors than 16-bit ones of 16, 32, 64 or 128, or tables wider than these.
+    """
+    dim, rope_dim = vectors.shape[-1], cos.shape[-1]
+    sizes = NARROWEST <= dim <= WIDEST and not dim & (dim - 1) and rope_dim <= dim
+    if vectors.dim() != dims or vectors.element_size() != 2 or not sizes or rope_dim % 2:
+        raise bad_input(
+            op,
+            f"vectors of 16 bits, {NARROWEST} to {WIDEST} and a power of two, and tables no wider, "
+            f"not {list(vectors.shape)} {vectors.dtype} and {list(cos.shape)}",
+        )

@@ -5,20 +5,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dsa_compile.kernels.triton.hadamard import (
-    TILE,
-    common_scale,
-    rotate,
-    store_tiles,
-    transform,
-)
+from dsa_compile.kernels.triton.hadamard import partners, quantize_rows, rotate, transform
+from dsa_compile.kernels.triton.index_key import ROWS, WARPS, check_vectors
 from dsa_compile.kernels.triton.rows import as_rows
 from dsa_compile.ops.library import bad_input
 from dsa_compile.ops.quantize import E4M3
-
-DIM, ROPE_DIM = 128, 64
-ROWS = 16
-"""Vectors of a program: the fewest that a product on the tensor cores takes."""
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -36,46 +27,34 @@ def index_query_kernel(
     head_stride: int,
     weights_stride: int,
     table_stride: int,
+    D: tl.constexpr,
+    ROPE: tl.constexpr,
     INTERLEAVED: tl.constexpr,
-    ONE_TOKEN: tl.constexpr,
     ROWS: tl.constexpr,
 ) -> None:
-    """``ROWS`` (token, head) pairs, all of one token if ``ONE_TOKEN``."""
-    dtype = q.dtype.element_ty
+    """``ROWS`` (token, head) pairs."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     inside = row < rows
     valid = inside[:, None]
     token = (row // heads).to(tl.int64)
     head = row % heads
-    start = q + (token * token_stride + head * head_stride)[:, None] + tl.arange(0, TILE)[None, :]
-    a = tl.load(start, valid, 0.0).to(tl.float32)
-    b = tl.load(start + TILE, valid, 0.0).to(tl.float32)
-    c = tl.load(start + 2 * TILE, valid, 0.0)
-    d = tl.load(start + 3 * TILE, valid, 0.0)
+    column = tl.arange(0, D)[None, :]
+    start = q + (token * token_stride + head * head_stride)[:, None]
+    query = tl.load(start + column, valid, 0.0).to(tl.float32)
+    partner = tl.load(start + partners(D, ROPE, INTERLEAVED)[None, :], valid, 0.0).to(tl.float32)
     folded = tl.load(weights + token * weights_stride + head, inside, 0.0) * scale
-    if ONE_TOKEN:
-        only = (tl.program_id(0) * ROWS // heads).to(tl.int64)
-        table = only * table_stride + tl.zeros((1, 1), tl.int64)
-        a, b = rotate(a, b, cos + table, sin + table, True, ROWS, INTERLEAVED)
-    else:
-        table = (token * table_stride)[:, None]
-        a, b = rotate(a, b, cos + table, sin + table, valid, ROWS, INTERLEAVED)
-    a, b, c, d = transform(a.to(dtype), b.to(dtype), c, d, dtype)
-    scales = common_scale(a, b, c, d)
-    store_tiles(out + row.to(tl.int64)[:, None] * (4 * TILE), a, b, c, d, scales, valid)
+    table = (token * table_stride)[:, None]
+    query = rotate(query, partner, cos + table, sin + table, valid, D, ROPE, INTERLEAVED)
+    quantized, scales = quantize_rows(transform(query.to(q.dtype.element_ty), D))
+    tl.store(out + row.to(tl.int64)[:, None] * D + column, quantized, valid)
     tl.store(weights_out + row, folded * scales, inside)
 
 
 def index_query_quantize(
     q: Tensor, weights: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """``dsa::index_query_quantize`` for 16-bit heads of 128, of which 64 are rotated."""
-    if q.dim() != 3 or q.shape[2] != DIM or q.element_size() != 2 or cos.shape[-1] != ROPE_DIM:
-        raise bad_input(
-            "index_query_quantize",
-            f"q [T, H, {DIM}] of 16 bits and tables [T, {ROPE_DIM}], not {list(q.shape)} "
-            f"{q.dtype} and {list(cos.shape)}",
-        )
+    """``dsa::index_query_quantize`` for 16-bit heads of 16, 32, 64 or 128."""
+    check_vectors("index_query_quantize", q, 3, cos)
     if weights.dtype is not torch.float32 or weights.shape != q.shape[:2]:
         raise bad_input(
             "index_query_quantize",
@@ -104,9 +83,10 @@ def index_query_quantize(
         q.stride(1),
         weights.stride(0),
         cos.stride(0),
+        D=q.shape[2],
+        ROPE=cos.shape[1],
         INTERLEAVED=interleaved,
-        ONE_TOKEN=heads % ROWS == 0,
         ROWS=ROWS,
-        num_warps=1,
+        num_warps=WARPS,
     )
     return out, weights_out

@@ -10,10 +10,11 @@ from dsa_compile.kernels.triton.rope import deinterleave
 from dsa_compile.kernels.triton.rows import as_rows
 from dsa_compile.ops.fused_cache import fp8_row_bytes
 from dsa_compile.ops.library import bad_input
-from dsa_compile.ops.quantize import BLOCK, E4M3
+from dsa_compile.ops.quantize import BLOCK, E4M3, block_count
 
 FP8, FP8_TENSOR = (tl.constexpr(i) for i in range(2))
 """Row formats, see :mod:`dsa_compile.ops.fused_cache`."""
+_NARROWEST = 16
 
 
 @triton.jit(do_not_specialize=["tokens", "cache_rows"])
@@ -36,16 +37,17 @@ def norm_rope_write_kernel(
     INTERLEAVED: tl.constexpr,
     UE8M0: tl.constexpr,
     GROUPS: tl.constexpr,
+    GROUP: tl.constexpr,
     HALF: tl.constexpr,
     ROW: tl.constexpr,
     TOKENS: tl.constexpr,
 ) -> None:
-    """``TOKENS`` rows: norm of ``GROUPS * 128`` values, rotation of ``2 HALF``, stores.
+    """``TOKENS`` rows: norm of ``GROUPS * GROUP`` values, rotation of ``2 HALF``, stores.
 
     ``cache``, ``cache_scale`` and ``cache_rope`` are views of one memory in the dtypes of a row's
     parts; ``ROW`` is its length in elements of ``cache``.
     """
-    RANK: tl.constexpr = GROUPS * 128
+    RANK: tl.constexpr = GROUPS * GROUP
     dtype = kv.dtype.element_ty
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     slot = tl.load(slots + token, token < tokens, -1).to(tl.int64)
@@ -53,7 +55,7 @@ def norm_rope_write_kernel(
     start = token.to(tl.int64) * kv_stride
 
     group = tl.arange(0, GROUPS)
-    column = group[:, None] * 128 + tl.arange(0, 128)[None, :]
+    column = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
     wide = tl.load(kv + start[:, None, None] + column[None], kept[:, None, None], 0.0)
     wide = wide.to(tl.float32)
     gain = tl.load(weight + column).to(tl.float32)[None]
@@ -133,7 +135,7 @@ def norm_rope_write_latent_cache_fp8(
     cache: Tensor,
     slot_mapping: Tensor,
 ) -> None:
-    """``dsa::norm_rope_write_latent_cache_fp8`` for a rank of 128, 256, 512, …."""
+    """``dsa::norm_rope_write_latent_cache_fp8`` for a rank of 16, 32, 64, …."""
     name = "norm_rope_write_latent_cache_fp8"
     if kv.dtype is not torch.bfloat16 or cache.dtype is not torch.uint8:
         raise bad_input(name, f"kv bfloat16 and cache uint8, not {kv.dtype} and {cache.dtype}")
@@ -156,7 +158,7 @@ def norm_rope_write_latent_cache_fp8_tensor(
     cache: Tensor,
     slot_mapping: Tensor,
 ) -> None:
-    """``dsa::norm_rope_write_latent_cache_fp8_tensor`` for a rank of 128, 256, 512, …."""
+    """``dsa::norm_rope_write_latent_cache_fp8_tensor`` for a rank of 16, 32, 64, …."""
     name = "norm_rope_write_latent_cache_fp8_tensor"
     if cache.dtype not in (E4M3, torch.uint8) or scale.dtype is not torch.float32:
         raise bad_input(
@@ -199,12 +201,11 @@ def _launch(
     static_scale: Tensor | None = None,
 ) -> None:
     cache, rank, rope_dim = views[0], weight.shape[0], cos.shape[-1]
-    groups = rank // BLOCK
-    if rank % BLOCK or groups & (groups - 1) or rope_dim & (rope_dim - 1) or rope_dim < 2:
+    if rank & (rank - 1) or rank < _NARROWEST or rope_dim & (rope_dim - 1) or rope_dim < 2:
         raise bad_input(
             op,
-            f"a power of two times 128 to norm and a power of two to rotate, not {rank} and "
-            f"{rope_dim}",
+            f"a power of two from {_NARROWEST} to norm and a power of two to rotate, not {rank} "
+            f"and {rope_dim}",
         )
     if kv.dim() != 2 or kv.shape[1] != rank + rope_dim or cache.shape[2] != row_width:
         raise bad_input(
@@ -234,7 +235,8 @@ def _launch(
         FORMAT=row_format,
         INTERLEAVED=interleaved,
         UE8M0=ue8m0,
-        GROUPS=groups,
+        GROUPS=block_count(rank),
+        GROUP=min(rank, BLOCK),
         HALF=rope_dim // 2,
         ROW=row_width,
         TOKENS=tokens,

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from dsa_compile.ops.fused_cache import fp8_row_bytes
 from dsa_compile.ops.library import bad_input
-from dsa_compile.ops.quantize import BLOCK, E4M3
+from dsa_compile.ops.quantize import BLOCK, E4M3, block_count
 
 _ROWS = 8  # of a program at a time: 4.6 KB of FP8, some loads of 16 bytes a thread
 _PROGRAMS = 2112  # of a launch whose rows the device counts
@@ -24,16 +24,17 @@ def _blocks_kernel(
     most: int,
     cache_rows: int,
     GROUPS: tl.constexpr,
+    GROUP: tl.constexpr,
     ROPE: tl.constexpr,
     ROW: tl.constexpr,
     ROWS: tl.constexpr,
 ) -> None:
-    """``GROUPS`` blocks of 128 with a scale each, then ``ROPE`` bf16; ``ROW`` bytes in all.
+    """``GROUPS`` of ``GROUP`` values with a scale each, then ``ROPE`` bf16; ``ROW`` bytes in all.
 
     ``cache``, ``cache_scale`` and ``cache_rope`` are views of one memory in the dtypes of a row's
     parts. ``counted`` is how many of the ``most`` rows there are, or None for all.
     """
-    RANK: tl.constexpr = GROUPS * 128
+    RANK: tl.constexpr = GROUPS * GROUP
     count = most if counted is None else tl.load(counted)
     start = tl.program_id(0) * ROWS
     while start < count:
@@ -42,7 +43,7 @@ def _blocks_kernel(
         kept = (row >= 0) & (row < cache_rows)
         to = place.to(tl.int64) * (RANK + ROPE)
         group = tl.arange(0, GROUPS)
-        column = group[:, None] * 128 + tl.arange(0, 128)[None, :]
+        column = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
         tile = cache + row[:, None, None] * ROW + column[None]
         values = tl.load(tile, kept[:, None, None], 0.0)
         at = row[:, None] * (ROW // 4) + RANK // 4 + group[None, :]
@@ -129,7 +130,8 @@ def latent_rows_fp8(
             count,
             rows.shape[0],
             cache.shape[0] * cache.shape[1],
-            GROUPS=rank // BLOCK,
+            GROUPS=block_count(rank),
+            GROUP=min(rank, BLOCK),
             ROPE=rope_dim,
             ROW=cache.shape[2],
             ROWS=_ROWS,

@@ -9,7 +9,7 @@ from dsa_compile.kernels.triton.e4m3 import block_scale, reciprocal
 from dsa_compile.kernels.triton.norm import MAX_WIDTH, warps_for
 from dsa_compile.kernels.triton.rows import as_rows
 from dsa_compile.ops.library import bad_input
-from dsa_compile.ops.quantize import BLOCK, E4M3
+from dsa_compile.ops.quantize import BLOCK, E4M3, block_count
 
 
 @triton.jit
@@ -22,26 +22,31 @@ def norm_quantize_kernel(
     scale: tl.tensor,
     total: tl.tensor,
     groups: int,
+    width: int,
     eps: float,
     x_stride: int,
     residual_stride: int,
     ADD: tl.constexpr,
     KEEP: tl.constexpr,
+    PARTIAL: tl.constexpr,
     UE8M0: tl.constexpr,
     GROUPS: tl.constexpr,
 ) -> None:
-    """One row as ``[groups, 128]``. The norm sees the sum in fp32, before it is rounded."""
+    """One row as ``[groups, 128]``, the last group of fewer values if ``PARTIAL``. The norm sees
+    the sum in fp32, before it is rounded."""
     row = tl.program_id(0).to(tl.int64)
     group = tl.arange(0, GROUPS)
     column = group[:, None] * 128 + tl.arange(0, 128)[None, :]
     inside = (group < groups)[:, None]
+    if PARTIAL:
+        inside = column < width
     wide = tl.load(x + row * x_stride + column, inside, 0.0).to(tl.float32)
     gain = tl.load(weight + column, inside, 0.0).to(tl.float32)
-    dense = row * groups * 128 + column
+    dense = row * width + column
     if ADD:
         wide += tl.load(residual + row * residual_stride + column, inside, 0.0).to(tl.float32)
         tl.store(total + dense, wide.to(total.dtype.element_ty), inside)
-    mean = tl.sum(tl.sum(wide * wide, 1), 0) / (groups * 128)
+    mean = tl.sum(tl.sum(wide * wide, 1), 0) / width
     rounded = (wide * tl.rsqrt(mean + eps) * gain).to(x.dtype.element_ty)
     if KEEP:
         tl.store(normed + dense, rounded, inside)
@@ -99,14 +104,14 @@ def add_rms_norm_quantize(
 
 def _outputs(op: str, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     width = x.shape[-1]
-    if weight.shape != (width,) or width % BLOCK or width > MAX_WIDTH:
+    if weight.shape != (width,) or width > MAX_WIDTH:
         raise bad_input(
             op,
-            f"weight as wide as x, a multiple of 128 up to {MAX_WIDTH}, not {list(weight.shape)} "
-            f"and {list(x.shape)}",
+            f"weight as wide as x, up to {MAX_WIDTH}, not {list(weight.shape)} and {list(x.shape)}",
         )
     q = torch.empty(x.shape, dtype=E4M3, device=x.device)
-    return q, torch.empty((*x.shape[:-1], width // BLOCK), dtype=torch.float32, device=x.device)
+    shape = (*x.shape[:-1], block_count(width))
+    return q, torch.empty(shape, dtype=torch.float32, device=x.device)
 
 
 def _launch(
@@ -132,13 +137,15 @@ def _launch(
         q,
         scale,
         total,
-        width // BLOCK,
+        block_count(width),
+        width,
         eps,
         x.stride(0),
         residual.stride(0),
         ADD=add,
         KEEP=keep,
+        PARTIAL=width % BLOCK != 0,
         UE8M0=ue8m0,
-        GROUPS=triton.next_power_of_2(width // BLOCK),
+        GROUPS=triton.next_power_of_2(block_count(width)),
         num_warps=warps_for(width, rows),
     )

@@ -186,8 +186,7 @@ class ModelRunner:
     @property
     def step_counts(self) -> Mapping[StepKind, int]:
         """Steps so far by how they ran."""
-        graphs = (self._graphs, self._mixed_graphs)
-        return sum((g.replays for g in graphs if g is not None), self._eager_steps)
+        return sum((g.replays for g in (self._graphs, self._mixed_graphs) if g), self._eager_steps)
 
     @property
     def num_drafts(self) -> int:
@@ -258,8 +257,7 @@ class ModelRunner:
         most = min(self.max_running, _SCORED_ROWS)
         for start in range(0, len(prompt.rows), most):
             part = slice(start, start + most)
-            arrays = {"rows": prompt.rows[part], "targets": prompt.targets[part]}
-            sent = self._upload(arrays)
+            sent = self._upload({"rows": prompt.rows[part], "targets": prompt.targets[part]})
             logits = self._head(tensors, batch, sent["rows"])
             entries += token_logprobs(logits, sent["targets"], prompt.alternatives[part])
         return entries

@@ -13,7 +13,7 @@ import threading
 
 from dsa_compile.errors import UserError
 from dsa_compile.server.logs import set_up_logging
-from dsa_compile.server.protocol import EngineOptions
+from dsa_compile.server.protocol import ENGINE_FAILED, EngineOptions
 
 _LOG = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ def _serve(options: EngineOptions) -> int:
     socket.connect(options.address)
     EngineLoop(engine, socket).run()
     context.destroy(linger=1000)  # milliseconds, for the last message
-    return 1
+    return ENGINE_FAILED
 
 
 def _end_with_parent() -> None:

@@ -15,6 +15,8 @@ from dsa_compile.runtime.requests.sampling_params import SamplingParams
 from dsa_compile.runtime.scheduling.limits import SchedulerConfig
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+ENGINE_FAILED = 1
+"""The status of an engine process that has sent :class:`Lost`."""
 
 
 class EngineOptions(msgspec.Struct, frozen=True):

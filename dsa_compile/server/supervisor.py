@@ -17,12 +17,13 @@ import msgspec
 
 from dsa_compile.server.engine_client import EngineClient
 from dsa_compile.server.errors import ApiError
-from dsa_compile.server.protocol import EngineOptions, Stats
+from dsa_compile.server.protocol import ENGINE_FAILED, EngineOptions, Stats
 
 _LOG = logging.getLogger(__name__)
 _ATTEMPTS = 5
 _LONGEST_DELAY = 30  # seconds between two starts
 _LONGEST_END = 5  # seconds that an engine process may take to end, before it is killed
+_LAST_WORDS = 1.0  # seconds in which a failed engine's last message is read after its process ended
 _RETRY_AFTER = 5  # seconds, for clients while there is no engine
 
 
@@ -122,8 +123,15 @@ class Supervisor:
         try:
             await asyncio.wait({ended, stopped, served}, return_when=asyncio.FIRST_COMPLETED)
             was_ready = self._client is client
+            if was_ready and ended.done() and ended.result() == ENGINE_FAILED:
+                # Its last message says why, and may be read after the news of its end.
+                await asyncio.wait(
+                    {stopped, served}, timeout=_LAST_WORDS, return_when=asyncio.FIRST_COMPLETED
+                )
         finally:
             self._client = self.pid = None
+            if self.state is State.READY:  # no longer, however long the process takes to end
+                self.state = State.STOPPED if self._stopping.is_set() else State.RESTARTING
             reason = _describe(process.returncode) if ended.done() else "it was stopped"
             client.close(client.lost or reason)
             served.cancel()

@@ -64,7 +64,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[StubProcess]:
         made.append(StubProcess())
         return made[-1]
 
-    monkeypatch.setattr(supervisor.asyncio, "create_subprocess_exec", start)
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
     return made
 
 

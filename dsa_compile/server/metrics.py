@@ -114,8 +114,14 @@ class Metrics:
         """Count an HTTP response; ``path`` is a route's, never what a client made up."""
         self._responses.labels(method, path, str(status)).inc()
 
+    def engine_started(self) -> None:
+        """Another engine process runs: nothing of the one before does, and counts begin anew."""
+        for gauge in (self.running, self.waiting, self.cache_usage):
+            gauge.set(0)
+        self._engine.start()
+
     def engine_stats(self, stats: Stats) -> None:
-        """Take statistics of the engine."""
+        """Take statistics of the engine process."""
         self.running.set(stats.running)
         self.waiting.set(stats.waiting)
         blocks = stats.free_blocks + stats.cached_blocks + stats.owned_blocks
@@ -159,12 +165,14 @@ class _Keyed(Generic[Key]):
         self._last: Counter[Key] = Counter()
         self._before: Counter[Key] = Counter()
 
+    def start(self) -> None:
+        """Begin with another process."""
+        self._before += self._last
+        self._last = Counter()
+
     def take(self, counts: Mapping[Key, int]) -> None:
-        """Take the present counts; fewer than before are another process's."""
-        new = Counter(counts)
-        if new.total() < self._last.total():
-            self._before += self._last
-        self._last = new
+        """Take the process's present counts."""
+        self._last = Counter(counts)
 
     def total(self) -> Counter[Key]:
         """The counts of all processes."""
@@ -183,12 +191,15 @@ class _EngineCounters(Collector):
         self._drafted, self._accepted = _Keyed[int](), _Keyed[int]()
         self._forced = False
 
+    def start(self) -> None:
+        for field, count in self._last.items():
+            self._before[field] += count
+        self._last = dict.fromkeys(_COUNTERS, 0.0)
+        for keyed in (self._steps, self._drafted, self._accepted):
+            keyed.start()
+
     def take(self, stats: Stats) -> None:
-        for field in _COUNTERS:
-            value = float(getattr(stats, field))
-            if value < self._last[field]:  # another process
-                self._before[field] += self._last[field]
-            self._last[field] = value
+        self._last = {field: float(getattr(stats, field)) for field in _COUNTERS}
         self._steps.take({(graph, variant): count for graph, variant, count in stats.steps})
         self._drafted.take(dict(enumerate(stats.drafted)))
         self._accepted.take(dict(enumerate(stats.accepted)))

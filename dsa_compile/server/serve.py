@@ -50,7 +50,7 @@ def serve(settings: Settings) -> int:
 
         async def run() -> int:
             metrics = Metrics(settings.model_names[0])
-            supervisor = Supervisor(options, metrics.engine_stats)
+            supervisor = Supervisor(options, metrics.engine_started, metrics.engine_stats)
             admission = Admission(settings.max_queued_requests)
             service = Service(settings, text, supervisor, admission, metrics, tracing)
             return await _Server(service, listener).run()

@@ -42,7 +42,8 @@ class Supervisor:
 
     Args:
         options: of the engine process, but for the address.
-        on_stats: called with statistics of the engine.
+        on_start: called when an engine process is ready.
+        on_stats: called with statistics of that process.
 
     Attributes:
         state: of the engine.
@@ -52,13 +53,19 @@ class Supervisor:
         max_model_len: most tokens of a request, once an engine has been ready.
     """
 
-    def __init__(self, options: EngineOptions, on_stats: Callable[[Stats], None]) -> None:
+    def __init__(
+        self,
+        options: EngineOptions,
+        on_start: Callable[[], None],
+        on_stats: Callable[[Stats], None],
+    ) -> None:
         self.state = State.LOADING
         self.restarts = 0
         self.exit_status = 0
         self.pid: int | None = None
         self.max_model_len: int | None = None
         self._options = options
+        self._on_start = on_start
         self._on_stats = on_stats
         self._client: EngineClient | None = None
         self._folder = tempfile.TemporaryDirectory(prefix="dsa-serve-")  # mode 0700
@@ -149,6 +156,7 @@ class Supervisor:
         await client.ready()
         self._client, self.state = client, State.READY
         self.max_model_len = client.limits.max_model_len
+        self._on_start()
         _LOG.info("the engine is ready")
         await client.receive()
 

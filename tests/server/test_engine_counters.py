@@ -26,6 +26,7 @@ def test_a_new_process_counts_on() -> None:
     metrics = Metrics("m")
     metrics.engine_stats(stats([("eager", "short", 2)], 1.0, 3))
     metrics.engine_stats(stats([("eager", "short", 2), ("64", "long", 5)], 2.0, 3))
+    metrics.engine_started()
     metrics.engine_stats(stats([("eager", "short", 1)], 0.5))
     metrics.engine_stats(stats([("eager", "short", 1), ("8", "long", 1)], 0.75, 1))
     step = "dsa:engine_steps_total"
@@ -37,6 +38,23 @@ def test_a_new_process_counts_on() -> None:
     assert value(metrics, "dsa:engine_host_seconds_total") == 0.6875
     assert value(metrics, "dsa:num_preemptions_total") == 4
     assert value(metrics, "dsa:kv_cache_usage_perc") == 0.25
+
+
+def test_a_new_process_counts_on_though_it_has_counted_more() -> None:
+    """Its first statistics may come when it has made more steps than the process before it."""
+    metrics = Metrics("m")
+    metrics.engine_started()
+    metrics.engine_stats(stats([("eager", "short", 2)], 1.0, 1, drafted=(4,), accepted=(1,)))
+    metrics.engine_started()
+    assert value(metrics, "dsa:num_requests_running{") == 0
+    assert value(metrics, "dsa:num_requests_waiting{") == 0
+    assert value(metrics, "dsa:kv_cache_usage_perc") == 0
+    metrics.engine_stats(stats([("eager", "short", 3)], 1.5, 1, drafted=(9,), accepted=(2,)))
+    assert value(metrics, "dsa:engine_steps_total") == 5
+    assert value(metrics, "dsa:engine_step_seconds_total") == 2.5
+    assert value(metrics, "dsa:num_preemptions_total") == 2
+    assert value(metrics, "dsa:spec_decode_num_drafts_total") == 13
+    assert value(metrics, "dsa:spec_decode_num_accepted_tokens_total") == 3
 
 
 def test_lanes_and_experts_have_gauges_of_their_own() -> None:
@@ -52,6 +70,7 @@ def test_lanes_and_experts_have_gauges_of_their_own() -> None:
 def test_drafts_have_the_names_of_others_dashboards() -> None:
     metrics = Metrics("m")
     metrics.engine_stats(stats([], 1.0, drafted=(10, 8), accepted=(7, 3)))
+    metrics.engine_started()
     metrics.engine_stats(stats([], 0.1, drafted=(2, 2), accepted=(1, 0)))  # another process
     name = "dsa:spec_decode_num"
     assert value(metrics, f"{name}_drafts_total") == 12

@@ -77,7 +77,7 @@ async def until(condition: Callable[[], object]) -> None:
 @contextlib.asynccontextmanager
 async def running(started: list[StubProcess]) -> AsyncIterator[tuple[Supervisor, StubProcess]]:
     """A supervisor with an engine that is ready."""
-    supervised = Supervisor(EngineOptions("artifact", "", {}), lambda _: None)
+    supervised = Supervisor(EngineOptions("artifact", "", {}), lambda: None, lambda _: None)
     task = asyncio.create_task(supervised.run())
     await until(lambda: started)
     limits = SchedulerConfig(64, 64, 512, 8, 2048)

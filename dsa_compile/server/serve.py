@@ -27,6 +27,10 @@ from dsa_compile.server.settings import Settings
 from dsa_compile.server.supervisor import Supervisor
 from dsa_compile.server.tracing import Tracing, otlp_tracing
 
+KEEP_ALIVE = 75
+"""Seconds that an idle connection stays open: longer than clients and proxies keep theirs, so that
+the server does not close one just as a request comes, which the client would see broken off."""
+
 _LOG = logging.getLogger(__name__)
 
 
@@ -97,6 +101,7 @@ class _Server:
             access_log=False,
             server_header=False,
             lifespan="off",
+            timeout_keep_alive=KEEP_ALIVE,
             timeout_graceful_shutdown=2,  # once no request is left: connections that idle
         )
         self._http = _Uvicorn(config)

@@ -90,14 +90,14 @@ class Chat:
         tokens = self.tokenizer.encode(answer, add_special_tokens=False).ids
         self.engine = ScriptedEngine(tokens, a_step)
         text = ArtifactText("", self.tokenizer, DeepSeekV32Format(), GenerationConfig())
-        service = Service(
+        self.service = Service(
             Settings(Path("tiny")),
             text,
             ScriptedSupervisor(self.engine),  # type: ignore[arg-type]
             Admission(8),
             Metrics("tiny"),
         )
-        self._app = create_app(service)
+        self._app = create_app(self.service)
 
     def post(self, path: str = "/v1/chat/completions", **body) -> bytes:
         if path == "/v1/chat/completions":

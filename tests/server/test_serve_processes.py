@@ -2,10 +2,15 @@
 
 import asyncio
 import os
+import socket
 import sys
 
+import openai
+
+from dsa_compile.server import serve
 from dsa_compile.server.engine_process import leave_a_core
-from dsa_compile.server.serve import new_event_loop
+from dsa_compile.server.serve import KEEP_ALIVE, new_event_loop
+from tests.server.test_chat_answers import Chat
 
 
 def test_the_event_loop_with_and_without_uvloop(monkeypatch) -> None:
@@ -29,3 +34,15 @@ def test_a_core_is_left_to_the_http_process(monkeypatch) -> None:
     monkeypatch.setattr(os, "environ", dict(given))
     leave_a_core()
     assert os.environ == given
+
+
+def test_clients_give_up_idle_connections_before_the_server() -> None:
+    """Else one may send a request while the server closes: OpenAI's, and nginx."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = asyncio.run(made(listener))
+    assert server._http.config.timeout_keep_alive == KEEP_ALIVE
+    assert max(openai.DEFAULT_CONNECTION_LIMITS.keepalive_expiry, 60) < KEEP_ALIVE
+
+
+async def made(listener: socket.socket) -> serve._Server:
+    return serve._Server(Chat("a").service, listener)

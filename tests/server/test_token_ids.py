@@ -1,14 +1,18 @@
 """Answers in token ids: on request, and always where a model has no tokenizer."""
 
+import json
 from pathlib import Path
 
 import openai
 
 import dsa_compile
 from dsa_compile.runtime import Engine, SamplingParams
+from dsa_compile.runtime.requests.generation_config import GenerationConfig
+from dsa_compile.server.artifact_text import ArtifactText
 from dsa_compile.testing.geometries import tiny_config
 from dsa_compile.testing.models import save_hf, tiny_model
 from tests.server.serving import events, serving
+from tests.server.test_chat_answers import Chat
 
 PROMPT = "def main(argv=None):"
 ASKED = {"model": "tiny", "max_tokens": 12, "temperature": 0}
@@ -63,4 +67,15 @@ def test_a_model_without_a_tokenizer_streams_token_ids(tmp_path: Path) -> None:
     assert done == "[DONE]"
     pieces = [chunk["choices"][0]["token_ids"] for chunk in chunks]
     assert [token for piece in pieces for token in piece] == list(expected.token_ids)
+
+
+def test_token_ids_are_streamed_step_by_step() -> None:
+    """Of a scripted engine: how many steps a real one makes before it is read depends on load."""
+    chat = Chat("import os, sys")
+    chat.service.text = ArtifactText("", None, None, GenerationConfig())
+    whole = json.loads(chat.post("/v1/completions", prompt=[5, 9]))["choices"][0]["token_ids"]
+    *chunks, done = events(chat.post("/v1/completions", prompt=[5, 9], stream=True))
+    assert done == "[DONE]"
+    pieces = [chunk["choices"][0]["token_ids"] for chunk in chunks]
+    assert [token for piece in pieces for token in piece] == whole
     assert len(pieces) > 1

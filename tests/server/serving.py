@@ -1,5 +1,6 @@
 """A real server as a subprocess, for tests that talk to it as clients do."""
 
+import contextlib
 import http.client
 import json
 import os
@@ -121,8 +122,11 @@ class Server:
     def engine_pid(self) -> int:
         """The engine process: the server's only child."""
         task = f"/proc/{self.process.pid}/task"
-        children = [Path(task, tid, "children").read_text().split() for tid in os.listdir(task)]
-        (pid,) = [int(pid) for found in children for pid in found]
+        children = set()
+        for tid in os.listdir(task):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that ended
+                children.update(Path(task, tid, "children").read_text().split())
+        (pid,) = map(int, children)
         return pid
 
     def terminate(self) -> int:

@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection, wait
@@ -57,6 +58,7 @@ class RankProcess:
         self.process = started
         self.connection = connection
         self._failed: Failed | None = None
+        self._reading = threading.Lock()  # the thread that watches reads last words, too
 
     def __str__(self) -> str:
         return f"rank {self.rank} (process {self.process.pid})"
@@ -71,22 +73,25 @@ class RankProcess:
         """
         if not self.connection.poll(timeout):
             raise TimeoutError(f"{self} timed out after {timeout:g} s")
-        message = self.connection.recv()
-        if isinstance(message, Failed):
-            self._failed = message
-            raise ConnectionError("Connection closed by another rank")
-        return message
+        with self._reading:
+            # Else the thread that watches has read it, and ends the group.
+            if self._failed is None and self.connection.poll():
+                message = self.connection.recv()
+                if not isinstance(message, Failed):
+                    return message
+                self._failed = message
+        raise ConnectionError("Connection closed by another rank")
 
     def last_words(self) -> str:
         """Why it ended or is about to, as far as it can be known; empty if it seems well."""
-        if self._failed is not None:
-            return f"{self} failed: {self._failed.reason}"
-        with contextlib.suppress(EOFError, OSError):
-            while self.connection.poll():
+        status = self.process.poll()  # before it is read: what an ended process said is there
+        with self._reading, contextlib.suppress(EOFError, OSError):
+            while self._failed is None and self.connection.poll():
                 message = self.connection.recv()
                 if isinstance(message, Failed):
-                    return f"{self} failed: {message.reason}"
-        status = self.process.poll()
+                    self._failed = message
+        if self._failed is not None:
+            return f"{self} failed: {self._failed.reason}"
         if status is None:
             return ""
         if status < 0:

@@ -58,13 +58,16 @@ class Watch:
 
         Raises:
             RankLost: another rank is gone.
+            UserError: likewise, where this rank was told so by what it waited for.
         """
         try:
             with self.waiting(timeout):
                 yield
-        except Exception as error:
-            if self._lost is None and isinstance(error, UserError):
+        except UserError as error:
+            if self._lost is None:
                 raise
+            raise UserError(str(self._lost)) from error  # whichever thread has found it first
+        except Exception as error:
             raise self.end(error) from error
 
     @contextmanager

@@ -1,0 +1,101 @@
+"""What processes of ranks say as they end, to the thread that waits and the one that watches."""
+
+from collections.abc import Callable, Iterator
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+
+import pytest
+
+from dsa_compile.errors import UserError
+from dsa_compile.runtime.ranks import watch
+from dsa_compile.runtime.ranks.messages import Failed
+from dsa_compile.runtime.ranks.processes import RankProcess
+from dsa_compile.runtime.ranks.watch import Watch
+
+REASON = "rank 1 (process 7) failed: out of memory"
+
+
+class StubProcess:
+    """Ends when it is looked at, at the latest."""
+
+    pid = 7
+
+    def __init__(self, before: Callable[[], object] = lambda: None) -> None:
+        self._before = before
+
+    def poll(self) -> int:
+        self._before()
+        self._before = lambda: None
+        return 1
+
+    def wait(self, timeout: float | None = None) -> int:
+        return 1
+
+    def kill(self) -> None: ...
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple["Connection[object, object]", "Connection[object, object]"]]:
+    ours, theirs = Pipe()
+    with ours, theirs:
+        yield ours, theirs
+
+
+def test_a_reason_that_comes_just_before_the_end(ends) -> None:
+    """Between a look at the connection and one at the process."""
+    ours, theirs = ends
+    process = StubProcess(lambda: theirs.send(Failed("out of memory")))
+    assert RankProcess(1, process, ours).last_words() == REASON
+
+
+def test_a_reason_is_there_for_both_threads(ends) -> None:
+    ours, theirs = ends
+    theirs.send(Failed("out of memory"))
+    rank = RankProcess(1, StubProcess(), ours)
+    assert rank.last_words() == rank.last_words() == REASON
+
+
+class LateConnection:
+    """A connection on which another thread is faster, once."""
+
+    def __init__(self, connection: "Connection[object, object]") -> None:
+        self._connection = connection
+        self.meanwhile: Callable[[], object] | None = None
+
+    def poll(self, timeout: float = 0.0) -> bool:
+        found = self._connection.poll(timeout)
+        meanwhile, self.meanwhile = self.meanwhile, None
+        if meanwhile is not None:
+            meanwhile()
+        return found
+
+    def recv(self) -> object:
+        return self._connection.recv()
+
+
+def test_a_message_that_the_other_thread_has_read(ends) -> None:
+    """Between being told that there is one and reading it: nobody waits for the next."""
+    ours, theirs = ends
+    theirs.send("tokens of a step")
+    late = LateConnection(ours)
+    rank = RankProcess(1, StubProcess(), late)
+    late.meanwhile = rank.last_words
+    with pytest.raises(ConnectionError, match="closed by another rank"):
+        rank.receive(60)
+
+
+def test_whichever_thread_finds_a_rank_gone_while_loading(ends, monkeypatch) -> None:
+    """The error is of one kind and has the reason, though the watch was faster."""
+    monkeypatch.setattr(watch, "_watch", lambda *_: None)  # it looks when the test does
+    ours, theirs = ends
+    theirs.send(Failed("out of memory"))
+    rank = RankProcess(1, StubProcess(), ours)
+    watched = Watch([rank], lambda: None)
+
+    def load() -> None:
+        with watched.loading(60):
+            watched.look()
+            raise UserError(f"{rank.last_words()}, while the model was loaded")
+
+    with pytest.raises(UserError, match="out of memory; all 2 ranks were ended"):
+        load()

@@ -1,6 +1,7 @@
 """``AsyncEngine``: an engine for tasks of asyncio, in a thread beside the event loop."""
 
 import asyncio
+import contextlib
 import itertools
 from collections.abc import AsyncIterator
 from types import TracebackType
@@ -107,10 +108,23 @@ class AsyncEngine:
         raise AssertionError("a stream ends with a finished output")
 
     async def stats(self) -> SchedulerStats:
-        """The engine's counts, between two steps."""
+        """The engine's counts, between two steps.
+
+        Raises:
+            UserError: the engine is closed.
+        """
         loop = asyncio.get_running_loop()
         counts: asyncio.Future[SchedulerStats] = loop.create_future()
-        self._thread.stats(lambda found: loop.call_soon_threadsafe(counts.set_result, found))
+
+        def keep(found: SchedulerStats) -> None:
+            if not counts.done():  # else nobody waits any more
+                counts.set_result(found)
+
+        def deliver(found: SchedulerStats) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed, and its tasks with it
+                loop.call_soon_threadsafe(keep, found)
+
+        self._thread.stats(deliver)
         return await counts
 
     async def close(self, drain: bool = True) -> None:

@@ -33,6 +33,7 @@ class EngineThread:
         self._receivers: dict[str, Deliver] = {}
         self._lock = threading.Lock()
         self._closing = False
+        self._ended = False  # nobody carries out commands any more
         self._lost: Exception | None = None  # what ended the engine for good
         self._thread = threading.Thread(target=self._run, name="dsa-engine", daemon=True)
         self._thread.start()
@@ -51,7 +52,7 @@ class EngineThread:
             UserError: the thread is ending.
         """
         with self._lock:  # so that no request comes after the command to end
-            if self._closing:
+            if self._closing or self._ended:
                 raise UserError("this engine is closed; load another")
             self._commands.put(lambda: self._add(request_id, prompt, params, priority, deliver))
 
@@ -60,8 +61,15 @@ class EngineThread:
         self._commands.put(lambda: self._forget(request_id))
 
     def stats(self, deliver: Callable[[SchedulerStats], object]) -> None:
-        """Have the engine's counts delivered, between two steps."""
-        self._commands.put(lambda: deliver(self._engine.stats()))
+        """Have the engine's counts delivered, between two steps.
+
+        Raises:
+            UserError: the thread has ended.
+        """
+        with self._lock:
+            if self._ended:
+                raise UserError("this engine is closed; load another")
+            self._commands.put(lambda: deliver(self._engine.stats()))
 
     def close(self, drain: bool) -> None:
         """Take no more requests, and end when those that run have finished, or have been aborted.
@@ -84,8 +92,13 @@ class EngineThread:
                 if not self._idle():
                     self._step()
         finally:
-            self._fail_all(self._lost or UserError("this engine is closed; load another"))
-            self._engine.close()
+            with self._lock:
+                self._ended = True
+            try:
+                self._carry_out_commands(wait=False)  # that came between the last look and now
+            finally:
+                self._fail_all(self._lost or UserError("this engine is closed; load another"))
+                self._engine.close()
 
     def _idle(self) -> bool:
         return self._lost is not None or not self._engine.has_unfinished()

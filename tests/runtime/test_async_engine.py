@@ -3,16 +3,42 @@
 import asyncio
 import threading
 from contextlib import aclosing
+from queue import SimpleQueue
 
 import pytest
 
 from dsa_compile.errors import RequestError, UserError
-from dsa_compile.runtime import AsyncEngine, DeviceLost, Engine, EngineOptions, SamplingParams
+from dsa_compile.runtime import (
+    AsyncEngine,
+    DeviceLost,
+    Engine,
+    EngineOptions,
+    SamplingParams,
+    engine_thread,
+)
 from dsa_compile.testing.hash_runner import HashRunner, reference_tokens
 
 from .async_runner import AsyncHashRunner
 
 VOCAB = 64
+PATIENCE = 60  # seconds
+
+
+class Turnstile:
+    """Lets an engine make some steps, and the next ones once it is opened."""
+
+    def __init__(self, engine: Engine, steps: int) -> None:
+        self._step, self._left = engine.step, steps
+        self._opened = threading.Event()
+        engine.step = self
+
+    def __call__(self):
+        self._left -= 1
+        assert self._left >= 0 or self._opened.wait(PATIENCE)
+        return self._step()
+
+    def open(self) -> None:
+        self._opened.set()
 
 
 def greedy(count: int = 8) -> SamplingParams:
@@ -63,6 +89,8 @@ def test_many_tasks_get_what_each_would_get_alone(engine):
 
 @pytest.mark.parametrize("how", ["cancel", "leave", "timeout"])
 def test_whoever_goes_away_ends_the_request(engine, how):
+    turnstile = Turnstile(engine, steps=1)
+
     async def run() -> None:
         async with AsyncEngine(engine) as served:
             begun = asyncio.Event()
@@ -85,6 +113,7 @@ def test_whoever_goes_away_ends_the_request(engine, how):
                     await asyncio.wait_for(task, 0.01)
             else:
                 await task
+            turnstile.open()
             other = await served.generate([5, 6], greedy())
             assert other.token_ids == reference_tokens([5, 6], 8, VOCAB)
             await until(idle(served))
@@ -139,10 +168,13 @@ def test_a_step_that_fails_for_all_is_told_to_all(lost):
         error = DeviceLost("the GPU failed") if lost else KeyError("of the model's own")
 
     served_engine = Engine(Runner(256, 4, VOCAB))
+    turnstile = Turnstile(served_engine, steps=0)
 
     async def run() -> None:
         async with AsyncEngine(served_engine) as served:
-            requests = [served.generate([i], greedy(50)) for i in range(5)]
+            requests = [asyncio.create_task(served.generate([i], greedy(50))) for i in range(5)]
+            await asyncio.sleep(0)  # they are queued
+            turnstile.open()
             results = await asyncio.gather(*requests, return_exceptions=True)
             wanted = DeviceLost if lost else KeyError
             assert [type(result) for result in results] == [wanted] * 5
@@ -176,11 +208,16 @@ def test_closing_lets_requests_finish_and_refuses_new_ones(engine):
 
 
 def test_closing_at_once_aborts(engine):
+    turnstile = Turnstile(engine, steps=1)
+
     async def run() -> None:
         served = AsyncEngine(engine)
         stream = served.stream([1, 2], greedy(900))
         first = await anext(stream)
-        await served.close(drain=False)
+        closing = asyncio.create_task(served.close(drain=False))
+        await asyncio.sleep(0)  # the command is queued
+        turnstile.open()
+        await closing
         rest = [output async for output in stream]
         assert not first.finished
         assert rest[-1].finish_reason == "abort"
@@ -218,7 +255,76 @@ def test_a_loop_that_ended_takes_its_requests_along(engine):
     asyncio.run(check())
 
 
-def test_an_idle_engine_sleeps(engine):
+def test_counts_for_nobody_leave_the_engine_alone(engine):
+    """Of a task that was cancelled, and of one whose loop is closed."""
+    turnstile = Turnstile(engine, steps=1)
+    served = AsyncEngine(engine)
+
+    async def leave() -> None:
+        stream = served.stream([1, 2], greedy(9))
+        await anext(stream)  # the thread waits in the second step
+        leave.left = asyncio.create_task(served.stats())
+        await asyncio.sleep(0)
+
+    async def go_on() -> None:
+        task = asyncio.create_task(served.stats())
+        await asyncio.sleep(0)
+        task.cancel()
+        turnstile.open()
+        output = await served.generate([5, 6], greedy())
+        assert output.token_ids == reference_tokens([5, 6], 8, VOCAB)
+        await served.close()
+
+    asyncio.run(leave())
+    asyncio.run(go_on())
+
+
+def test_a_closed_engine_counts_nothing(engine):
+    async def run() -> None:
+        served = AsyncEngine(engine)
+        await served.close()
+        with pytest.raises(UserError, match="this engine is closed"):
+            await served.stats()
+
+    asyncio.run(run())
+
+
+def test_counts_asked_for_as_the_thread_ends(engine):
+    """After its last look at the commands, and before it says that it takes no more."""
+    asked = []
+
+    class LateLock:
+        def __enter__(self) -> None:
+            if threading.current_thread().name == "dsa-engine":
+                served._thread._commands.put(lambda: asked.append(engine.stats()))
+
+        def __exit__(self, *_) -> None: ...
+
+    async def run() -> None:
+        await served.close()
+
+    served = AsyncEngine(engine)
+    served._thread._lock = LateLock()
+    asyncio.run(run())
+    assert len(asked) == 1
+    assert engine.closed
+
+
+class WatchedQueue(SimpleQueue):
+    """Knows whether somebody waits for what comes next."""
+
+    waited_for = False
+
+    def get(self, block=True, timeout=None):
+        self.waited_for = block
+        try:
+            return super().get(block, timeout)
+        finally:
+            self.waited_for = False
+
+
+def test_an_idle_engine_sleeps(engine, monkeypatch):
+    monkeypatch.setattr(engine_thread, "SimpleQueue", WatchedQueue)
     looks = []
     look = engine.has_unfinished
 
@@ -230,10 +336,13 @@ def test_an_idle_engine_sleeps(engine):
 
     async def run() -> None:
         async with AsyncEngine(engine) as served:
+
+            async def asleep() -> bool:
+                return served._thread._commands.waited_for
+
             await served.generate([1], greedy())
             await until(idle(served))
-            await served.stats()
-            await asyncio.sleep(0.02)
+            await until(asleep)
             before = len(looks)
             await asyncio.sleep(0.05)
             assert len(looks) == before

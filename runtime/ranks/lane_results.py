@@ -52,6 +52,7 @@ class LaneAnswers:
 
     def __init__(self, connection: "Connection[object, object]") -> None:
         self._connection = connection
+        self._sending = threading.Lock()  # tokens of a step that was interrupted may still come
         self._launched: queue.SimpleQueue[tuple[int, LaunchedTokens]] = queue.SimpleQueue()
         threading.Thread(target=self._send_all, name="tokens", daemon=True).start()
 
@@ -63,17 +64,21 @@ class LaneAnswers:
         self, number: int, logits: NDArray[np.float32], prompt: Sequence[TokenLogprobs]
     ) -> None:
         """Send the logits of a step."""
-        self._connection.send(LaneLogits(number, logits, prompt))
+        self._send(LaneLogits(number, logits, prompt))
+
+    def _send(self, message: LaneLogits | LaneTokens | Failed) -> None:
+        with self._sending:
+            self._connection.send(message)
 
     def _send_all(self) -> None:
         try:
             while True:
                 number, tokens = self._launched.get()
-                self._connection.send(LaneTokens(number, tokens.wait()))
+                self._send(LaneTokens(number, tokens.wait()))
         except OSError:
             os._exit(0)  # the first rank is gone
         except Exception as error:
-            self._connection.send(Failed(f"{type(error).__name__}: {error}".partition("\n")[0]))
+            self._send(Failed(f"{type(error).__name__}: {error}".partition("\n")[0]))
             os._exit(1)
 
 

@@ -1,16 +1,21 @@
 """What processes of ranks say as they end, to the thread that waits and the one that watches."""
 
+import threading
 from collections.abc import Callable, Iterator
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 
+import numpy as np
 import pytest
 
 from dsa_compile.errors import UserError
+from dsa_compile.runtime.execution.runner import StepTokens
 from dsa_compile.runtime.ranks import watch
-from dsa_compile.runtime.ranks.messages import Failed
+from dsa_compile.runtime.ranks.lane_results import LaneAnswers
+from dsa_compile.runtime.ranks.messages import Failed, LaneLogits, LaneTokens
 from dsa_compile.runtime.ranks.processes import RankProcess
 from dsa_compile.runtime.ranks.watch import Watch
+from dsa_compile.runtime.sampling.host_sampler import KnownTokens
 
 REASON = "rank 1 (process 7) failed: out of memory"
 
@@ -99,3 +104,26 @@ def test_whichever_thread_finds_a_rank_gone_while_loading(ends, monkeypatch) -> 
 
     with pytest.raises(UserError, match="out of memory; all 2 ranks were ended"):
         load()
+
+
+def test_a_lanes_messages_are_sent_one_at_a_time() -> None:
+    """Tokens of a step that was interrupted may come while the next one's logits are sent."""
+    sending, both = threading.Lock(), threading.Event()
+    sent, clashes = [], []
+
+    class Watched:
+        def send(self, message: LaneTokens | LaneLogits) -> None:
+            if not sending.acquire(blocking=False):
+                clashes.append(message)
+            elif message.number == 1:
+                answers.tokens(2, KnownTokens(StepTokens([[5]])))
+                both.wait(0.2)  # in which the other thread comes, if it is let in
+                sending.release()
+            sent.append(message.number)
+            if len(sent) == 2:
+                both.set()
+
+    answers = LaneAnswers(Watched())
+    answers.logits(1, np.zeros((1, 4), np.float32), ())
+    assert both.wait(60)
+    assert (sent, clashes) == ([1, 2], [])

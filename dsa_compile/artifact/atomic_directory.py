@@ -6,6 +6,7 @@ kills the process, the final path holds the old artifact, the new one, or nothin
 the next start puts the old one back. Siblings of dead processes are removed at the next start.
 """
 
+import contextlib
 import fcntl
 import os
 import re
@@ -153,12 +154,13 @@ def _clear_leftovers(out: Path) -> None:
         match = pattern.fullmatch(path.name)
         if match is None or path.is_symlink() or not path.is_dir():
             continue
-        if _is_alive(int(match[2])) or _is_locked(path):
-            continue
-        if match[1] == "old" and not os.path.lexists(out):
-            path.rename(out)
-        else:
-            shutil.rmtree(path, ignore_errors=True)
+        with contextlib.suppress(FileNotFoundError):  # another process clears them, too
+            if _is_alive(int(match[2])) or _is_locked(path):
+                continue
+            if match[1] == "old" and not os.path.lexists(out):
+                path.rename(out)
+            else:
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def _is_alive(pid: int) -> bool:

@@ -15,7 +15,7 @@ from types import FrameType
 
 import pytest
 
-from dsa_compile.artifact import Artifact, ArtifactWriter
+from dsa_compile.artifact import Artifact, ArtifactWriter, atomic_directory
 from dsa_compile.errors import ArtifactError
 from tests.artifact.building import build
 
@@ -216,6 +216,24 @@ def test_only_leftovers_of_this_output_by_dead_processes_are_removed(
     assert not stale.exists()
     assert all(path.exists() for path in (*kept, link))
     assert (model_dir / "tokenizer.json").exists()
+
+
+@pytest.mark.parametrize("role", ["tmp", "old"])
+def test_two_processes_may_remove_the_same_leftovers(
+    tmp_path: Path, model_dir: Path, monkeypatch: pytest.MonkeyPatch, role: str
+) -> None:
+    """The other one does so just before this one opens what it has found."""
+    stale = tmp_path / f".artifact.{role}-{dead_pid()}-00000000"
+    stale.mkdir()
+    is_locked = atomic_directory._is_locked
+
+    def late(path: Path) -> bool:
+        path.rmdir()
+        return is_locked(path)
+
+    monkeypatch.setattr(atomic_directory, "_is_locked", late)
+    build(tmp_path / "artifact", model_dir)
+    assert leftovers(tmp_path / "artifact") == []
 
 
 def test_a_locked_directory_is_in_use_whatever_its_number(tmp_path: Path, model_dir: Path) -> None:

@@ -1,7 +1,9 @@
 """A kernel that ends its process is named, and the others are checked all the same."""
 
+import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -79,3 +81,17 @@ def test_a_child_that_does_not_start(recompiled: RecompiledArtifact) -> None:
     command = (sys.executable, "-c", "raise SystemExit('no such thing')")
     with pytest.raises(UserError, match="ended with status 1: no such thing"):
         list(check_kernels_apart(recompiled, prompt, command=command))
+
+
+def test_a_child_that_ends_before_it_is_told_what_to_do(
+    recompiled: RecompiledArtifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = subprocess.Popen
+
+    def started(*args: Any, **options: Any) -> "subprocess.Popen[str]":
+        process = start(*args, **options)
+        process.wait()
+        return process
+
+    monkeypatch.setattr(subprocess, "Popen", started)
+    test_a_child_that_does_not_start(recompiled)

@@ -6,6 +6,7 @@ on without that kernel. One that dies after its last line, as the interpreter sh
 kernel.
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -97,8 +98,8 @@ def _child(
         os.close(write)
         try:
             assert process.stdin is not None
-            process.stdin.write(asked)
-            process.stdin.close()
+            with contextlib.suppress(BrokenPipeError), process.stdin:  # one that has ended says why
+                process.stdin.write(asked)
             for line in lines:
                 entry = json.loads(line)
                 if "began" in entry:

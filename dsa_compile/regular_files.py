@@ -1,11 +1,12 @@
 """Opening files whose names came from elsewhere: regular ones only, and no more than a limit.
 
 A pipe would block for ever, a device never ends, and a text of gigabytes would fill the memory of
-the parser.
+the parser. Writing replaces a file as a whole.
 """
 
 import errno
 import os
+import secrets
 import stat
 from io import FileIO
 from pathlib import Path
@@ -54,3 +55,19 @@ def read_regular(path: Path, most: int = LARGEST_JSON) -> bytes:
     if not left:
         raise OSError(errno.EFBIG, f"larger than {most >> 20} MiB", str(path))
     return b"".join(pieces)
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file, or replace it, whole or not at all; several processes may do so at once.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    scratch = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        with scratch.open("x", encoding="utf-8") as file:
+            file.write(text)
+        scratch.replace(path)
+    except BaseException:
+        scratch.unlink(missing_ok=True)
+        raise

@@ -10,7 +10,7 @@ from dsa_compile.errors import ArtifactError, CheckpointError, ConfigError, User
 from dsa_compile.frontend.config_json import read_config_json
 from dsa_compile.inspecting.measured import bench_cases
 from dsa_compile.overlap.profile import Profile
-from dsa_compile.regular_files import open_regular, read_regular
+from dsa_compile.regular_files import open_regular, read_regular, write_whole
 from dsa_compile.weights.hashing import hash_files
 from dsa_compile.weights.safetensors_file import SafetensorsFile
 from dsa_compile.weights.shard_index import read_shard_index
@@ -80,3 +80,25 @@ def test_messages_repeat_a_little_of_the_input():
     assert len(message) == 2000
     assert message.startswith("begin")
     assert message.endswith("end")
+
+
+def test_two_processes_may_replace_a_file_at_once(tmp_path, monkeypatch):
+    """The other one writes between the writing and the renaming of this one."""
+    path, replace = tmp_path / "file", Path.replace
+
+    def late(scratch: Path, target: Path) -> Path:
+        monkeypatch.undo()
+        write_whole(path, "theirs")
+        return replace(scratch, target)
+
+    monkeypatch.setattr(Path, "replace", late)
+    write_whole(path, "ours")
+    assert path.read_text() == "ours"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_that_cannot_be_replaced_leaves_nothing(tmp_path):
+    (tmp_path / "file").mkdir()
+    with pytest.raises(OSError, match="directory"):
+        write_whole(tmp_path / "file", "text")
+    assert [each.name for each in tmp_path.iterdir()] == ["file"]

@@ -5,14 +5,13 @@ those of what was compiled, whether it was measured or not. It names the digest 
 """
 
 import math
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from dsa_compile.artifact.records import ACCEPTANCE
 from dsa_compile.artifact.strict_json import dump_json, load_json, parse
 from dsa_compile.errors import ArtifactError, UserError
-from dsa_compile.regular_files import read_regular
+from dsa_compile.regular_files import read_regular, write_whole
 
 _VERSION = 1
 
@@ -95,10 +94,8 @@ class AcceptanceRecord:
         Raises:
             UserError: it cannot be written.
         """
-        scratch = path / f".{ACCEPTANCE}.tmp"
         try:
-            scratch.write_text(dump_json(asdict(self)), encoding="utf-8")
-            os.replace(scratch, path / ACCEPTANCE)
+            write_whole(path / ACCEPTANCE, dump_json(asdict(self)))
         except OSError as error:
             raise UserError(f"{path / ACCEPTANCE}: cannot be written ({error.strerror})") from None
 

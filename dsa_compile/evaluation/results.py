@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -16,6 +15,7 @@ from dsa_compile.evaluation.loaded_artifact import LoadedArtifact
 from dsa_compile.evaluation.mtp_acceptance import Acceptance
 from dsa_compile.evaluation.perplexity import Perplexity
 from dsa_compile.evaluation.recall_accuracy import Recall
+from dsa_compile.regular_files import write_whole
 from dsa_compile.version import __version__
 
 Row = Perplexity | Recall | Overlap | Acceptance | LayerError | LogitAgreement | GreedyAgreement
@@ -115,9 +115,7 @@ def write_json(
         UserError: it cannot be written.
     """
     content = as_data(artifacts, settings, complete)
-    scratch = path.with_name(f".{path.name}.tmp")
     try:
-        scratch.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-        os.replace(scratch, path)
+        write_whole(path, json.dumps(content, indent=2, allow_nan=False) + "\n")
     except OSError as error:
         raise UserError(f"{path}: cannot be written ({error.strerror})") from None

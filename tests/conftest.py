@@ -1,7 +1,8 @@
 """Settings of the whole suite."""
 
+import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import hypothesis
 import pytest
@@ -37,6 +38,17 @@ def pytest_configure(config: pytest.Config) -> None:
         built = "" if torch.version.cuda else " (this build of torch is for the CPU only)"
         raise pytest.UsageError(f"these tests need a CUDA GPU, and torch sees none here{built}")
     config.pluginmanager.register(_Ran())
+
+
+@pytest.fixture(autouse=True)
+def _own_logging() -> Iterator[None]:
+    """Undo what a command run in this process does to logging, for those that come after it."""
+    loggers = [logging.getLogger(name) for name in ("dsa_compile", "uvicorn")]
+    before = [(list(each.handlers), each.level, each.propagate) for each in loggers]
+    yield
+    for each, (handlers, level, propagate) in zip(loggers, before, strict=True):
+        each.handlers, each.propagate = handlers, propagate
+        each.setLevel(level)
 
 
 class _Ran:

@@ -4,6 +4,7 @@ A rank is a process with a device of its own. All ranks run the same graphs in s
 from rank to rank, and collectives make equal again what does.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dsa_compile.errors import UserError
@@ -100,3 +101,20 @@ class Layout:
 
 
 ONE_RANK = Layout()
+
+
+def numbers_along(sizes: Mapping[str, int]) -> tuple[dict[str, int], ...]:
+    """The numbers of all ranks that some axes tell apart, those of a lane following one another.
+
+    Args:
+        sizes: ranks along each of those axes.
+
+    Returns:
+        For each rank its number along the axis; along all of them where there are several.
+    """
+    if len(sizes) < 2:
+        return tuple({axis: n} for axis, size in sizes.items() for n in range(size)) or ({},)
+    world = sizes[WORLD] if WORLD in sizes else sizes[TP] * sizes[DP]
+    tp = sizes[TP] if TP in sizes else world // sizes[DP]
+    layout = Layout(tp=tp, dp=world // tp)
+    return tuple(layout.numbers(rank) for rank in range(world))

@@ -73,17 +73,10 @@ class RecompiledArtifact:
         Raises:
             ArtifactError: not a sound artifact, or its model is not in the directory it records.
             CheckpointError: the model's files do not hold what the artifact needs.
-            UserError: an artifact without a model and no ``model_dir``, or one of several lanes of
-                several ranks.
+            UserError: an artifact without a model and no ``model_dir``.
         """
         artifact = Artifact.open(path, verify="header")
         manifest = artifact.manifest
-        layout = manifest.compile.layout
-        if layout.tp > 1 and layout.dp > 1:
-            raise UserError(
-                f"{path}: compiled for {layout}; one process stands for all ranks where they lie "
-                "along one axis so far: compile with --tp or with --dp alone"
-            )
         if model_dir is None or manifest.weights.model_dir is not None:
             model_dir = _model_dir(artifact, model_dir, dummy)
         graphs = _recorded_export(artifact) if recorded_export and not dummy else None

@@ -17,7 +17,7 @@ from dsa_compile.evaluation.probe import ProbeRunner
 from dsa_compile.evaluation.selections import SPARSE
 from dsa_compile.ir.region import Region
 from dsa_compile.model_spec import ModelSpec
-from dsa_compile.runtime.loading.load_runner import require_runnable
+from dsa_compile.runtime.loading.load_runner import require_one_rank, require_runnable
 from dsa_compile.runtime.loading.weight_loading import load_weights
 from dsa_compile.runtime.requests.prompts import load_tokenizer
 
@@ -57,9 +57,11 @@ class LoadedArtifact:
         Raises:
             ArtifactError: not a sound artifact, or one that cannot be run.
             CheckpointError: the model's files do not hold what the artifact needs.
+            UserError: an artifact of several ranks.
         """
         artifact = Artifact.open(path, verify="header")
         require_runnable(artifact)
+        require_one_rank(artifact.path, artifact.manifest, "dsa-eval")
         return cls(
             name=name or artifact.path.resolve().name,
             artifact=artifact,

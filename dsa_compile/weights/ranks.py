@@ -6,6 +6,7 @@ Plans say what any rank holds; which rank it is, is known when weights are loade
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
+from dsa_compile.layout import numbers_along
 from dsa_compile.weights.plan import (
     Concat,
     Expr,
@@ -82,8 +83,4 @@ def file_stem(call: str, expr: Expr, ranks: Mapping[str, int]) -> str:
 
 def every_rank(expr: Expr) -> tuple[dict[str, int], ...]:
     """The ranks among which a weight differs, each by its numbers; one where it is whole."""
-    sizes = {shard.axis: shard.ranks for shard in shards(expr)}
-    found: tuple[dict[str, int], ...] = ({},)
-    for axis, count in sizes.items():
-        found = tuple(each | {axis: number} for each in found for number in range(count))
-    return found
+    return numbers_along({shard.axis: shard.ranks for shard in shards(expr)})

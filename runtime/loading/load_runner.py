@@ -10,12 +10,14 @@ from pathlib import Path
 import torch
 
 from dsa_compile.artifact.interface import read_regions
+from dsa_compile.artifact.manifest import Manifest
 from dsa_compile.artifact.reader import Artifact
 from dsa_compile.errors import ArtifactError, UserError
 from dsa_compile.ir.plan import SHORT
 from dsa_compile.kernels.cuda.shipped import NO_KERNELS, ShippedKernels
 from dsa_compile.kernels.late_kernels import kernels_expected
 from dsa_compile.launches.step_sizes import StepLimits
+from dsa_compile.layout import ONE_RANK
 from dsa_compile.runtime.engine_options import DETERMINISTIC_ROWS, EngineOptions
 from dsa_compile.runtime.execution.caches import GIB
 from dsa_compile.runtime.execution.devices import device_of
@@ -303,3 +305,19 @@ def require_runnable(artifact: Artifact, load_format: str = "auto") -> None:
         )
     if manifest.weights.plan is None:
         raise ArtifactError(f"{artifact.path}: it has no weight plan; recompile")
+
+
+def require_one_rank(path: Path, manifest: Manifest, what: str) -> None:
+    """Raise UserError if an artifact was compiled for several ranks.
+
+    Args:
+        path: of it.
+        manifest: of it.
+        what: runs it in this process alone.
+    """
+    layout = manifest.compile.layout
+    if layout != ONE_RANK:
+        raise UserError(
+            f"{path}: compiled for {layout}, and {what} runs one rank; compile the model without "
+            "--tp and --dp"
+        )

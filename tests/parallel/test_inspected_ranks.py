@@ -2,14 +2,20 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dsa_compile.artifact.reader import Artifact
+from dsa_compile.bench.step.drafted import time_drafted_steps
+from dsa_compile.cli.eval import main as eval_main
 from dsa_compile.cli.inspect.command import main
+from dsa_compile.errors import UserError
 from dsa_compile.inspecting.html.payload import payload
 from dsa_compile.inspecting.store import Store
+from dsa_compile.ir.plan import DRAFT
 
 Artifacts = Callable[[str], Path]
 
@@ -99,3 +105,16 @@ def test_comparison_of_an_artifact(artifact: Artifacts, capsys: pytest.CaptureFi
     assert report["ok"]
     assert report["layout"] == "tp2, ep2"
     assert report["passes"][0]["name"] == "shard_attention"
+
+
+def test_what_runs_one_rank_says_so(
+    artifact: Artifacts, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = artifact("tp2")
+    assert eval_main([str(path), "--only", "perplexity", "--quiet"]) == 2
+    refused = "compiled for tp2, embedding sharded, and dsa-eval runs one rank"
+    assert refused in capsys.readouterr().err
+    manifest = Artifact.open(path, verify="header").manifest
+    drafting = replace(manifest, plans={**manifest.plans, DRAFT: ()})
+    with pytest.raises(UserError, match="and dsa-bench drafts runs one rank; compile"):
+        next(time_drafted_steps(path, drafting, [1], [1], 16, 1))

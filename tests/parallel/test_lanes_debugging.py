@@ -1,20 +1,22 @@
 """What the tools that look into a program do with lanes."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from dsa_compile.cli.inspect.command import main
-from dsa_compile.debugging.recompiled_artifact import RecompiledArtifact
-from dsa_compile.errors import UserError
 
 
 @pytest.mark.slow
-def test_lanes_of_several_ranks_are_not_verified_yet(artifact: Callable[[str], Path]) -> None:
-    with pytest.raises(UserError, match="compile with --tp or with --dp alone") as error:
-        RecompiledArtifact.open(artifact("tp2dp2"))
-    assert "\n" not in str(error.value)
+@pytest.mark.parametrize("options", [[], ["--against-unsharded"]], ids=["verify", "unsharded"])
+def test_lanes_of_several_ranks_are_verified(
+    artifact: Callable[[str], Path], capsys: pytest.CaptureFixture[str], options: list[str]
+) -> None:
+    asked = [str(artifact("tp2dp2")), "verify", "--tokens", "40", "--json", *options]
+    assert main(asked) == 0
+    assert json.loads(capsys.readouterr().out)["ok"]
 
 
 def test_what_lanes_exchange_is_listed(artifact: Callable[[str], Path], capsys) -> None:

@@ -28,7 +28,7 @@ from dsa_compile.runtime.execution.drafting_runner import DraftingRunner
 from dsa_compile.runtime.execution.graph_plan import GraphPlan
 from dsa_compile.runtime.execution.model_runner import ModelRunner
 from dsa_compile.runtime.execution.runner import StepInputs
-from dsa_compile.runtime.loading.load_runner import load_runner
+from dsa_compile.runtime.loading.load_runner import load_runner, require_one_rank
 from dsa_compile.runtime.requests.sampling_params import SamplingParams
 from dsa_compile.runtime.sampling.sampler import SamplingState
 
@@ -101,10 +101,12 @@ def time_drafted_steps(
         repeats: timed steps of each kind.
 
     Raises:
-        UserError: the artifact has no draft plan, or weights and caches do not fit.
+        UserError: the artifact has no draft plan or is of several ranks, or weights and caches do
+            not fit.
     """
     if DRAFT not in manifest.plans:
         raise UserError(f"{path} has no draft plan; compile with --draft mtp")
+    require_one_rank(path, manifest, "dsa-bench drafts")
     pages = -(-(context + MOST) // manifest.block_size)
     rows = max(batches)
     drafting = load_runner(

@@ -27,7 +27,7 @@ def run_unsharded(
     if recompiled.exported.config.layout == ONE_RANK:
         raise UserError(
             f"{args.artifact}: compiled for one rank, so there is nothing to compare it with; "
-            "--against-unsharded is for artifacts compiled with --tp"
+            "--against-unsharded is for artifacts compiled with --tp or --dp"
         )
     prompt = recompiled.prompt(given, args.tokens)
     show = _progress if sys.stderr.isatty() and not args.json else _silent

@@ -107,7 +107,8 @@ def _stored(key: str, value: Any, tensors: dict[str, Tensor]) -> Any:
         tensors[key] = value.detach().clone().contiguous()
         return {"tensor": key}
     if isinstance(value, Ranks):
-        return {"ranks": [_stored(f"{key}/rank{i}", each, tensors) for i, each in enumerate(value)]}
+        each = [_stored(f"{key}/rank{i}", part, tensors) for i, part in enumerate(value)]
+        return {"ranks": each, "axis": value.axis}
     if isinstance(value, tuple | list):
         return [_stored(f"{key}/{i}", entry, tensors) for i, entry in enumerate(value)]
     return {"value": value}

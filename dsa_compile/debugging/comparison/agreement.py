@@ -3,14 +3,13 @@
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import product
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from dsa_compile.debugging.execution.exact import numbers
-from dsa_compile.debugging.execution.ranks import Ranks, parts_of
+from dsa_compile.debugging.execution.ranks import Ranks, on_ranks, parts_of
 
 # A row is not held to more than this share of the usual row's norm: differences of rows that are
 # almost zero say little.
@@ -66,9 +65,8 @@ def compare(theirs: Any, ours: Any, tokens: int, padding: int = 0) -> Agreement:
         tokens: size of the dimension whose entries are rows.
         padding: rows at its end that say nothing.
     """
-    if isinstance(theirs, Ranks) != isinstance(ours, Ranks):  # alike on all ranks, or not
-        every = product(parts_of(theirs), parts_of(ours))
-        return worst(compare(b, a, tokens, padding) for b, a in every)
+    if isinstance(theirs, Ranks) or isinstance(ours, Ranks):
+        return worst(parts_of(on_ranks(compare)(theirs, ours, tokens, padding)))
     if isinstance(theirs, tuple | list) and isinstance(ours, tuple | list):
         pairs = zip(theirs, ours, strict=True)
         return worst(compare(b, a, tokens, padding) for b, a in pairs)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, fx
 
 from dsa_compile.debugging.execution.exact import ExactTensor, numbers
+from dsa_compile.debugging.execution.ranks import Ranks, with_items
 
 Key = Hashable
 
@@ -65,7 +66,7 @@ class KnownCalls:
     def known(self, value: Any) -> Any:
         """A value, each tensor in it as the known one of the same dtype, layout and bits."""
         if isinstance(value, tuple | list):
-            return type(value)(map(self.known, value))
+            return with_items(value, map(self.known, value))
         if not isinstance(value, Tensor):
             return value
         mark = self._marks.get(id(value)) or _mark(value)
@@ -142,7 +143,8 @@ def identity(value: Any, names: Mapping[int, Key]) -> Key:
     if isinstance(value, Tensor):
         return (id(value.wide), value.dtype) if isinstance(value, ExactTensor) else id(value)
     if isinstance(value, tuple | list):
-        return (type(value), *(identity(entry, names) for entry in value))
+        kind = value.axis if isinstance(value, Ranks) else type(value)
+        return (kind, *(identity(entry, names) for entry in value))
     return constant(value)
 
 

@@ -4,23 +4,37 @@ Calls whose operands are alike on all ranks run once; others run once a rank, an
 what it makes of all ranks' operands. No process, thread or order of arrival is involved.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch.utils._pytree import register_pytree_node
 
-from dsa_compile.layout import TP
+from dsa_compile.layout import DP, TP, WORLD, numbers_along
 from dsa_compile.weights.plan import WeightEntry
 from dsa_compile.weights.ranks import entry_at_rank, every_rank
 
 
 class Ranks(tuple[Any, ...]):
-    """A value that differs between ranks: that of each, in their order."""
+    """A value that differs between ranks: that of each along an axis, in their order.
 
-    __slots__ = ()
+    Args:
+        values: those.
+        axis: ``tp``, and all lanes have the same ones; ``dp``, and the ranks of a lane are alike;
+            ``world``.
+    """
+
+    axis: str
+
+    def __new__(cls, values: Iterable[Any], axis: str) -> "Ranks":
+        """Values along an axis."""
+        made = super().__new__(cls, values)
+        made.axis = axis
+        return made
 
 
-register_pytree_node(Ranks, lambda value: (list(value), None), lambda parts, _: Ranks(parts))
+register_pytree_node(
+    Ranks, lambda value: (list(value), value.axis), lambda parts, axis: Ranks(parts, axis)
+)
 
 
 def on_ranks(
@@ -38,26 +52,31 @@ def on_ranks(
     def call(*args: Any, **kwargs: Any) -> Any:
         if combine is not None:
             x, axis, ranks, *rest = args
-            args = (_met(combine, x, axis, ranks), axis, 1, *rest)
-        count = _ranks((args, tuple(kwargs.values())))
-        if not count:
+            args = (meet(combine, x, axis, ranks), axis, 1, *rest)
+        sizes = dict(_sizes((args, tuple(kwargs.values()))))
+        if not sizes:
             return function(*args, **kwargs)
         results = []
-        for rank in range(count):
-            named = {name: of_rank(value, rank) for name, value in kwargs.items()}
-            results.append(function(*of_rank(args, rank), **named))
-        return _turned(results)
+        for numbers in numbers_along(sizes):
+            named = {name: at_numbers(value, numbers) for name, value in kwargs.items()}
+            results.append(function(*at_numbers(args, numbers), **named))
+        return _turned(results, _axis(sizes))
 
     return call
 
 
-def of_rank(value: Any, rank: int) -> Any:
-    """What one rank has of a value."""
+def at_numbers(value: Any, numbers: Mapping[str, int]) -> Any:
+    """What the rank with these numbers has of a value."""
     if isinstance(value, Ranks):
-        return value[rank]
+        return value[numbers[value.axis]]
     if isinstance(value, tuple | list):
-        return type(value)([of_rank(item, rank) for item in value])
+        return type(value)([at_numbers(item, numbers) for item in value])
     return value
+
+
+def with_items(value: Sequence[Any], items: Iterable[Any]) -> Any:
+    """A value of the kind of another, a tuple, a list or :class:`Ranks`, with other items."""
+    return Ranks(items, value.axis) if isinstance(value, Ranks) else type(value)(items)  # type: ignore[call-arg]
 
 
 def on_each_rank(entry: WeightEntry, make: Callable[[WeightEntry], Any]) -> Any:
@@ -68,9 +87,9 @@ def on_each_rank(entry: WeightEntry, make: Callable[[WeightEntry], Any]) -> Any:
         make: the weight of an entry without shards.
     """
     places = every_rank(entry.expr)
-    if len(places) == 1:
+    if places == ({},):
         return make(entry)
-    return Ranks(make(entry_at_rank(entry, place)) for place in places)
+    return Ranks((make(entry_at_rank(entry, place)) for place in places), _axis(places[0]))
 
 
 def parts_of(value: Any) -> Sequence[Any]:
@@ -78,33 +97,60 @@ def parts_of(value: Any) -> Sequence[Any]:
     return value if isinstance(value, Ranks) else (value,)
 
 
-def _met(combine: Callable[..., Any], x: Any, axis: str, ranks: int) -> Any:
-    """What every rank gets where the ranks along an axis meet; one value where all get the same."""
-    values = x if isinstance(x, Ranks) else Ranks([x] * ranks)
-    apart = 1 if axis == TP else len(values) // ranks  # ranks of a lane follow one another
-    found: list[Any] = [None] * len(values)
-    for first in range(len(values)):
-        if first // apart % ranks == 0:
-            members = range(first, first + apart * ranks, apart)
-            results = combine([values[member] for member in members])
-            for member, result in zip(members, results, strict=True):
-                found[member] = result
-    return found[0] if all(each is found[0] for each in found) else Ranks(found)
+def meet(function: Callable[[Sequence[Any]], Sequence[Any]], x: Any, axis: str, ranks: int) -> Any:
+    """What a function makes of the values of the ranks that meet along an axis, for each of them.
+
+    Args:
+        function: takes the values and returns as many; the same object for ranks that get the same.
+        x: a value, alike on all ranks or not.
+        axis: ``tp`` or ``dp``.
+        ranks: how many there are along it.
+    """
+    sizes = {axis: ranks} | dict(_sizes(x))
+    if sizes.keys() == {axis}:
+        results = function(x if isinstance(x, Ranks) else [x] * ranks)
+        return results[0] if _same(results) else Ranks(results, axis)
+    every = numbers_along(sizes)
+    other = DP if axis == TP else TP
+    made: list[Any] = [None] * len(every)
+    for place in dict.fromkeys(numbers[other] for numbers in every):
+        members = [n for n, numbers in enumerate(every) if numbers[other] == place]
+        results = function([at_numbers(x, every[member]) for member in members])
+        for member, result in zip(members, results, strict=True):
+            made[member] = result
+    if _same(made):
+        return made[0]
+    tp = 1 + max(numbers[TP] for numbers in every)
+    if all(_same(made[first : first + tp]) for first in range(0, len(made), tp)):
+        return Ranks(made[::tp], DP)
+    if all(_same(made[first::tp]) for first in range(tp)):
+        return Ranks(made[:tp], TP)
+    return Ranks(made, WORLD)
 
 
-def _ranks(value: Any) -> int:
+def _same(values: Sequence[Any]) -> bool:
+    return all(each is values[0] for each in values)
+
+
+def _axis(sizes: Mapping[str, int]) -> str:
+    """The axis of values that differ along some."""
+    return next(iter(sizes)) if len(sizes) == 1 else WORLD
+
+
+def _sizes(value: Any) -> Iterator[tuple[str, int]]:
+    """Along which axes a value or its parts differ, and between how many ranks."""
     if isinstance(value, Ranks):
-        return len(value)
-    if isinstance(value, tuple | list):
-        return max(map(_ranks, value), default=0)
-    return 0
+        yield value.axis, len(value)
+    elif isinstance(value, tuple | list):
+        for item in value:
+            yield from _sizes(item)
 
 
-def _turned(results: list[Any]) -> Any:
+def _turned(results: list[Any], axis: str) -> Any:
     """Results of ranks as a result of values of ranks."""
     first = results[0]
     if first is None:
         return None
     if isinstance(first, tuple | list):
-        return type(first)([Ranks(each) for each in zip(*results, strict=True)])
-    return Ranks(results)
+        return type(first)([Ranks(each, axis) for each in zip(*results, strict=True)])
+    return Ranks(results, axis)

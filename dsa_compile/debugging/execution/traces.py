@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from dsa_compile.debugging.execution.handed_selections import SELECTED, visible_positions
 from dsa_compile.debugging.execution.interpreter import Values
 from dsa_compile.debugging.execution.known_calls import KnownCalls
-from dsa_compile.debugging.execution.ranks import Ranks, of_rank, on_ranks, parts_of
+from dsa_compile.debugging.execution.ranks import on_ranks, parts_of
 from dsa_compile.debugging.inputs.prompt import Chunk
 from dsa_compile.ir.plan import Call
 from dsa_compile.ir.region import Region
@@ -65,11 +65,11 @@ class Trace:
 
     def rows(self, index: int, key: str) -> Any:
         """A value that call ``index`` could read, of all tokens: [T, …]."""
-        return self._joined([i[key] for i in self.calls[index].inputs], self.flat)
+        return on_ranks(self._joined)([i[key] for i in self.calls[index].inputs], self.flat)
 
     def result(self, index: int, key: str) -> Any:
         """A value that call ``index`` returned, of all tokens: [T, …]."""
-        return self._joined([o[key] for o in self.calls[index].outputs], self.flat)
+        return on_ranks(self._joined)([o[key] for o in self.calls[index].outputs], self.flat)
 
     def selected(self, index: int) -> Any:
         """The positions that call ``index`` handed on as selected, int32 [T, the last + 1].
@@ -84,7 +84,7 @@ class Trace:
         ]
         widest = max(part.shape[1] for each in parts for part in parts_of(each))
         pad = on_ranks(lambda part: nn.functional.pad(part, (0, widest - part.shape[1]), value=-1))
-        return self._joined(list(map(pad, parts)), flat=True)
+        return on_ranks(self._joined)(list(map(pad, parts)), flat=True)
 
     def maker(self, index: int, number: int, key: str) -> int:
         """The last call before ``index`` that returned a value in step ``number``."""
@@ -109,10 +109,7 @@ class Trace:
         """Whether every node's value was kept; another model's trace has none."""
         return all(nodes for call in self.calls for nodes in call.nodes)
 
-    def _joined(self, parts: Sequence[Any], flat: bool) -> Any:
-        count = max(len(part) if isinstance(part, Ranks) else 0 for part in parts)
-        if count:  # left different between ranks by a wrong program
-            return Ranks(self._joined(of_rank(parts, rank), flat) for rank in range(count))
+    def _joined(self, parts: Sequence[Tensor], flat: bool) -> Tensor:
         rows = parts if flat else [part[0] for part in parts]
         kept = [part[: chunk.tokens] for part, chunk in zip(rows, self.chunks, strict=True)]
         return torch.cat(kept)[torch.cat(self.places).argsort()]

@@ -111,7 +111,7 @@ class ExactWeightStore:
         if not dtype.is_floating_point:
             return found
         exact = [ExactTensor(part, dtype) for part in parts_of(found)]
-        return Ranks(exact) if isinstance(found, Ranks) else exact[0]
+        return Ranks(exact, found.axis) if isinstance(found, Ranks) else exact[0]
 
 
 def _nbytes(weight: Any) -> int:

@@ -18,6 +18,7 @@ from dsa_compile.debugging.execution.handed_selections import (
 )
 from dsa_compile.debugging.execution.interpreter import Values
 from dsa_compile.debugging.execution.known_calls import CacheStates
+from dsa_compile.debugging.execution.ranks import with_items
 from dsa_compile.debugging.execution.stages import StageWeights, caches_for
 from dsa_compile.debugging.execution.traces import CallTrace, Trace
 from dsa_compile.debugging.inputs.prompt import Prompt
@@ -275,7 +276,7 @@ def _same(value: Any) -> Any:
 
 def _copied(value: Any) -> Any:
     if isinstance(value, tuple | list):
-        return type(value)(map(_copied, value))
+        return with_items(value, map(_copied, value))
     return value.clone() if isinstance(value, Tensor) else value
 
 
@@ -300,7 +301,7 @@ def _vary(values: Values, side: Side, first: Values, change: Variation, tokens: 
 def _varied(value: Any, first: Any, change: Variation, tokens: int) -> Any:
     if isinstance(value, tuple | list):
         pairs = zip(value, first, strict=True)
-        return type(value)(_varied(v, f, change, tokens) for v, f in pairs)
+        return with_items(value, (_varied(v, f, change, tokens) for v, f in pairs))
     return change(value, first, tokens) if isinstance(value, Tensor) else value
 
 

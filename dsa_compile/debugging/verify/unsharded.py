@@ -1,20 +1,20 @@
 """A program of several ranks against the same model compiled for one, pass by pass.
 
 Both compilations are stopped behind the same pass and run in exact arithmetic, each call on the
-inputs that the unsharded one gave it. What ranks hold of a value is put together as its axes say:
-parts side by side, terms added, one for all where it is alike. The first pass behind which a value
-differs is taken apart, rewrite by rewrite.
+inputs that the unsharded one gave it, in every lane. What ranks hold of a value is put together
+as its axes say: parts side by side, terms added, one for all where it is alike. The first pass
+behind which a value differs is taken apart, rewrite by rewrite.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from torch import Tensor, fx
 
 from dsa_compile.debugging.comparison.agreement import compare
-from dsa_compile.debugging.comparison.gathered import gathered
+from dsa_compile.debugging.comparison.gathered import gathered, rows_of_lanes
 from dsa_compile.debugging.comparison.sharded_pairs import sharded_pairs
 from dsa_compile.debugging.comparison.stage_calls import compare_calls, run_against
 from dsa_compile.debugging.comparison.tolerances import exact_problem
@@ -29,7 +29,8 @@ from dsa_compile.debugging.verify.rewrite_run import in_a_line
 from dsa_compile.ir.passes import Pass
 from dsa_compile.ir.program import Program
 from dsa_compile.ir.rank_check import region_problems
-from dsa_compile.ir.rank_values import PARTIAL, WHOLE, Part, RankValue
+from dsa_compile.ir.rank_values import LANE, PARTIAL, Part, RankValue
+from dsa_compile.layout import DP, TP
 from dsa_compile.passes.added import pipeline_of
 
 VERSION = 1
@@ -173,9 +174,11 @@ def _compare(done: PassComparison, program: Program, trace: Trace, whole: _Whole
 
 
 def _problems(done: PassComparison, program: Program, trace: Trace, whole: _Whole) -> Iterator[str]:
-    known: dict[fx.Node, Any] = {}
-    for region in program.regions.values():
-        yield from region_problems(region, program.weights.entries(region.kind), known)
+    layout = program.config.layout
+    shared_out: dict[str, dict[fx.Node, Any]] = {a: {} for a in (TP, DP) if layout.along(a) > 1}
+    for axis, values in shared_out.items():
+        for region in program.regions.values():
+            yield from region_problems(region, program.weights.entries(region.kind), values, axis)
     try:
         made = run_against(Stage.of(program, whole.store), whole.prompt, trace)
     except Exception as error:  # whatever an op raises on what no op should be given
@@ -186,36 +189,47 @@ def _problems(done: PassComparison, program: Program, trace: Trace, whole: _Whol
         for number, chunk in enumerate(made.chunks if trace.alike(made) else ()):
             regions = [call.regions[number] for call in calls]
             for theirs, ours in sharded_pairs(*regions):
-                value = known.get(ours)
-                values = [
+                shares = {axis: found[ours] for axis, found in shared_out.items() if ours in found}
+                both = [
                     comparable_value(region, node.name, call.nodes[number][node.name],
                                      made.batches[number], made.block_size)
                     for region, call, node in zip(regions, calls, (theirs, ours), strict=True)
                 ]  # fmt: skip
-                if value is None or not isinstance(values[0], Tensor):
+                if len(shares) < len(shared_out) or not isinstance(both[0], Tensor):
                     continue
                 if ours not in counted:
                     counted.add(ours)
-                    done.alike += value == WHOLE
-                    done.parts += isinstance(value, Part)
-                    done.sums += value == PARTIAL
-                found = compare(values[0], gathered(values[1], value), chunk.size, chunk.padding)
-                done.error = max(done.error, found.error)
-                problem = exact_problem(found, None)
+                    _count(done, shares.values())
+                whole = gathered(both[1], shares, layout)
+                if shares.get(DP, LANE) != LANE:
+                    whole = rows_of_lanes(whole, both[0], layout.dp)
+                agreement = compare(both[0], whole, chunk.size, chunk.padding)
+                done.error = max(done.error, agreement.error)
+                problem = exact_problem(agreement, None)
                 if problem:
                     layer = layer_of(calls[1].call)
-                    yield _sentence(layer, ours, value, problem)
-    for call, found in zip(made.calls, compare_calls(trace, made), strict=True):
-        done.error = max(done.error, found.error)
-        problem = exact_problem(found, None)
+                    yield _sentence(layer, ours, shares, problem)
+    for call, agreement in zip(made.calls, compare_calls(trace, made), strict=True):
+        done.error = max(done.error, agreement.error)
+        problem = exact_problem(agreement, None)
         if problem:
             yield f"layer {layer_of(call.call)} returns what {problem}"
 
 
-def _sentence(layer: int | str, node: fx.Node, value: RankValue, problem: str) -> str:
+def _count(done: PassComparison, shares: Collection[RankValue]) -> None:
+    done.sums += PARTIAL in shares
+    parts = any(isinstance(share, Part) for share in shares)
+    done.parts += parts and PARTIAL not in shares
+    done.alike += not parts and PARTIAL not in shares
+
+
+def _sentence(
+    layer: int | str, node: fx.Node, shares: Mapping[str, RankValue], problem: str
+) -> str:
     what = node.name
-    if value == PARTIAL:
+    dims = [share.dim for share in shares.values() if isinstance(share, Part)]
+    if PARTIAL in shares.values():
         what = f"the sum over ranks of {what}"
-    elif isinstance(value, Part):
-        what = f"{what}, put together along dimension {value.dim},"
+    elif dims:
+        what = f"{what}, put together along dimension {dims[0]},"
     return f"layer {layer}: {what} {problem}"

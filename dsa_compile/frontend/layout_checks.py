@@ -13,10 +13,16 @@ def check_layout(spec: ModelSpec, layout: Layout, recipe: str) -> None:
     """Refuse a layout that does not divide a model.
 
     Raises:
-        UserError: names the first size that does not divide, or that ends inside an FP8 block.
+        UserError: names the first size that does not divide, or that ends inside an FP8 block; or
+            attention that no pass cuts.
     """
     if layout.world == 1:
         return
+    if layout.tp > 1 and spec.output_gate:
+        raise UserError(
+            f"tp={layout.tp}: attention whose result is gated, as A.X-K2's, is not cut over ranks "
+            "so far; give --dp, which shares its experts out, or leave out --tp"
+        )
     for name, size, ranks, quantised in _shared(spec, layout):
         unit = BLOCK if quantised and recipe in FP8_RECIPES else 1
         if size % (ranks * unit):
@@ -24,7 +30,7 @@ def check_layout(spec: ModelSpec, layout: Layout, recipe: str) -> None:
             blocks = f" in whole blocks of {BLOCK}, as recipe {recipe} keeps" if unit > 1 else ""
             raise UserError(
                 f"{flag}={ranks}: {name}={size} of the model does not divide by {ranks}{blocks}; "
-                f"give {_ways(flag)} that divides it{' or another --recipe' if blocks else ''}"
+                f"give {_ways(flag)} that divides it{_others(name, layout, blocks)}"
             )
     if layout.dp > 1 and "experts" not in {kind.mlp for kind in _kinds(spec)}:
         raise UserError(
@@ -41,6 +47,13 @@ def _flag(name: str, layout: Layout) -> str:
 
 def _ways(flag: str) -> str:
     return " and ".join(f"a --{name}" for name in flag.split("*"))
+
+
+def _others(name: str, layout: Layout, blocks: str) -> str:
+    """What else mends a size that does not divide."""
+    ways = [f"--ep {layout.world} for whole experts"] if name == "moe_intermediate_size" else []
+    ways += ["another --recipe"] if blocks else []
+    return "".join(f", or {way}" for way in ways)
 
 
 def _kinds(spec: ModelSpec) -> Iterator[LayerKind]:

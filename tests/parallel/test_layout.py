@@ -110,3 +110,20 @@ def test_lanes_share_experts_and_nothing_else() -> None:
     dense = replace(SPEC, layer_kinds=("dense",) * len(SPEC.layer_kinds))
     with pytest.raises(UserError, match="dp=2: lanes share routed experts, and the layers"):
         check_layout(dense, Layout(dp=2), "bf16")
+
+
+def test_experts_that_do_not_divide_can_stay_whole() -> None:
+    small = replace(SPEC, moe_intermediate_size=128)
+    whole = (
+        "give a --tp and a --dp that divides it, or --ep 2 for whole experts, or another --recipe"
+    )
+    with pytest.raises(UserError, match=whole):
+        check_layout(small, Layout(dp=2), "fp8")
+    check_layout(small, Layout(dp=2, ep=2), "fp8")
+
+
+def test_gated_attention_is_not_cut() -> None:
+    gated = replace(SPEC, output_gate=True)
+    with pytest.raises(UserError, match=r"tp=2: attention whose result is gated, .*give --dp"):
+        check_layout(gated, Layout(tp=2), "fp32")
+    check_layout(gated, Layout(dp=2), "fp32")

@@ -136,12 +136,13 @@ class RecompiledArtifact:
         return tuple(asked)
 
     def prompt(self, text: str | Sequence[int] | None = None, tokens: int | None = None) -> Prompt:
-        """A prompt of the user's, or random tokens beyond ``index_topk``.
+        """A prompt of the user's, or random tokens beyond twice ``index_topk``.
 
         Args:
             text: a text, or token ids; None for random tokens.
-            tokens: how many of these; None for what reaches beyond ``index_topk`` and one block, if
-                that is no more than :data:`MOST_TOKENS`.
+            tokens: how many of these; None for what reaches beyond twice ``index_topk``, where a
+                decode step leaves most keys out, and one block, if that is no more than
+                :data:`MOST_TOKENS`.
 
         Raises:
             RequestError: text without a tokenizer, or ids outside the vocabulary.
@@ -150,7 +151,7 @@ class RecompiledArtifact:
         spec, block = self.exported.spec, self.artifact.manifest.block_size
         limit = spec.max_position_embeddings
         if text is None:
-            wanted = max(spec.index_topk * 3 // 2 + 3, block + 6)
+            wanted = max(2 * spec.index_topk + 9, block + 6)
             count = min(wanted, MOST_TOKENS, limit) if tokens is None else tokens
             ids = random_tokens(min(max(count, 0), limit + 1), spec.vocab_size)
         else:

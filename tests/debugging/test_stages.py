@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 import torch
 
 from dsa_compile.debugging.comparison.agreement import same_bits
@@ -58,26 +59,47 @@ def test_given_inputs_keep_an_error_in_its_layer(recompiled: RecompiledArtifact)
 
 def test_a_prompt_is_cut_around_index_topk() -> None:
     prompt = Prompt.of(range(40), 16, 16)
-    assert prompt.contexts == (8, 16, 38, 39, 40)
+    assert prompt.contexts == (8, 16, 37, 38, 39, 40)
     batch = prompt.batch(prompt.chunks[2], flat=True)
-    assert batch["slot_mapping"].tolist() == [53, *range(32, 48), *range(6)]
+    assert batch["slot_mapping"].tolist() == [53, *range(32, 48), *range(5)]
     assert batch["block_tables"].tolist() == [[3, -1, -1], [5, 2, 0]]  # 1 and 4 are nobody's
-    assert batch["cu_seqlens"].tolist() == [0, 1, 23]
-    assert batch["context_lens"].tolist() == [6, 38]
+    assert batch["cu_seqlens"].tolist() == [0, 1, 22]
+    assert batch["context_lens"].tolist() == [6, 37]
     assert prompt.num_blocks == 7
 
 
-def test_the_second_request_is_in_every_step_and_decodes_are_padded() -> None:
+def test_decodes_are_beside_another_request_and_padded_and_the_last_is_alone() -> None:
     prompt = Prompt.of(range(40), 16, 16)
-    assert all({part.request for part in chunk.parts} == {0, 1} for chunk in prompt.chunks)
-    assert [chunk.padding for chunk in prompt.chunks] == [0, 0, 0, 2, 2]
-    batch = prompt.batch(prompt.chunks[-1], flat=True)
-    assert batch["slot_mapping"].tolist() == [55, 56, 57, 7, -1, -1]
+    *beside, alone = prompt.chunks
+    assert all({part.request for part in chunk.parts} == {0, 1} for chunk in beside)
+    assert [part.request for part in alone.parts] == [0]
+    assert [chunk.padding for chunk in prompt.chunks] == [0, 0, 0, 2, 2, 0]
+    assert [len(chunk.parts[0]) for chunk in prompt.chunks[-2:]] == [3, 1]
+    batch = prompt.batch(beside[-1], flat=True)
+    assert batch["slot_mapping"].tolist() == [55, 56, 57, 6, -1, -1]
     assert batch["cu_seqlens"].tolist() == [0, 3, 4]  # several rows of one request
     assert batch["logit_rows"].tolist() == [0, 1, 2, 3, 4, 5]
     written = torch.cat([prompt.slots(0), prompt.slots(1)])
     assert 0 in written  # block 0 and row 0 belong to a request
     assert len(written.unique()) == len(prompt)
+    rows = torch.cat([prompt.rows(chunk) for chunk in prompt.chunks])
+    assert rows.tolist() == list(range(len(prompt)))
+
+
+def test_a_decode_alone_leaves_out_more_keys_than_it_selects(
+    recompiled: RecompiledArtifact,
+) -> None:
+    """Where no row of a step sees fewer keys than it selects, and where there are many more."""
+    topk = recompiled.exported.spec.index_topk
+    prompt = recompiled.prompt()
+    assert prompt.chunks[-1].size == 1
+    assert prompt.contexts[-1] > 2 * topk + 1
+
+
+@pytest.mark.parametrize("length", [2, 3, 4, 5, 17])
+def test_a_short_prompt_is_cut_as_far_as_it_goes(length: int) -> None:
+    prompt = Prompt.of(range(length), 16, 16)
+    assert prompt.contexts[-1] == length
     rows = torch.cat([prompt.rows(chunk) for chunk in prompt.chunks])
     assert rows.tolist() == list(range(len(prompt)))
 

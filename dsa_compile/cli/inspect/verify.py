@@ -72,7 +72,10 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompt", metavar="TEXT", help="what to run; random tokens without")
     parser.add_argument("--prompt-ids", metavar="IDS", help='the same as token ids, "1 2 3"')
     parser.add_argument(
-        "--tokens", type=int, metavar="N", help="random tokens to run (default: beyond index_topk)"
+        "--tokens",
+        type=int,
+        metavar="N",
+        help="random tokens to run (default: beyond twice index_topk)",
     )
     parser.add_argument(
         "--dummy", action="store_true", help="random weights; config.json is all that is read"

@@ -1,9 +1,10 @@
 """Requests as a server would step through them: chunks of prefills beside decodes, padded rows.
 
 The first request is cut below, at and above ``index_topk``; a second, shorter one is in every step
-beside it, with several rows in the last. Where a program has caches, the pages of the two are out
-of order and lie between one another, block 0 and its row 0 are a request's own, and decode steps
-end in rows of padding.
+beside it but the last, with several rows where it ends. Where a program has caches, the pages of
+the two are out of order and lie between one another, block 0 and its row 0 are a request's own, and
+decode steps end in rows of padding. The last step has a single row and no padding: ops take other
+ways where every row of a step decodes, and where none of them sees fewer keys than are selected.
 """
 
 from collections.abc import Sequence
@@ -13,9 +14,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-_DECODED = 2  # tokens at the end of a request that are steps of their own
+_DECODED = 3  # tokens at the end of a request that are steps of their own
 _PADDING = 2  # rows behind those of a decode step
-_ROWS = 3  # tokens of the second request in the last step, as where drafts are checked
+_ROWS = 3  # tokens of the second request in its last step, as where drafts are checked
 _MOST_BESIDE = 20  # tokens of the second request in the first step
 
 
@@ -77,19 +78,24 @@ class Prompt:
     def of(cls, token_ids: Sequence[int], topk: int, block_size: int) -> "Prompt":
         """Cut below and at ``topk``, and before each of the last tokens; another request beside."""
         length = len(token_ids)
-        wanted = {topk // 2, topk, length - _DECODED, length - 1}
+        wanted = {topk // 2, topk, *range(length - _DECODED, length)}
         if length <= topk:
             wanted.add(length // 2)
         cuts = (*sorted(cut for cut in wanted if 0 < cut < length), length)
         first = max(1, min(cuts[0] // 2, _MOST_BESIDE))  # then a token a step
-        rows = _ROWS if len(cuts) > 1 else 1
-        beside = tuple(reversed(token_ids))[: first + len(cuts) - 2 + rows]
+        shared = max(1, len(cuts) - 1)  # steps that the second request is in
+        rows = _ROWS if shared > 1 else 1
+        beside = tuple(reversed(token_ids))[: first + shared - 2 + rows]
         chunks = []
         for number, (start, stop) in enumerate(zip((0, *cuts[:-1]), cuts, strict=True)):
-            last = len(cuts) > 1 and number == len(cuts) - 1
+            mine = Part(0, start, stop)
+            if number >= shared:
+                chunks.append(Chunk((mine,)))
+                continue
+            last = shared > 1 and number == shared - 1
             end = len(beside) if last else first + number
             other = Part(1, first + number - 1 if number else 0, end)
-            parts = (Part(0, start, stop), other) if number % 2 else (other, Part(0, start, stop))
+            parts = (mine, other) if number % 2 else (other, mine)
             chunks.append(Chunk(parts, _PADDING if stop - start == 1 else 0))
         return cls((tuple(token_ids), beside), tuple(chunks), block_size)
 

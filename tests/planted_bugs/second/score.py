@@ -24,10 +24,11 @@ from tests.planted_bugs.second.models import model_dir
 from tests.planted_bugs.second.prove import HERE, catalogue
 
 SECONDS = 900  # after which a process counts as one that hangs
-_OPTIONS = {"enable_prefix_cache": "prefix reuse", "max_batched_tokens": "chunked prefill"}
+_OPTIONS = {"enable_prefix_cache": "prefix reuse", "max_batched_tokens": "chunked prefill",
+            "draft": "drafting"}  # fmt: skip
 _CAUSES = {"pass": ("pass site", "pass"), "stream": ("pass site", "pass", "runtime"),
            "ir": ("pass site", "pass", "export"), "weight": ("weight", "pass site"),
-           "kernel": ("kernel", "pass site"), "runtime": ("runtime option",)}  # fmt: skip
+           "kernel": ("kernel", "pass site"), "runtime": ("runtime option", "runtime")}  # fmt: skip
 """Causes that lead to a kind of fault: a wrong op is seen first where a pass inserts it."""
 
 

@@ -217,4 +217,25 @@ FAULTS = (
         recipe="fp8-kv-tensor",
         layers=(0, 1),
     ),
+    Fault(
+        id="decode-scores-two-selections",
+        about="a single row scores so many keys as two selections have; right up to there",
+        file="dsa_compile/ops/indexer.py",
+        old="    blocks = -(-int(lengths.max()) // block_size)\n    present = tables[:, :blocks]",
+        new=(
+            "    lengths = np.minimum(lengths, 2 * topk)\n"
+            "    blocks = -(-int(lengths.max()) // block_size)\n    present = tables[:, :blocks]"
+        ),
+        kind="kernel",
+        culprit="paged_index_topk",
+    ),
+    Fault(
+        id="values-from-the-rows-end",
+        about="where every slot is valid, values are a row's last columns; other steps are right",
+        file="dsa_compile/ops/attention.py",
+        old="return torch.bmm(logits.softmax(-1), gathered[..., :latent]).to(query.dtype)",
+        new="return torch.bmm(logits.softmax(-1), gathered[..., -latent:]).to(query.dtype)",
+        kind="kernel",
+        culprit="paged_latent_attention",
+    ),
 )

@@ -8,9 +8,16 @@ import pytest
 from tests.planted_bugs.second.fault import KINDS, ROOT, Fault
 from tests.planted_bugs.second.models import MODELS
 from tests.planted_bugs.second.prove import catalogue
+from tests.planted_bugs.second.score import score
 
 HERE = Path(__file__).parent
 FAULTS = catalogue(HERE)
+SCORED = {
+    "decode-scores-two-selections": ("verify", "bisect"),
+    "values-from-the-rows-end": ("verify", "bisect"),
+}
+"""Of all, those that ``tests.planted_bugs.second.score`` scores here, and the commands that see
+them: ``verify`` runs no requests."""
 PROOFS = json.loads((HERE / "proofs.json").read_text(encoding="utf-8"))
 
 
@@ -32,3 +39,13 @@ def test_every_fault_is_proven() -> None:
 def test_no_fault_is_of_the_second_catalogue() -> None:
     seen = {(fault.file, fault.new) for fault in catalogue()}
     assert not any((fault.file, fault.new) in seen for fault in FAULTS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SCORED)
+def test_the_right_place_is_named(name: str, tmp_path: Path) -> None:
+    (fault,) = (fault for fault in FAULTS if fault.id == name)
+    found = score(fault, tmp_path, HERE)
+    for command in SCORED[name]:
+        assert found[command]["named"], found
+        assert found[command]["innocents"] == [], found

@@ -5,7 +5,8 @@ import pytest
 from dsa_compile.cli.inspect.bisect import WITHOUT, _next
 from dsa_compile.cli.serve import _parser
 from dsa_compile.debugging.bisect.culprit import Cause, Culprit
-from dsa_compile.debugging.bisect.runtime_scenes import scenes
+from dsa_compile.debugging.bisect.runtime_check import ANY
+from dsa_compile.debugging.bisect.runtime_scenes import drafted_scenes, scenes
 from dsa_compile.debugging.verify.hazard_check import STREAMS
 
 NO_FLAG = {"aborted requests", "deterministic"}
@@ -17,7 +18,8 @@ def suggested(name: str) -> str:
 
 
 def test_every_setting_has_a_flag_that_dsa_serve_takes() -> None:
-    names = {name for s in scenes(16, 32, 512, True, lambda p: p[:4]) for name in s.without}
+    every = [*scenes(16, 32, 512, True, lambda p: p[:4]), *drafted_scenes(16, 32, 512)]
+    names = {name for scene in every for name in scene.without}
     assert names - WITHOUT.keys() == NO_FLAG
     for flags in WITHOUT.values():
         _parser().parse_args(["artifact", *flags.split()])
@@ -32,11 +34,16 @@ def test_every_setting_has_a_flag_that_dsa_serve_takes() -> None:
             "dsa-serve artifact --no-enable-prefix-caching --max-num-seqs 1",
         ),
         ("top_k", "dsa-inspect artifact bisect --against reference"),
-        ("any options", "dsa-inspect artifact bisect --against reference"),
+        ("drafting", "dsa-serve artifact --draft none"),
     ],
 )
 def test_the_command_leaves_the_option_out_or_tests_it(name: str, command: str) -> None:
     assert suggested(name) == command
+
+
+def test_what_is_wrong_whatever_the_options_is_tested_again() -> None:
+    culprit = Culprit(None, 1, 1, 0, cause=Cause.RUNTIME, name=ANY)
+    assert _next(culprit, "artifact") == "dsa-inspect artifact bisect --against reference"
 
 
 @pytest.mark.parametrize("cause", [Cause.RUNTIME, Cause.EXPORT])

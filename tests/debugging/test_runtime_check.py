@@ -2,18 +2,21 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from dsa_compile.debugging.bisect.runtime_check import ANY, wrong_option
+from dsa_compile.debugging.bisect.runtime_check import ANY, wrong_engine, wrong_option
 from dsa_compile.debugging.bisect.sampling_options import allowed_tokens
+from dsa_compile.debugging.execution import exact_runner
 from dsa_compile.debugging.recompiled_artifact import RecompiledArtifact
 from dsa_compile.runtime import step_pipeline
 from dsa_compile.runtime.execution import model_runner, token_parts
 from dsa_compile.runtime.execution.batch import Batch
+from dsa_compile.runtime.execution.caches import make_caches
 from dsa_compile.runtime.requests.sampling_params import SamplingParams
 from dsa_compile.runtime.sampling import draw, penalties, sampler
 from dsa_compile.runtime.scheduling.prefix_cache import PrefixCache
@@ -180,13 +183,32 @@ def test_the_option_is_named(
     assert found[0] in FAULTS[fault], found
 
 
-def test_what_no_option_hides(recompiled: RecompiledArtifact, monkeypatch: Patch) -> None:
-    """Every request, alone or not, is read as other tokens."""
-    change_batches(monkeypatch, lambda batch: replace(batch, input_ids=batch.input_ids ^ 1))
+def read_as_other_tokens(patch: Patch) -> None:
+    """Every request, alone or not."""
+    change_batches(patch, lambda batch: replace(batch, input_ids=batch.input_ids ^ 1))
+
+
+def layers_share_caches(patch: Patch) -> None:
+    """All layers with caches alike have the same ones."""
+    patch.setattr(exact_runner, "make_caches", partial(make_caches, shared=True))
+    patch.setattr(model_runner, "make_caches", partial(make_caches, shared=True))
+
+
+@pytest.mark.parametrize("fault", [read_as_other_tokens, layers_share_caches])
+def test_what_no_option_hides(
+    recompiled: RecompiledArtifact, monkeypatch: Patch, fault: Callable[[Patch], None]
+) -> None:
+    fault(monkeypatch)
     found = wrong_option(recompiled)
     assert found is not None
     assert found[0] == ANY
     assert "alone in a step" in found[1]
+
+
+def test_the_engine_as_it_is_loaded(recompiled: RecompiledArtifact, monkeypatch: Patch) -> None:
+    assert not wrong_engine(recompiled)
+    layers_share_caches(monkeypatch)
+    assert "alone in a step" in wrong_engine(recompiled)
 
 
 @pytest.mark.slow

@@ -47,6 +47,7 @@ WITHOUT = {
     "overlap": "--no-async-scheduling",
     "preemption": "--max-num-seqs 1",
     "CUDA graphs": "--enforce-eager",
+    "drafting": "--draft none",
 }
 
 
@@ -145,6 +146,7 @@ def _print(culprit: "Culprit", path: str) -> None:
 def _next(culprit: "Culprit", path: str) -> str:
     """A command that shows more of the culprit."""
     from dsa_compile.debugging.bisect.culprit import Cause
+    from dsa_compile.debugging.verify.hazard_check import STREAMS
 
     if culprit.rewrite is not None:
         site = culprit.rewrite
@@ -164,5 +166,7 @@ def _next(culprit: "Culprit", path: str) -> str:
             if flags:
                 return " ".join(("dsa-serve", path, *dict.fromkeys(flags)))
             return f"dsa-inspect {path} bisect --against reference"  # verify serves no requests
+        case Cause.RUNTIME if culprit.name != STREAMS:
+            return f"dsa-inspect {path} bisect --against reference"
         case _:
             return f"dsa-inspect {path} verify"

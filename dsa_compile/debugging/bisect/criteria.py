@@ -134,7 +134,7 @@ class TokensCheck(StageCheck):
         expected: Sequence[int],
         block_size: int,
     ) -> None:
-        given = Prompt.decoding(prompt, expected[:-1], block_size)
+        given = Prompt.decoding([prompt], [expected[:-1]], block_size)
         super().__init__(f"tokens {list(prompt)} then {list(expected)}", replay, store, given)
         self._expected = list(expected)
 

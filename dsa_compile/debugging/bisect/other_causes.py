@@ -3,9 +3,15 @@
 from collections.abc import Iterator
 
 from dsa_compile.debugging.bisect.culprit import Cause
-from dsa_compile.debugging.bisect.runtime_check import wrong_option, wrong_option_on_device
+from dsa_compile.debugging.bisect.runtime_check import (
+    ANY,
+    wrong_engine,
+    wrong_option,
+    wrong_option_on_device,
+)
 from dsa_compile.debugging.inputs.prompt import Prompt
 from dsa_compile.debugging.recompiled_artifact import RecompiledArtifact
+from dsa_compile.debugging.verify.artifact_check import emission_problems
 from dsa_compile.debugging.verify.kernel_check import (
     KernelReport,
     device_problem,
@@ -74,8 +80,28 @@ def other_causes(
             untested.append(f"{Cause.OPTION.value} CUDA graphs: {missing or 'random weights'}")
         else:
             found = wrong_option_on_device(recompiled)
-    option = None if found is None else (Cause.OPTION, *found)
-    return option, tuple(untested)
+    if found is None and target == "cpu":
+        found, reason = _as_loaded(recompiled)
+        untested += [reason] if reason else []
+    return _of_runtime(found), tuple(untested)
+
+
+def _of_runtime(found: tuple[str, str] | None) -> Found | None:
+    """An option of the runtime, or the runtime itself where all options are off."""
+    if found is None:
+        return None
+    return Cause.RUNTIME if found[0] == ANY else Cause.OPTION, *found
+
+
+def _as_loaded(recompiled: RecompiledArtifact) -> tuple[tuple[str, str] | None, str]:
+    """What is wrong with the engine that is loaded of the artifact, or why that was not tested."""
+    artifact, final = recompiled.artifact, recompiled.replay.final
+    if recompiled.dummy or artifact.manifest.weights.mode == "none":
+        return None, f"{Cause.RUNTIME.value} as it is loaded: the artifact has no weights"
+    if any(emission_problems(artifact, final, recompiled.store, recompiled.dummy)):
+        return None, f"{Cause.RUNTIME.value} as it is loaded: the artifact is not what passes make"
+    problem = wrong_engine(recompiled)
+    return ((ANY, problem) if problem else None), ""
 
 
 def _of_several_ranks(
@@ -90,7 +116,7 @@ def _of_several_ranks(
     found = wrong_option(recompiled.on_one_rank())
     untested.append(f"how ranks are sent their steps: {Cause.OPTION.value}s were tested on the "
                     "same model compiled for one rank")  # fmt: skip
-    return None if found is None else (Cause.OPTION, *found), tuple(untested)
+    return _of_runtime(found), tuple(untested)
 
 
 def _wrong_kernels(recompiled: RecompiledArtifact, prompt: Prompt) -> Iterator[KernelReport]:

@@ -1,18 +1,20 @@
 """Answers of engines over one artifact, and how far two answers to a prompt may differ."""
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from dsa_compile.debugging.bisect.draft_check import drafts_problem
+from dsa_compile.debugging.bisect.draft_reference import DraftReference
 from dsa_compile.debugging.bisect.runtime_scenes import PLAIN, TOKENS, Round, Scene, Tokens
-from dsa_compile.debugging.bisect.sampling_cases import Script
 from dsa_compile.debugging.execution.exact import numbers
+from dsa_compile.debugging.execution.exact_drafting_runner import ExactDraftingRunner
 from dsa_compile.debugging.execution.exact_runner import ExactRunner
-from dsa_compile.debugging.execution.scripted_runner import ScriptedRunner
 from dsa_compile.debugging.execution.stages import Stage, run_stage
 from dsa_compile.debugging.inputs.exact_weights import ExactWeightStore
 from dsa_compile.debugging.inputs.parameters import WeightStore
@@ -113,13 +115,16 @@ class Answers:
         made._known, made._engine = {}, None
         return made
 
-    def load(self, options: dict[str, Any], longest: int, script: Script | None = None) -> Engine:
+    def load(
+        self, options: dict[str, Any], longest: int, made: Callable[..., Any] | None = None
+    ) -> Engine:
         """An engine; where ``options`` have no ``num_blocks``, with room for all its requests.
 
         Args:
             options: of the engine, beyond :data:`PLAIN`.
             longest: tokens of a request at most.
-            script: its logits, in place of the model's; in exact arithmetic alone.
+            made: makes another runner in exact arithmetic, of the arguments of
+                :class:`ExactRunner`, or with drafts those of :class:`ExactDraftingRunner`.
         """
         manifest = self._manifest
         most = options.get("max_running", PLAIN["max_running"])
@@ -132,10 +137,14 @@ class Answers:
         )
         if not self.exact:
             return Engine.from_artifact(self.recompiled.artifact.path, chosen)
-        of = (manifest, self._program, self._store, blocks, chosen.rows, chosen.deterministic)
-        if script is None:
-            return Engine(ExactRunner(*of), chosen)
-        return Engine(ScriptedRunner(*of, logits=script.logits, ends=script.ends), chosen)
+        of = (manifest, self._program, self._store, blocks, chosen.padded_rows,
+              chosen.deterministic)  # fmt: skip
+        if chosen.draft == "none":
+            plain: Callable[..., Any] = made or ExactRunner
+            return Engine(plain(*of), chosen)
+        count, planned = chosen.num_speculative_tokens or 1, chosen.draft == "mtp"
+        drafting: Callable[..., Any] = made or ExactDraftingRunner
+        return Engine(drafting(*of, num_drafts=count, planned=planned), chosen)
 
     def plain(self, prompts: Sequence[Tokens], together: bool = True) -> list[Answer]:
         """What follows prompts in an engine that reuses, cuts and pads nothing.
@@ -158,32 +167,34 @@ class Answers:
             self._engine.close()
             self._engine = None
 
-    def measure(self, prompt: Tokens) -> str:
-        """Set the limit; why the plain answer to a prompt is wrong, or the empty text.
+    def measure(self, prompts: Sequence[Tokens]) -> str:
+        """Set the limit; why a plain answer to a prompt is wrong, or the empty text.
 
-        The finished program is run without the runtime on the prompt and its plain answer: in exact
-        arithmetic and, where engines round, as the recipe does, too.
+        The finished program is run without the runtime on the prompts and their plain answers: in
+        exact arithmetic and, where engines round, as the recipe does, too.
         """
-        (answer,) = self.plain([prompt])
-        steps = self.steps(prompt, answer.tokens[:-1])
+        answers = self.plain(prompts, together=False)
+        steps = self.steps(prompts, [answer.tokens[:-1] for answer in answers])
         exact = self.logits(steps).log_softmax(-1)
-        rows = slice(len(prompt) - 1, None)
+        wanted = [steps.places[n][len(prompt) - 1 :] for n, prompt in enumerate(prompts)]
         self.limit = FLOOR
         if not self.exact:
             rounded = self.logits(steps, self.recompiled.store).log_softmax(-1)
-            self.limit += MARGIN * float((rounded - exact)[rows].abs().max())
-        for place, (likely, row) in enumerate(zip(answer.logprobs, exact[rows], strict=True)):
-            off = abs(likely.logprob - float(row[likely.token_id]))
-            if not off <= self.limit:
-                return (
-                    f"alone in a step, log-probability of token {place + 1} is off by {off:.1e} "
-                    f"from the finished graphs', limit {self.limit:.1e}"
-                )
+            self.limit += MARGIN * float((rounded - exact)[torch.cat(wanted)].abs().max())
+        for prompt, answer, rows in zip(prompts, answers, wanted, strict=True):
+            for place, (likely, row) in enumerate(zip(answer.logprobs, exact[rows], strict=True)):
+                off = abs(likely.logprob - float(row[likely.token_id]))
+                if not off <= self.limit:
+                    return (
+                        f"alone in a step, log-probability of token {place + 1} is off by "
+                        f"{off:.1e} from the finished graphs', limit {self.limit:.1e}, prompt of "
+                        f"{len(prompt)} tokens"
+                    )
         return ""
 
-    def steps(self, prompt: Tokens, answer: Tokens) -> Prompt:
-        """A prompt and the tokens that follow it, in blocks of the artifact's size."""
-        return Prompt.decoding(prompt, answer, self._manifest.block_size)
+    def steps(self, prompts: Sequence[Tokens], answers: Sequence[Tokens]) -> Prompt:
+        """Prompts and the tokens that follow each, in blocks of the artifact's size."""
+        return Prompt.decoding(prompts, answers, self._manifest.block_size)
 
     def logits(self, steps: Prompt, store: WeightStore | None = None) -> Tensor:
         """What the finished program makes of requests without the runtime, fp64 ``[T, V]``.
@@ -211,11 +222,30 @@ class Answers:
                     problem = right.difference(answer, self.limit)
                     if problem:
                         return f"{problem}, prompt of {len(prompt)} tokens"
+                problem = self._drafts_problem(engine, prompts, wanted)
+                if problem:
+                    return problem
         except Exception as error:  # whatever a wrong block or batch leads to
             return f"does not run: {in_a_line(error)}"
         finally:
             with contextlib.suppress(Exception):  # blocks may be accounted for wrongly
                 engine.close()
+        return ""
+
+    def _drafts_problem(
+        self, engine: Engine, prompts: Sequence[Tokens], answers: Sequence[Answer]
+    ) -> str:
+        """How drafts of an engine are not those of the draft plans."""
+        runner = engine._runner
+        if not isinstance(runner, ExactDraftingRunner) or runner.drafter is None:
+            return ""
+        reference = DraftReference(self._program, self._store, self._manifest.block_size)
+        for prompt, answer in zip(prompts, answers, strict=True):
+            ids = (*prompt, *answer.tokens)
+            chains = reference.chains(ids, len(prompt), runner.num_drafts)
+            problem = drafts_problem(ids, len(prompt), chains, runner.checked)
+            if problem:
+                return f"{problem}, prompt of {len(prompt)} tokens"
         return ""
 
     def _play(self, engine: Engine, turn: Round, params: SamplingParams) -> list[Answer]:

@@ -4,14 +4,17 @@ What an option may change is nothing but rounding, whose size is measured: see
 :class:`~dsa_compile.debugging.bisect.runtime_answers.Answers`.
 """
 
+import itertools
 from collections.abc import Callable
 
+from dsa_compile.debugging.bisect.drafting_check import wrong_drafting
 from dsa_compile.debugging.bisect.runtime_answers import Answers
-from dsa_compile.debugging.bisect.runtime_scenes import scenes
+from dsa_compile.debugging.bisect.runtime_scenes import drafted_scenes, mixed_prompts, scenes
 from dsa_compile.debugging.bisect.sampling_check import wrong_sampling
 from dsa_compile.debugging.inputs.prompt import random_tokens
 from dsa_compile.debugging.recompiled_artifact import RecompiledArtifact
 from dsa_compile.debugging.verify.rewrite_run import in_a_line
+from dsa_compile.ir.plan import DRAFT
 
 ANY = "any options"
 """The name of what is wrong with all options switched off, too."""
@@ -28,7 +31,30 @@ def wrong_option(recompiled: RecompiledArtifact) -> tuple[str, str] | None:
         recompiled: of a model small enough for that.
     """
     answers = Answers(recompiled, exact=True)
-    return _first_wrong(answers, False) or _guarded(lambda: wrong_sampling(answers.of_few_layers()))
+    few = answers.of_few_layers()
+    return (
+        _first_wrong(answers, False)
+        or _guarded(lambda: wrong_sampling(few))
+        or _guarded(lambda: wrong_drafting(few))
+    )
+
+
+def wrong_engine(recompiled: RecompiledArtifact) -> str:
+    """Why a plain answer of the engine, as it is loaded here, is not that of the finished graphs.
+
+    Whatever all options have in common shows here, from how caches are made to what is bound: the
+    finished graphs run without the runtime. Empty if nothing is wrong.
+
+    Args:
+        recompiled: an artifact for this machine that is what its passes make.
+    """
+    answers = Answers(recompiled, exact=False)
+    first = random_tokens(_MEASURED, recompiled.exported.spec.vocab_size, seed=9)
+    try:
+        found = _guarded(lambda: (ANY, answers.measure([first])))
+    finally:
+        answers.close()
+    return "" if found is None else found[1]
 
 
 def wrong_option_on_device(recompiled: RecompiledArtifact) -> tuple[str, str] | None:
@@ -52,15 +78,19 @@ def _first_wrong(answers: Answers, gpu: bool) -> tuple[str, str] | None:
 def _search(answers: Answers, few: Answers, gpu: bool) -> tuple[str, str] | None:
     spec = answers.recompiled.exported.spec
     block = answers.recompiled.artifact.manifest.block_size
-    first = random_tokens(_MEASURED, spec.vocab_size, seed=9)
+    mixed = mixed_prompts(block, spec.index_topk, spec.vocab_size)
+    if gpu:  # which rounds, so that of many keys others may be selected: that is no measure
+        mixed = (random_tokens(_MEASURED, spec.vocab_size, seed=9),)
     for those in dict.fromkeys((answers, few)):
-        problem = those.measure(first)
+        problem = those.measure(mixed if those is answers else mixed[:1])
         if problem:
             return ANY, problem
     plain = few.plain
-    for scene in scenes(
-        block, spec.index_topk, spec.vocab_size, gpu, lambda p: plain([p])[0].tokens
-    ):
+    every = scenes(block, spec.index_topk, spec.vocab_size, gpu, lambda p: plain([p])[0].tokens)
+    if DRAFT in answers.recompiled.replay.final.plans and not gpu:
+        drafted = drafted_scenes(block, spec.index_topk, spec.vocab_size)
+        every = itertools.chain(every, drafted)
+    for scene in every:
         those = answers if scene.all_layers else few
         problem = those.problem(scene)
         if not problem:

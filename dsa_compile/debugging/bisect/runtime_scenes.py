@@ -23,6 +23,7 @@ PLAIN: dict[str, Any] = {
     "enable_prefix_cache": False,
     "max_batched_tokens": WHOLE,
     "max_running": 8,
+    "draft": "none",
 }
 """Options of a run in which nothing is reused, cut or padded."""
 
@@ -86,6 +87,10 @@ _FIXED = {"deterministic": _off(deterministic=False)}
 _BLOCKS = {"preemption": _off(num_blocks=None)}
 _ABORTS = {"aborted requests": _unaborted}
 _GRAPHS = {"CUDA graphs": _off(cuda_graphs=False)}
+_DRAFTS = {"drafting": _off(draft="none", num_speculative_tokens=None)}
+
+_MOST_DRAFTS = 3  # of a step: the third is made of what the second leaves
+_APART = TOKENS + 2 * (1 + _MOST_DRAFTS)  # a step that is launched too many goes so far at most
 
 
 def scenes(
@@ -100,9 +105,7 @@ def scenes(
         gpu: whether decode steps run as CUDA graphs.
         answer: the tokens that follow a prompt.
     """
-    edge = topk if topk <= _LARGEST_TOPK else 2 * block
-    lengths = (5, edge // 2 + 1, edge - TOKENS // 2, edge, edge + block + 3)
-    mixed = tuple(random_tokens(n, vocab_size, seed=20 + i) for i, n in enumerate(lengths))
+    mixed = mixed_prompts(block, topk, vocab_size)
     together = (Round(mixed), Round(mixed[::-1]))
     if gpu:
         yield Scene({"cuda_graphs": True}, (Round(mixed),), _GRAPHS | _BATCHING)
@@ -124,6 +127,31 @@ def scenes(
     every = cut | few | {"overlap": True, "cuda_graphs": gpu}
     without = _PREFIX | _CHUNKS | _OVERLAP | _GRAPHS | _BLOCKS | _BATCHING
     yield Scene(every, crowd, without, ahead=True)
+
+
+def mixed_prompts(block: int, topk: int, vocab_size: int) -> tuple[Tokens, ...]:
+    """Prompts whose answers lie below, across and beyond ``index_topk``; as :func:`scenes`."""
+    edge = topk if topk <= _LARGEST_TOPK else 2 * block
+    lengths = (5, edge // 2 + 1, edge - TOKENS // 2, edge, edge + block + 3)
+    return tuple(random_tokens(n, vocab_size, seed=20 + i) for i, n in enumerate(lengths))
+
+
+def drafted_scenes(block: int, topk: int, vocab_size: int) -> Iterator[Scene]:
+    """Scenes in which the artifact's draft plans draft.
+
+    No two of the prompts have answers at the same positions: the position of a request's last token
+    tells its drafts from another's. The arguments are those of :func:`scenes`.
+    """
+    edge = topk if topk <= _LARGEST_TOPK else 2 * block
+    lengths: list[int] = []
+    for length in sorted((block - 2, edge + 1, edge + block // 2 + 6, edge + block + 3)):
+        lengths.append(max(length, lengths[-1] + _APART) if lengths else length)
+    prompts = tuple(random_tokens(n, vocab_size, seed=80 + i) for i, n in enumerate(lengths))
+    drafted = {"draft": "mtp", "num_speculative_tokens": _MOST_DRAFTS}
+    turns = (Round(prompts),)
+    yield Scene(drafted, turns, _DRAFTS | _BATCHING)
+    cut = drafted | {"overlap": True, "max_batched_tokens": block + 5}
+    yield Scene(cut, turns, _DRAFTS | _OVERLAP | _CHUNKS | _BATCHING, ahead=True)
 
 
 def _prefixes(block: int, vocab_size: int, answer: Callable[[Tokens], Tokens]) -> tuple[Round, ...]:

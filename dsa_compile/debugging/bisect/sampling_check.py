@@ -11,6 +11,7 @@ import random
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from torch import Tensor
 
@@ -23,6 +24,7 @@ from dsa_compile.debugging.bisect.sampling_options import (
     is_greedy,
     probabilities,
 )
+from dsa_compile.debugging.execution.scripted_runner import ScriptedRunner
 from dsa_compile.debugging.inputs.prompt import random_tokens
 from dsa_compile.debugging.verify.rewrite_run import in_a_line
 from dsa_compile.runtime.requests.logprobs import TokenLogprobs
@@ -79,7 +81,8 @@ class _Check:
         """The first case that is answered wrongly, and how."""
         options = {"max_running": _ROWS, "overlap": overlap}
         longest = len(self.script.logits) + TOKENS
-        engine = self.answers.load(options, longest, self.script)
+        script = partial(ScriptedRunner, logits=self.script.logits, ends=self.script.ends)
+        engine = self.answers.load(options, longest, script)
         prompts = [list(self.script.prompt(case)) for case in cases]
         try:
             outputs = engine.generate(prompts, [case.params for case in cases])
@@ -240,7 +243,7 @@ def _prompt_problems(
     answers: Answers, prompt: Tokens, params: SamplingParams, output: RequestOutput
 ) -> Iterator[str]:
     made = tuple(output.token_ids)
-    rows = answers.logits(answers.steps(prompt, made[:-1]))
+    rows = answers.logits(answers.steps([prompt], [made[:-1]]))
     of_prompt, of_made = output.prompt_logprobs or [], output.logprobs or []
     if len(of_prompt) != len(prompt) - 1:
         yield f"{len(of_prompt)} log-probabilities of the prompt"

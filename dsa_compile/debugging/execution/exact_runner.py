@@ -20,14 +20,27 @@ from dsa_compile.ir.plan import Plan
 from dsa_compile.ir.program import Program
 from dsa_compile.ir.region import Region
 from dsa_compile.runtime.execution.batch import Batch
-from dsa_compile.runtime.execution.caches import Caches, cache_owners
+from dsa_compile.runtime.execution.caches import Caches, make_caches
 from dsa_compile.runtime.execution.model_runner import ModelRunner
 from dsa_compile.weights.sharing import homes_of, weight_homes
 
 _BY_REFERENCE = (KernelRecord("reference", None),)
 
 
-class ExactRunner(ModelRunner):
+class ExactSteps(ModelRunner):
+    """What runners in exact arithmetic share: calls run on exact tensors, logits are fp32."""
+
+    def _bound(self, regions: Mapping[str, Region], plan: Plan) -> dict[str, list[BoundCall]]:
+        bound = super()._bound(regions, plan)
+        return {
+            variant: [call.within(_exactly) for call in calls] for variant, calls in bound.items()
+        }
+
+    def _head(self, tensors: dict[str, Tensor], batch: Batch, rows: Tensor) -> Tensor:
+        return numbers(super()._head(tensors, batch, rows)).float()
+
+
+class ExactRunner(ExactSteps):
     """A runner whose numbers are exact; rows of caches that nobody wrote are NaN.
 
     Args:
@@ -48,33 +61,26 @@ class ExactRunner(ModelRunner):
         max_running: int,
         deterministic: bool = False,
     ) -> None:
-        super().__init__(
-            replace(manifest, target="cpu", kernels=_references(program.regions)),
-            program.regions,
-            _weights(manifest, program, store),
-            num_blocks,
-            max_running,
-            deterministic,
-            caches=_caches(manifest, num_blocks),
-        )
-
-    def _bound(self, regions: Mapping[str, Region], plan: Plan) -> dict[str, list[BoundCall]]:
-        bound = super()._bound(regions, plan)
-        return {
-            variant: [call.within(_exactly) for call in calls] for variant, calls in bound.items()
-        }
+        parts = exact_parts(manifest, program, store)
+        super().__init__(*parts, num_blocks, max_running, deterministic,
+                         caches=exact_caches(manifest, num_blocks))  # fmt: skip
 
     @torch.no_grad()
     def forward(self, batch: Batch) -> Tensor:
         """Run one step; fp32 logits ``[N, V]``."""
         return numbers(self._forward(batch)).float()
 
-    def _head(self, tensors: dict[str, Tensor], batch: Batch, rows: Tensor) -> Tensor:
-        return numbers(super()._head(tensors, batch, rows)).float()
-
     def execute(self, batch: Batch) -> Tensor:
         """The same."""
         return self.forward(batch)
+
+
+def exact_parts(
+    manifest: Manifest, program: Program, store: ExactWeightStore
+) -> tuple[Manifest, Mapping[str, Region], dict[str, dict[str, Tensor]]]:
+    """Of a runner on the CPU: the manifest with the ops' references, graphs, exact weights."""
+    by_reference = replace(manifest, target="cpu", kernels=_references(program.regions))
+    return by_reference, program.regions, _weights(manifest, program, store)
 
 
 def _exactly(function: Function) -> Function:
@@ -107,13 +113,15 @@ def _weights(
     }
 
 
-def _caches(manifest: Manifest, num_blocks: int) -> Caches:
+def exact_caches(manifest: Manifest, num_blocks: int) -> Caches:
+    """Caches as the runtime makes them, exact: what it has in one place is in one place here."""
+    wanted = make_caches(manifest, num_blocks, torch.device("cpu"))
+    made: dict[int, Tensor] = {}
+    for caches in wanted.values():
+        for cache in caches.values():
+            if cache.data_ptr() not in made:
+                made[cache.data_ptr()] = exact_cache(cache.shape, cache.dtype)
     return {
-        owner: {
-            cache.key: exact_cache(
-                (num_blocks, manifest.block_size, cache.width), getattr(torch, cache.dtype)
-            )
-            for cache in caches
-        }
-        for owner, caches in cache_owners(manifest).items()
+        owner: {key: made[cache.data_ptr()] for key, cache in caches.items()}
+        for owner, caches in wanted.items()
     }

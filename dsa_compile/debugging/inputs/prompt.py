@@ -100,13 +100,23 @@ class Prompt:
         return cls((tuple(token_ids), beside), tuple(chunks), block_size)
 
     @classmethod
-    def decoding(cls, prompt: Sequence[int], then: Sequence[int], block_size: int) -> "Prompt":
-        """A prompt in one step, then each of the tokens ``then`` in one of its own."""
-        first, length = len(prompt), len(prompt) + len(then)
-        ends = range(first, length + 1)
-        starts = (0, *ends[:-1])
-        chunks = tuple(Chunk((Part(0, a, b),)) for a, b in zip(starts, ends, strict=True))
-        return cls(((*prompt, *then),), chunks, block_size)
+    def decoding(
+        cls, prompts: Sequence[Sequence[int]], then: Sequence[Sequence[int]], block_size: int
+    ) -> "Prompt":
+        """Prompts in one step, then the tokens that follow, of each request one a step.
+
+        Args:
+            prompts: of each request.
+            then: tokens behind each, as many of all.
+            block_size: rows of a cache page.
+        """
+        lengths = [len(prompt) for prompt in prompts]
+        chunks = [Chunk(tuple(Part(r, 0, n) for r, n in enumerate(lengths)))]
+        for done in range(len(then[0])):
+            parts = (Part(r, n + done, n + done + 1) for r, n in enumerate(lengths))
+            chunks.append(Chunk(tuple(parts)))
+        requests = ((*prompt, *rest) for prompt, rest in zip(prompts, then, strict=True))
+        return cls(tuple(requests), tuple(chunks), block_size)
 
     def __len__(self) -> int:
         return sum(map(len, self.requests))

@@ -15,6 +15,9 @@ FAULTS = catalogue(HERE)
 SCORED = {
     "decode-scores-two-selections": ("verify", "bisect"),
     "values-from-the-rows-end": ("verify", "bisect"),
+    "layers-of-a-kind-share-caches": ("bisect",),
+    "deeper-drafts-one-too-far": ("bisect",),
+    "accepted-behind-a-wrong-draft": ("bisect",),
 }
 """Of all, those that ``tests.planted_bugs.second.score`` scores here, and the commands that see
 them: ``verify`` runs no requests."""

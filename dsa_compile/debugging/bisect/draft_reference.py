@@ -1,0 +1,124 @@
+"""Drafts of the finished draft plans without the runtime, in exact arithmetic.
+
+The definition of drafting, over a request whose tokens are all known: the draft layer runs once
+along them, each position with the model's state there and the token behind it. From each position a
+chain follows, every draft made of the one before and of the state behind that.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from dsa_compile.debugging.execution.exact import numbers
+from dsa_compile.debugging.execution.stages import Stage, caches_for, result_nodes, weight_keys
+from dsa_compile.debugging.inputs.exact_weights import ExactWeightStore
+from dsa_compile.debugging.inputs.prompt import Chunk, Part, Prompt
+from dsa_compile.ir.plan import DEEPER, DRAFT, LONG, MODEL, Call, Plan
+from dsa_compile.ir.program import Program
+from dsa_compile.ir.region import Role
+
+LOGITS = "logits"
+TIE = 1e-6
+"""Of two drafts whose logits are closer either may be made."""
+
+Values = dict[str, Tensor]
+
+
+class DraftReference:
+    """Draft plans of a program, run request by request.
+
+    Args:
+        program: finished, with draft plans.
+        store: gives the weights.
+        block_size: rows of a cache page.
+    """
+
+    def __init__(self, program: Program, store: ExactWeightStore, block_size: int) -> None:
+        self._program, self._block_size = program, block_size
+        self._stage = Stage.of(program, store)
+        opening = next(r for name, r in program.regions.items() if name.split(".")[0] == DRAFT)
+        self._carried = [node.meta["key"] for node in opening.inputs_of(Role.VALUE)]
+
+    @torch.no_grad()
+    def chains(self, ids: tuple[int, ...], first: int, depth: int) -> dict[int, tuple[int, ...]]:
+        """Drafts behind each last token of a request.
+
+        Args:
+            ids: its tokens, as they are known in the end.
+            first: the lowest position of a last token, >= 1.
+            depth: drafts of a chain.
+
+        Returns:
+            By the position of the last token; a chain ends where its next draft is a tie.
+        """
+        room = (*ids, *(0,) * depth)  # for the rows of the last chain
+        whole = Prompt((room,), (Chunk((Part(0, 0, len(ids)),)),), self._block_size)
+        caches: dict[str, Values] = {}
+        batch = whole.batch(whole.chunks[0], flat=True)
+        values = self._run(self._program.plans[MODEL], batch, {}, whole, caches)
+        shifted = batch | {"input_ids": torch.tensor([*ids[1:], 0])}
+        made = self._run(self._program.plans[DRAFT], shifted, values, whole, caches)
+        logits = numbers(made[LOGITS])
+        found = {}
+        # from the last on: a chain overwrites the rows behind its start, which no earlier one reads
+        for end in range(len(ids) - 1, first - 1, -1):
+            state = {key: made[key][end - 1 : end] for key in self._carried}
+            found[end] = self._chain(logits[end - 1], state, end, depth, whole, caches)
+        return found
+
+    def _chain(
+        self,
+        logits: Tensor,
+        state: Values,
+        end: int,
+        depth: int,
+        whole: Prompt,
+        caches: dict[str, Values],
+    ) -> tuple[int, ...]:
+        drafts: list[int] = []
+        for position in range(end, end + depth):
+            best = logits.topk(2)
+            if float(best.values[0] - best.values[1]) <= TIE:
+                break
+            drafts.append(int(best.indices[0]))
+            if len(drafts) == depth:
+                break
+            one = whole.batch(Chunk((Part(0, position, position + 1),)), flat=True)
+            one |= {"input_ids": torch.tensor(drafts[-1:])}
+            values = self._run(self._program.plans[DEEPER], one, state, whole, caches)
+            state = {key: values[key] for key in self._carried}
+            logits = numbers(values[LOGITS])[0]
+        return tuple(drafts)
+
+    def _run(
+        self,
+        plan: Plan,
+        batch: Mapping[str, Tensor],
+        given: Values,
+        whole: Prompt,
+        caches: dict[str, Values],
+    ) -> Values:
+        values = dict(given)
+        for call in plan.calls:
+            values |= self._call(call, batch, values, whole, caches)
+        return values
+
+    def _call(
+        self,
+        call: Call,
+        batch: Mapping[str, Tensor],
+        values: Values,
+        whole: Prompt,
+        caches: dict[str, Values],
+    ) -> Values:
+        region = self._program.region(call.kind, LONG)
+        own = caches.setdefault(call.caches or "", {})
+        tables = {
+            Role.VALUE: values,
+            Role.BATCH: batch,
+            Role.CACHE: caches_for(region, whole, own, exact=True),
+            Role.WEIGHT: self._stage.weights.of(call, weight_keys(region)),
+        }
+        nodes = self._stage.record(region, tables)
+        return {name: nodes[node.name] for name, node in result_nodes(region).items()}

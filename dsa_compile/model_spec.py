@@ -30,16 +30,22 @@ _FIXED: dict[str, Any] = {
 # Fields of the published config.json that transformers does not know and would pass over.
 _FIXED_IF_PRESENT: dict[str, Any] = {
     "mlp_bias": False,
-    "scoring_func": "sigmoid",
-    "topk_method": "noaux_tc",
     "moe_layer_freq": 1,
     "moe_router_dtype": "float32",
     "rope_interleave": True,
 }
-CHECKED_FIELDS = frozenset(_FIXED_IF_PRESENT) | {
+# The same, by whether the router chooses by a bias beside its scores.
+_FIXED_BY_ROUTER: dict[bool, dict[str, Any]] = {
+    True: {"scoring_func": "sigmoid", "topk_method": "noaux_tc"},
+    False: {"scoring_func": "softmax", "topk_method": "group_limited_greedy"},
+}
+CHECKED_FIELDS = frozenset({*_FIXED_IF_PRESENT, *_FIXED_BY_ROUTER[True]}) | {
     *("indexer_rope_interleave", "num_nextn_predict_layers", "qk_head_dim", "quantization_config")
 }
 """Fields that some releases have and transformers does not know, whose values are checked."""
+
+
+Latents = Literal["own", "shared", "borrowed"]
 
 
 @dataclass(frozen=True)
@@ -51,11 +57,17 @@ class LayerKind:
         mlp: ``"dense"`` for a gated MLP, ``"experts"`` for routed experts and a shared one.
         indexer: whether it has an indexer of its own, with its weights and its cache. A layer
             without one attends to what the last layer before it that has one selected.
+        rope: whether attention and indexer rotate a part of queries and keys.
+        latents: whose latents attention reads: its own, which ``"shared"`` layers hand on to
+            others, or those that the last ``"shared"`` layer before a ``"borrowed"`` one handed on,
+            of those that rotate as it does.
     """
 
     name: str
     mlp: Literal["dense", "experts"]
     indexer: bool = True
+    rope: bool = True
+    latents: Latents = "own"
 
 
 @dataclass(frozen=True)
@@ -71,6 +83,12 @@ class ModelSpec:
         gated_norm_rank: of the gate behind the norm before attention and the one before experts; 0
             where there is none.
         output_gate: whether the queries' projection also makes a gate of attention's result.
+        q_lora_rank: 0 where queries are projected from what attention is given.
+        router_bias: whether experts are chosen by a bias beside their scores, which are sigmoids;
+            a softmax without it.
+        scaled_queries: whether queries are scaled by position, with learned factors for each head.
+        learned_frequencies: whether RoPE's frequencies have learned factors.
+        other_parts: prefixes of what checkpoints have beside the text model.
     """
 
     model_type: str
@@ -106,6 +124,10 @@ class ModelSpec:
     eos_token_ids: tuple[int, ...]
     gated_norm_rank: int = 0
     output_gate: bool = False
+    router_bias: bool = True
+    scaled_queries: bool = False
+    learned_frequencies: bool = False
+    other_parts: tuple[str, ...] = ()
 
     @property
     def input_norm(self) -> str:
@@ -117,10 +139,13 @@ class ModelSpec:
         """Width of one query head before absorption."""
         return self.qk_nope_head_dim + self.qk_rope_head_dim
 
-    @property
-    def latent_width(self) -> int:
+    def rope_dim(self, kind: LayerKind) -> int:
+        """Width of the part of a query that layers of a kind rotate."""
+        return self.qk_rope_head_dim if kind.rope else 0
+
+    def latent_width(self, kind: LayerKind) -> int:
         """Width of one latent-cache row: the compressed KV and the rotated shared key."""
-        return self.kv_lora_rank + self.qk_rope_head_dim
+        return self.kv_lora_rank + self.rope_dim(kind)
 
     def kind(self, name: str) -> LayerKind:
         """The kind of layer of that name."""
@@ -147,7 +172,7 @@ class ModelSpec:
         layer_kinds: Sequence[str],
         kinds: Sequence[LayerKind],
         index_rope_interleaved: bool,
-        output_gate: bool = False,
+        **facts: Any,
     ) -> "ModelSpec":
         """Parse the dict form of a configuration of transformers; every field must be present.
 
@@ -156,11 +181,13 @@ class ModelSpec:
             layer_kinds: see the attributes, as are the others.
             kinds: all that ``layer_kinds`` may name.
             index_rope_interleaved: what the reference model computes.
+            facts: attributes that no field says.
 
         Raises:
             ConfigError: a missing field, or an unsupported value.
         """
-        present = {n: wanted for n, wanted in _FIXED_IF_PRESENT.items() if n in config}
+        fixed = _FIXED_IF_PRESENT | _FIXED_BY_ROUTER[facts.get("router_bias", True)]
+        present = {n: wanted for n, wanted in fixed.items() if n in config}
         for name, wanted in (_FIXED | present).items():
             got = field_of(config, name, type(wanted))
             if got != wanted:
@@ -184,7 +211,7 @@ class ModelSpec:
                 raise ConfigError(f"config.json: {name}={shown(config[name])} must name token ids")
         spec = cls(
             model_type=field_of(config, "model_type", str),
-            **{name: field_of(config, name, int) for name in _INT_FIELDS},
+            **{name: field_of({**_ABSENT, **config}, name, int) for name in _INT_FIELDS},
             norm_topk_prob=field_of(config, "norm_topk_prob", bool),
             routed_scaling_factor=number_of(config, "routed_scaling_factor"),
             rms_norm_eps=number_of(config, "rms_norm_eps"),
@@ -192,14 +219,16 @@ class ModelSpec:
             kinds=tuple(kinds),
             index_rope_interleaved=index_rope_interleaved,
             num_nextn_predict_layers=field_of(
-                {**_NO_MTP, **config}, "num_nextn_predict_layers", int
+                {**_ABSENT, **config}, "num_nextn_predict_layers", int
             ),
             quantization=quantization_of(config),
             bos_token_id=bos_id,
             eos_token_ids=eos_ids,
-            gated_norm_rank=field_of({"gated_norm_rank": 0, **config}, "gated_norm_rank", int),
-            output_gate=output_gate,
+            gated_norm_rank=field_of({**_ABSENT, **config}, "gated_norm_rank", int),
+            **facts,
         )
+        if config.get("q_lora_rank") == 0:
+            raise ConfigError("config.json: q_lora_rank=0 must be at least 1")
         if config.get("qk_head_dim") not in (None, spec.qk_head_dim):
             must = f"must be qk_nope_head_dim + qk_rope_head_dim = {spec.qk_head_dim}"
             raise ConfigError(f"config.json: qk_head_dim={shown(config['qk_head_dim'])} {must}")
@@ -213,9 +242,9 @@ class ModelSpec:
     def problems(self) -> Iterator[str]:
         """What is out of range or does not go together, a sentence each; lazily."""
         for name in _INT_FIELDS:
-            largest = LARGEST.get(name, LARGEST_SIZE)
-            if not 1 <= getattr(self, name) <= largest:
-                yield f"{name}={getattr(self, name)} must be from 1 to {largest}"
+            least, largest = int(name != "q_lora_rank"), LARGEST.get(name, LARGEST_SIZE)
+            if not least <= getattr(self, name) <= largest:
+                yield f"{name}={getattr(self, name)} must be from {least} to {largest}"
         for name in ("routed_scaling_factor", "rms_norm_eps"):
             if not 0 < getattr(self, name) < math.inf:
                 yield f"{name}={getattr(self, name)} must be a positive number"
@@ -287,6 +316,7 @@ class ModelSpec:
                 "layer_kinds": tuple(data["layer_kinds"]),
                 "kinds": tuple(LayerKind(**kind) for kind in data["kinds"]),
                 "eos_token_ids": tuple(data["eos_token_ids"]),
+                "other_parts": tuple(data["other_parts"]),
                 "quantization": None
                 if quantization is None
                 else BlockQuantization(tuple(quantization["block"]), quantization["scale_fmt"]),
@@ -294,7 +324,8 @@ class ModelSpec:
         )
 
 
-_NO_MTP = {"num_nextn_predict_layers": 0}
+# What fields mean that some model types do not have.
+_ABSENT = {"num_nextn_predict_layers": 0, "q_lora_rank": 0, "gated_norm_rank": 0}
 _INT_FIELDS = (
     "vocab_size",
     "hidden_size",

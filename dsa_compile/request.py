@@ -9,7 +9,12 @@ from dsa_compile.artifact.atomic_directory import check_free
 from dsa_compile.config import CompileConfig
 from dsa_compile.errors import ConfigError, UserError
 from dsa_compile.frontend.config_json import read_config_json
-from dsa_compile.frontend.model_checks import check_layers, check_model_type, check_recipe
+from dsa_compile.frontend.model_checks import (
+    check_layers,
+    check_model_type,
+    check_recipe,
+    check_target,
+)
 from dsa_compile.kernels.providers import PROVIDERS
 from dsa_compile.names import one_of
 from dsa_compile.passes.facts import passes_of, steps
@@ -122,7 +127,9 @@ def _check_model(model_dir: Path, options: CompileConfig) -> None:
     if model_dir.is_file():
         raise ConfigError(f"{model_dir}: is a file; give the model's directory, {model_dir.parent}")
     config = read_config_json(model_dir)
-    check_recipe(check_model_type(config), options.recipe)
+    model_type = check_model_type(config)
+    check_recipe(model_type, options.recipe)
+    check_target(model_type, options.target)
     count = config.get("num_hidden_layers")
     if options.layers is not None and isinstance(count, int):
         check_layers(options.layers, count)

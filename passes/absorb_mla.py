@@ -10,7 +10,7 @@ Before::                                            After::
 Attention then reads one latent row per key for all heads (the MQA form), so that only the latent
 needs a cache. Source: DeepSeek-V2 (arXiv:2405.04434), section 2.1; exact up to rounding order.
 ``kv_b``'s rows are per head ``[dn | dv]``: the weight plan cuts them into ``w_uk [H, dn, R]`` and
-``w_uv [H, dv, R]``.
+``w_uv [H, dv, R]``. Where a layer rotates nothing, ``q_pe`` and ``k_pe`` have no width.
 
 Declines: keys or values that do not come from one projection of the latent.
 """
@@ -75,7 +75,10 @@ class AbsorbMla(RegionPass):
             program.weights.define(kind, name, WeightEntry(old.dtype, shape, expr))
             weights[name] = edit.input(Role.WEIGHT, name, shape, dtype)
         query = edit.call(dsa.absorb_query.default, m["q_nope"], weights[W_UK], before=root)
-        k_pe = edit.call(aten.squeeze.dim, m["k_pe"], 2, before=root)
+        if m["k_pe"].meta["val"].shape[-1]:
+            k_pe = edit.call(aten.squeeze.dim, m["k_pe"], 2, before=root)
+        else:  # a view of no elements could not leave the number of tokens open
+            k_pe = edit.call(aten.slice.Tensor, m["ckv"], -1, 0, 0, before=root)
         args = (query, m["q_pe"], m["ckv"], k_pe, m["indices"], m["scale"])
         latent = edit.call(dsa.latent_attention.default, *args, before=root)
         edit.replace(root, edit.call(dsa.expand_output.default, latent, weights[W_UV], before=root))

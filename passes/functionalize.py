@@ -33,6 +33,8 @@ _OUT_OF_PLACE = {
     aten.index_put_.default: aten.index_put.default,
 }
 _END = 2**63 - 1
+# Views of a buffer that are written: a slice, or all of it.
+_PARTS = (aten.slice.Tensor, aten.alias.default)
 
 
 class Functionalize(RegionPass):
@@ -78,12 +80,16 @@ class Functionalize(RegionPass):
         readers: list[fx.Node] = []
         for view in buffer.users:
             copies = [use for use in view.users if _fills_buffer(use) and use.args[0] is view]
-            if not copies or len(view.users) > 1 or argument(view, "dim") not in (-1, last):
+            if not copies or len(view.users) > 1:
+                readers.append(view)
+            elif view.target is aten.alias.default:
+                writes.append((0, width, copies[0]))
+            elif argument(view, "dim") not in (-1, last):
                 readers.append(view)
             else:
                 start, end = argument(view, "start"), argument(view, "end")
                 writes.append((start, width if end == _END else end, copies[0]))
-        writes.sort(key=lambda write: write[0])
+        writes.sort(key=lambda write: write[:2])
         reason = _not_filled(writes, readers, width)
         if reason:
             edit.decline(buffer, reason, len(writes))
@@ -117,7 +123,7 @@ def _fills_buffer(node: fx.Node) -> bool:
         return False
     view = node.args[0]
     assert isinstance(view, fx.Node)
-    buffer = view.args[0] if view.target is aten.slice.Tensor else None
+    buffer = view.args[0] if view.target in _PARTS else None
     return isinstance(buffer, fx.Node) and buffer.target is aten.new_empty.default
 
 

@@ -16,7 +16,7 @@ from dsa_compile.ir.match import Call, Const, Match, Node, getitem
 from dsa_compile.ir.passes import RegionPass
 from dsa_compile.ir.program import Program
 from dsa_compile.ir.region import Region
-from dsa_compile.passes.shared import each_layer
+from dsa_compile.passes.shared import each_rotation
 
 aten, dsa = torch.ops.aten, torch.ops.dsa
 
@@ -34,8 +34,8 @@ class FuseRopeAbsorb(RegionPass):
     requires = ("absorb_mla", "recognize_rope_interleaved", "flatten_tokens")
 
     def expects(self, program: Program, region: Region) -> int | None:
-        """The queries of every layer."""
-        return each_layer(program, region)
+        """The queries of every layer that rotates them."""
+        return each_rotation(program, region)
 
     def rewrite(self, edit: Editor, program: Program) -> None:
         """Replace the two consumers of a split together."""

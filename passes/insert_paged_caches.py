@@ -65,7 +65,7 @@ class InsertPagedCaches(RegionPass):
             return
         for m in edit.matches(_pattern(layer.indexer)):
             edit.begin_site()
-            row = ("P", program.config.block_size, program.spec.latent_width)
+            row = ("P", program.config.block_size, program.spec.latent_width(layer))
             latent = edit.input(Role.CACHE, LATENT_CACHE, row, program.config.dtype)
             rows = self._select(edit, program, m) if layer.indexer else m[SELECTED]
             self._attend(edit, m, latent, rows)

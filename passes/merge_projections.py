@@ -24,25 +24,20 @@ from dsa_compile.ir.match import calls
 from dsa_compile.ir.passes import Numerics, RegionPass
 from dsa_compile.ir.program import Program
 from dsa_compile.ir.region import Region, Role
+from dsa_compile.model_spec import LayerKind
 from dsa_compile.passes.shared import each_layer
 from dsa_compile.weights.plan import Concat, WeightEntry
 
 aten, dsa = torch.ops.aten, torch.ops.dsa
 
+# What attention's first projections are called in the name of the merged weight.
+_FIRST = {
+    "q_a": "self_attn.q_a_proj.weight",
+    "q": "self_attn.q_proj.weight",
+    "k": "self_attn.indexer.wk.weight",
+    "kv_a": "self_attn.kv_a_proj_with_mqa.weight",
+}
 # merged weight ← its parts, in row order
-INDEXED = {
-    "self_attn.q_a_k_kv_a.weight": (
-        "self_attn.q_a_proj.weight",
-        "self_attn.indexer.wk.weight",
-        "self_attn.kv_a_proj_with_mqa.weight",
-    ),
-}
-NOT_INDEXED = {
-    "self_attn.q_a_kv_a.weight": (
-        "self_attn.q_a_proj.weight",
-        "self_attn.kv_a_proj_with_mqa.weight",
-    ),
-}
 MLPS = {
     "mlp.gate_up_proj.weight": ("mlp.gate_proj.weight", "mlp.up_proj.weight"),
     "mlp.shared_experts.gate_up_proj.weight": (
@@ -52,6 +47,21 @@ MLPS = {
 }
 
 
+def first_projections(layer: LayerKind, low_rank: bool) -> dict[str, tuple[str, ...]]:
+    """The merged weight of attention's first projections, and its parts in row order; none of one.
+
+    Args:
+        layer: says which it has.
+        low_rank: whether that of the queries is the first of two.
+    """
+    has = {"q_a": low_rank, "q": not low_rank, "k": layer.indexer}
+    has["kv_a"] = layer.latents != "borrowed"
+    names = [name for name in _FIRST if has[name]]
+    if len(names) < 2:
+        return {}
+    return {f"self_attn.{'_'.join(names)}.weight": tuple(_FIRST[name] for name in names)}
+
+
 class MergeProjections(RegionPass):
     """One GEMM and a split for each group of projections."""
 
@@ -59,8 +69,10 @@ class MergeProjections(RegionPass):
     requires = ("recognize_linear", "flatten_tokens")
 
     def expects(self, program: Program, region: Region) -> int | None:
-        """The low-rank projections, and the gate and up of the one dense MLP."""
-        return each_layer(program, region, 2)
+        """Attention's first projections, and the gate and up of the one dense MLP."""
+        layer = program.layer_kind(region)
+        firsts = first_projections(layer, bool(program.spec.q_lora_rank)) if layer else {}
+        return each_layer(program, region, 1 + len(firsts))
 
     def rewrite(self, edit: Editor, program: Program) -> None:
         """Merge every group that is present."""
@@ -71,7 +83,8 @@ class MergeProjections(RegionPass):
             node.args[1].meta["key"]: node  # type: ignore[union-attr]
             for node in calls(edit.graph, dsa.linear.default)
         }
-        for merged, parts in ((INDEXED if layer.indexer else NOT_INDEXED) | MLPS).items():
+        firsts = first_projections(layer, bool(program.spec.q_lora_rank))
+        for merged, parts in (firsts | MLPS).items():
             present = [by_key[key] for key in parts if key in by_key]
             if len(present) < len(parts):
                 continue

@@ -32,7 +32,7 @@ aten, dsa = torch.ops.aten, torch.ops.dsa
 def _pattern() -> Call:
     x = Node("x")
     options = [ANY] * 7  # weight, bias and how to choose
-    router = Call(dsa.router.default, x, *options, name="router", zero_dropped=ANY)
+    router = Call(dsa.router.default, x, *options, name="router", zero_dropped=ANY, softmax=ANY)
     chosen = (getitem(router, 0), getitem(router, 1))
     routed = Call(dsa.experts.default, x, *chosen, Node("gate_up"), Node("down"))
     hidden = Call(dsa.swiglu_packed.default, Call(dsa.linear.default, x, Node("shared_gate_up")))

@@ -20,6 +20,7 @@ from dsa_compile.passes.fuse_norm_quantize_across_layers import FuseNormQuantize
 from dsa_compile.passes.fuse_rope_absorb import FuseRopeAbsorb
 from dsa_compile.passes.fuse_swiglu_quantize import FuseSwigluQuantize
 from dsa_compile.passes.gather_quantized import GatherQuantized
+from dsa_compile.passes.hoist_query_scale import HoistQueryScale
 from dsa_compile.passes.insert_paged_caches import InsertPagedCaches
 from dsa_compile.passes.join_all_reduces import JoinAllReduces
 from dsa_compile.passes.merge_projections import MergeProjections
@@ -35,6 +36,7 @@ from dsa_compile.passes.recognize_embedding import RecognizeEmbedding
 from dsa_compile.passes.recognize_experts import RecognizeExperts
 from dsa_compile.passes.recognize_layer_norm import RecognizeLayerNorm
 from dsa_compile.passes.recognize_linear import RecognizeLinear
+from dsa_compile.passes.recognize_query_scale import RecognizeQueryScale
 from dsa_compile.passes.recognize_rms_norm import RecognizeRmsNorm
 from dsa_compile.passes.recognize_rope_half import RecognizeRopeHalf
 from dsa_compile.passes.recognize_rope_interleaved import RecognizeRopeInterleaved
@@ -67,6 +69,7 @@ PIPELINE: tuple[Pass | Level, ...] = (
     RecognizeRopeTables(),
     RecognizeRopeInterleaved(),
     RecognizeRopeHalf(),
+    RecognizeQueryScale(),
     RecognizeRouter(),
     RecognizeExperts(),
     RecognizeSwiglu(),
@@ -75,6 +78,7 @@ PIPELINE: tuple[Pass | Level, ...] = (
     Level.LOGICAL,
     # restructure: the shapes and the state that serving needs
     TokenMajor(),
+    HoistQueryScale(),
     AbsorbMla(),
     FlattenTokens(),
     InsertPagedCaches(),

@@ -25,8 +25,8 @@ class RecognizeLayerNorm(RegionPass):
     requires = ("strip_noise",)
 
     def expects(self, program: Program, region: Region) -> int | None:
-        """The norm of the indexer's keys."""
-        return each_indexer(program, region)
+        """The norm of the indexer's keys, and that of its queries where no low rank has one."""
+        return each_indexer(program, region, 1 if program.spec.q_lora_rank else 2)
 
     def rewrite(self, edit: Editor, program: Program) -> None:
         """Replace every match."""

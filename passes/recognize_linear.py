@@ -17,7 +17,13 @@ from dsa_compile.ir.match import Call, Node
 from dsa_compile.ir.passes import RegionPass
 from dsa_compile.ir.program import Place, Program
 from dsa_compile.ir.region import Region, Role
-from dsa_compile.passes.shared import each_draft, each_indexer, each_layer, in_place
+from dsa_compile.passes.shared import (
+    each_draft,
+    each_indexer,
+    each_latent,
+    each_layer,
+    in_place,
+)
 
 aten, dsa = torch.ops.aten, torch.ops.dsa
 
@@ -33,7 +39,9 @@ class RecognizeLinear(RegionPass):
 
     def expects(self, program: Program, region: Region) -> int | None:
         """Attention's, the indexer's, a gated MLP's: dense or the shared expert; the head's one."""
-        attention = each_layer(program, region, 5)  # q_a, q_b, kv_a, kv_b, o
+        queries = 2 if program.spec.q_lora_rank else 1  # q_a, q_b
+        attention = each_layer(program, region, queries + 2)  # kv_b, o
+        attention += each_latent(program, region)  # kv_a
         indexer = each_indexer(program, region, 3)  # wq_b, wk, weights
         mlp = each_layer(program, region, 3)  # gate, up, down
         others = in_place(program, region, Place.HEAD) + each_draft(program, region)

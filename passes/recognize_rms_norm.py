@@ -20,7 +20,7 @@ from dsa_compile.ir.match import Call, Cast, Const, Node
 from dsa_compile.ir.passes import RegionPass
 from dsa_compile.ir.program import Place, Program
 from dsa_compile.ir.region import Region
-from dsa_compile.passes.shared import each_draft, each_layer, in_place
+from dsa_compile.passes.shared import each_draft, each_latent, each_layer, in_place
 
 aten, dsa = torch.ops.aten, torch.ops.dsa
 
@@ -39,9 +39,10 @@ class RecognizeRmsNorm(RegionPass):
     requires = ("strip_noise",)
 
     def expects(self, program: Program, region: Region) -> int | None:
-        """Two around the sublayers, two inside the low-rank projections; one before the head."""
+        """Two around the sublayers, one inside each low-rank projection; one before the head."""
         others = in_place(program, region, Place.HEAD) + each_draft(program, region, 3)
-        return each_layer(program, region, 4) + others
+        low_ranks = bool(program.spec.q_lora_rank) + each_latent(program, region)
+        return each_layer(program, region, 2 + low_ranks) + others
 
     def rewrite(self, edit: Editor, program: Program) -> None:
         """Replace every match."""

@@ -22,7 +22,7 @@ from dsa_compile.ir.match import Call, Const, Node
 from dsa_compile.ir.passes import RegionPass
 from dsa_compile.ir.program import Program
 from dsa_compile.ir.region import Region
-from dsa_compile.passes.shared import END, each_indexer, each_layer, value_named
+from dsa_compile.passes.shared import END, each_indexer, each_latent, each_rotation, value_named
 
 aten, dsa = torch.ops.aten, torch.ops.dsa
 
@@ -51,9 +51,10 @@ class RecognizeRopeInterleaved(RegionPass):
     requires = ("strip_noise",)
 
     def expects(self, program: Program, region: Region) -> int | None:
-        """Queries and the shared key of every layer; the indexer's too where it is so rotated."""
+        """Queries and the shared key of a layer's latents, where it rotates them; the indexer's too
+        where it is so rotated."""
         index = each_indexer(program, region, 2 if program.spec.index_rope_interleaved else 0)
-        return each_layer(program, region, 2) + index
+        return each_rotation(program, region, 1 + each_latent(program, region) + index)
 
     def rewrite(self, edit: Editor, program: Program) -> None:
         """Replace every match."""

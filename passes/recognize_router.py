@@ -11,7 +11,8 @@ Before::                                                After::
     w = gather(scores, 1, indices);  w = w / (sum(w) + 1e-20);  weights = w * scale
 
 Source: DeepSeek-V3 technical report (arXiv:2412.19437), section 2.1.2. The division is absent where
-``norm_topk_prob`` is false. A.X-K2 fills with 0.0 instead of -inf, or has no groups at all.
+``norm_topk_prob`` is false. A.X-K2 fills with 0.0 instead of -inf, or has no groups at all; so does
+Mistral-Large-4, whose scores are a softmax and which has no bias.
 
 Declines: other score functions, other penalties.
 """
@@ -34,10 +35,13 @@ aten, dsa = torch.ops.aten, torch.ops.dsa
 _EPSILON = 1e-20
 
 
-def _pattern(normalize: bool, grouped: bool = True) -> Call:
+def _pattern(normalize: bool, biased: bool, grouped: bool = True) -> Call:
     logits = Call(aten.linear.default, Cast(Node("x")), Cast(Node("weight")))
-    scores = Call(aten.sigmoid.default, logits)
-    choice = Call(aten.add.Tensor, scores, Node("bias"))
+    if biased:
+        scores = Call(aten.sigmoid.default, logits)
+        choice = Call(aten.add.Tensor, scores, Node("bias"))
+    else:
+        choice = scores = Call(aten.softmax.int, logits, -1)
     masked = _masked(choice) if grouped else choice
     chosen = Call(aten.topk.default, masked, Const("top_k", int), -1, True, False)
     indices = getitem(chosen, 1, name="indices", shared=True)
@@ -70,20 +74,22 @@ class RecognizeRouter(RegionPass):
 
     def rewrite(self, edit: Editor, program: Program) -> None:
         """Match from the final product of the weights."""
-        normalize = program.spec.norm_topk_prob
-        for m in self._sites(edit, normalize):
+        normalize, biased = program.spec.norm_topk_prob, program.spec.router_bias
+        for m in self._sites(edit, normalize, biased):
             groups = [m.bound.get(name, 1) for name in ("n_group", "topk_group")]
             fill = m.bound.get("fill", -math.inf)
             if fill not in (0.0, -math.inf):
                 edit.decline(m, f"scores the experts of other groups {fill}")
                 continue
-            args = (m["x"], m["weight"], m["bias"], *groups, m["top_k"], normalize, m["scale"])
-            late = (0, None, True) if fill == 0.0 and groups[0] > 1 else ()
+            bias = m.bound.get("bias")
+            args = (m["x"], m["weight"], bias, *groups, m["top_k"], normalize, m["scale"])
+            zero = fill == 0.0 and groups[0] > 1
+            late = (0, None, zero, *([] if biased else [True])) if zero or not biased else ()
             router = edit.call(dsa.router.default, *args, *late, before=m["indices"])
             edit.take(router, 1, m["indices"], "expert_indices")
             edit.take(router, 0, m.root, "expert_weights")
             edit.close_site()
 
-    def _sites(self, edit: Editor, normalize: bool) -> Sequence[Match]:
-        plain = find(edit.graph, _pattern(normalize, grouped=False)).found
-        return plain or list(edit.matches(_pattern(normalize)))
+    def _sites(self, edit: Editor, normalize: bool, biased: bool) -> Sequence[Match]:
+        plain = find(edit.graph, _pattern(normalize, biased, grouped=False)).found
+        return plain or list(edit.matches(_pattern(normalize, biased)))

@@ -36,6 +36,18 @@ def each_indexer(program: Program, region: Region, count: int = 1) -> int:
     return count if kind and kind.indexer else 0
 
 
+def each_latent(program: Program, region: Region, count: int = 1) -> int:
+    """``count`` sites in every layer that makes latents."""
+    kind = program.layer_kind(region)
+    return count if kind and kind.latents != "borrowed" else 0
+
+
+def each_rotation(program: Program, region: Region, count: int = 1) -> int:
+    """``count`` sites in every layer that rotates queries and keys."""
+    kind = program.layer_kind(region)
+    return count if kind and kind.rope else 0
+
+
 def each_experts(program: Program, region: Region, count: int = 1) -> int:
     """``count`` sites in every layer with routed experts."""
     kind = program.layer_kind(region)

@@ -32,7 +32,7 @@ _EXPERTS = tuple(op for op in ops_of(Family.EXPERTS) if FACTS[op].skips == "indi
 
 
 def _pattern(experts: OpOverload, layout: Layout) -> Call:
-    router = Call(dsa.router.default, *[ANY] * 9, name="router", zero_dropped=ANY)
+    router = Call(dsa.router.default, *[ANY] * 9, name="router", zero_dropped=ANY, softmax=ANY)
     weights, indices = getitem(router, 0), getitem(router, 1)
     if layout.dp > 1:  # the choices of all lanes
         weights, indices = (

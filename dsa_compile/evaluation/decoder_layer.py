@@ -69,7 +69,7 @@ class DecoderLayer:
     ) -> None:
         self._spec, self._weights, self._rope, self._scale = spec, weights, rope, scale
         dtype = weights["input_layernorm.weight"].dtype
-        self._latent = torch.zeros(rows, 1, spec.latent_width, dtype=dtype)
+        self._latent = torch.zeros(rows, 1, spec.kv_lora_rank + spec.qk_rope_head_dim, dtype=dtype)
         self._index = torch.zeros(rows, 1, spec.index_head_dim, dtype=dtype)
 
     def __call__(self, x: Tensor, rows: Rows) -> Tensor:

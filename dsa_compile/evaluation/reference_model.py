@@ -52,6 +52,8 @@ def parameter_shapes(model_dir: Path) -> dict[str, tuple[int, ...]]:
 
 def _config_and_class(model_dir: Path) -> tuple[Any, Any]:
     try:
+        from transformers import PreTrainedModel
+
         from dsa_compile.frontend.architectures import architecture_of, load_config
         from dsa_compile.frontend.config_json import read_config_json
     except ImportError as error:
@@ -59,7 +61,13 @@ def _config_and_class(model_dir: Path) -> tuple[Any, Any]:
     raw = read_config_json(model_dir)
     config = load_config(raw)
     config.dtype = torch.float32
-    return config, architecture_of(raw).model
+    reference = architecture_of(raw).model
+    if not issubclass(reference, PreTrainedModel):
+        raise UserError(
+            f"comparing with transformers is not supported for model_type={config.model_type!r}: "
+            "no class there makes logits of text alone"
+        )
+    return config, reference
 
 
 def _loaded_by_transformers(model_dir: Path, config: Any, reference: Any) -> Any:

@@ -8,18 +8,19 @@ import torch
 
 from dsa_compile.config import CompileConfig
 from dsa_compile.errors import ArtifactError, UserError
-from dsa_compile.frontend.architectures import Traced, architecture_of, load_config, spec_of
+from dsa_compile.frontend.architecture import Traced
+from dsa_compile.frontend.architectures import architecture_of, load_config, spec_of
 from dsa_compile.frontend.config_json import read_config_json
 from dsa_compile.frontend.export import Input, export_region
 from dsa_compile.frontend.layout_checks import check_layout
-from dsa_compile.frontend.model_checks import check_layers, check_recipe
+from dsa_compile.frontend.model_checks import check_layers, check_recipe, check_target
 from dsa_compile.frontend.recorded_graphs import read_graph
 from dsa_compile.frontend.reference import build_reference
 from dsa_compile.ir.dims import FakeWorld
 from dsa_compile.ir.plan import DEEPER, DRAFT, MODEL, Call, Plan
 from dsa_compile.ir.program import Place, Program
 from dsa_compile.ir.region import Region, Role
-from dsa_compile.model_spec import ModelSpec
+from dsa_compile.model_spec import LayerKind, ModelSpec
 from dsa_compile.weights.canonical import template_of
 from dsa_compile.weights.plan import Constant, Load, WeightEntry, WeightPlan
 
@@ -59,6 +60,7 @@ def build_program(
     hf_config = load_config(read_config_json(model_dir))
     architecture = architecture_of(hf_config.to_dict())
     check_recipe(architecture.model_type, config.recipe)
+    check_target(architecture.model_type, config.target)
     spec = architecture.spec(hf_config.to_dict())
     plans = program_plans(spec, config)
     kinds = tuple(dict.fromkeys(call.kind for plan in plans.values() for call in plan.layers))
@@ -110,6 +112,10 @@ def _inputs(spec: ModelSpec, dtype: torch.dtype) -> tuple[Input, ...]:
         value("sin", *_BATCH_SHAPE, spec.qk_rope_head_dim),
         # what the last indexer selected; the reference's is narrower in a short sequence
         value("selected", *_BATCH_SHAPE, spec.index_topk, dtype=torch.int32),
+        # latents that layers share, and the keys that were rotated with them
+        value("latents", *_BATCH_SHAPE, spec.kv_lora_rank),
+        value("latent_keys", *_BATCH_SHAPE, spec.qk_rope_head_dim),
+        value("nope_latents", *_BATCH_SHAPE, spec.kv_lora_rank),
     )
 
 
@@ -164,6 +170,15 @@ def model_plan(spec: ModelSpec, keep: tuple[int, int] | None) -> Plan:
             f"--layers {first}-{last}: layer {first} has no indexer, it attends to keys that layer "
             f"{owner} selects; start there"
         )
+    for index in range(first, last + 1):
+        kind = spec.kind(spec.layer_kinds[index])
+        if kind.latents == "borrowed":
+            owner = max(n for n in range(index) if _lends(spec.kind(spec.layer_kinds[n]), kind))
+            if owner < first:
+                raise UserError(
+                    f"--layers {first}-{last}: layer {index} has no latents, it attends to those "
+                    f"that layer {owner} makes; start there"
+                )
     layers = []
     for index in range(first, last + 1):
         after = f"model.layers.{index + 1}.{spec.input_norm}" if index < last else "model.norm"
@@ -174,6 +189,10 @@ def model_plan(spec: ModelSpec, keep: tuple[int, int] | None) -> Plan:
     prologue = Call(EMBED, EMBED, opening, caches=None, layer=None)
     head = Call(HEAD, HEAD, {"norm": "model.norm"}, caches=None, layer=None)
     return Plan((prologue, *layers, head), results=("logits",))
+
+
+def _lends(kind: LayerKind, to: LayerKind) -> bool:
+    return kind.latents == "shared" and kind.rope == to.rope
 
 
 def _plan_weights(weights: WeightPlan, region: Region, inv_freq: torch.Tensor) -> None:

@@ -8,6 +8,7 @@ export finds (``min(index_topk, S)``) are false restrictions for a paged runtime
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import fx
@@ -19,6 +20,8 @@ from dsa_compile.ir.region import Region, Role
 
 # Example sizes for tracing; any two that differ and exceed 1 do.
 _EXAMPLE = {"B": 2, "S": 40}
+# Inputs that no region takes once attention is recognised.
+_PASSING = ("causal_mask",)
 # What export writes as the path of the nodes that read sizes of inputs, which no module made.
 _NO_MODULE = "_empty_nn_module_stack_from_metadata_hook"
 # A frame of a stack trace in the code that says what the model computes: the reference model and
@@ -88,6 +91,8 @@ def _convert(
             continue
         if node.target is torch.ops.aten._assert_tensor_metadata.default:
             continue  # export's own checks of what it traced; they hold no computation
+        if node.target is torch.ops.aten.sym_size.int:
+            node.args = _lasting(node, given)
         copy = copies[node] = graph.node_copy(node, lambda n: copies[n])
         copy.meta = {
             "path": _module_path(node),
@@ -100,6 +105,21 @@ def _convert(
             graph.erase_node(node)
     graph.lint()
     return graph
+
+
+def _lasting(node: fx.Node, given: Mapping[object, Input]) -> tuple[Any, ...]:
+    """Where to read a size that an input has which passes do away with: an input that stays."""
+    of, dim = node.args
+    assert isinstance(of, fx.Node)
+    assert isinstance(dim, int)
+    taken = given.get(of.name)
+    if taken is None or taken.key not in _PASSING:
+        return node.args
+    inputs = {n.name: n for n in node.graph.nodes if n.op == "placeholder"}
+    for name, other in given.items():
+        if other.key not in _PASSING and taken.shape[dim] in other.shape:
+            return inputs[str(name)], other.shape.index(taken.shape[dim])
+    return node.args
 
 
 def _placeholder(

@@ -23,6 +23,11 @@ def check_layout(spec: ModelSpec, layout: Layout, recipe: str) -> None:
             f"tp={layout.tp}: attention whose result is gated, as A.X-K2's, is not cut over ranks "
             "so far; give --dp, which shares its experts out, or leave out --tp"
         )
+    if spec.scaled_queries:
+        raise UserError(
+            f"several ranks are not supported for model_type={spec.model_type!r}: no pass gives "
+            "them their heads' learned scales of queries; leave out --tp, --dp and --ep"
+        )
     for name, size, ranks, quantised in _shared(spec, layout):
         unit = BLOCK if quantised and recipe in FP8_RECIPES else 1
         if size % (ranks * unit):

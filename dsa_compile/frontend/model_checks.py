@@ -3,25 +3,28 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from dsa_compile.config import RECIPES
-from dsa_compile.errors import ConfigError, UserError
+from dsa_compile.config import RECIPES, TARGETS
+from dsa_compile.errors import ConfigError, UserError, shown
 
 MODEL_TYPES = {
     "deepseek_v32": "DeepSeek-V3.2",
     "glm_moe_dsa": "GLM-5, 5.1, 5.2 and 5.3",
     "axk2": "A.X-K2",
+    "mistral_large4_text": "Mistral-Large-4, for text",
 }
 """The model types that are taken, as ``config.json`` has them, and what people call each."""
 
-_NARROW = {"axk2": ("fp32", "bf16")}  # no pass quantises what comes out of a gated norm
+# No pass quantises what comes out of a gated norm, nor rows of a cache without a rotated key.
+_NARROW = {"axk2": ("fp32", "bf16"), "mistral_large4_text": ("fp32", "bf16")}
+
+# No kernel has been run on rows of a cache without a rotated key.
+_TARGETS = {"mistral_large4_text": ("cpu",)}
 
 NOT_YET = {
     "hy_v4": "HY-V4: attention sinks, hyper-connections between layers, a clamp in its experts",
     "dots3_note_text": "dots3-note: layers with a sliding window, wider shared experts",
     "deepseek_v4": "DeepSeek-V4: caches of compressed keys, sliding windows, hyper-connections",
     "glm5_next_text": "GLM-5.3-Flash: linear attention, pooled index keys, hyper-connections",
-    "mistral_large4_text": "Mistral-Large-4: queries without a low rank, caches that layers share, "
-    "layers without RoPE, learned scales of the softmax, a softmax router",
     "qwen4_exp_text": "Qwen4-Exp: linear attention, index keys in blocks, n-gram embeddings",
     "minimax_m3_vl_text": "MiniMax-M3: attention without a latent, selection of blocks of keys",
 }
@@ -29,6 +32,14 @@ NOT_YET = {
 
 # The whole of a model with vision or sound, by its part for text.
 _WHOLES = ("dots3_note", "glm5_next", "mistral_large4", "qwen4_exp", "minimax_m3_vl")
+# Fields of such a whole that matter to its parts for images alone, or to no result.
+_BESIDE_TEXT = frozenset(
+    {
+        *("architectures", "dtype", "torch_dtype", "transformers_version", "model_type"),
+        *("vision_config", "image_token_index", "image_token_id", "projector_hidden_act"),
+        *("vision_feature_layer", "multimodal_projector_bias", "spatial_merge_size"),
+    }
+)
 
 
 def check_model_type(config: Mapping[str, Any]) -> str:
@@ -39,9 +50,9 @@ def check_model_type(config: Mapping[str, Any]) -> str:
             configuration would be understood, and another model computed.
     """
     found = config.get("model_type")
-    if isinstance(found, str) and found in MODEL_TYPES:
-        return found
     part = f"{found}_text" if found in _WHOLES else found
+    if isinstance(part, str) and part in MODEL_TYPES:
+        return part
     if isinstance(part, str) and part in NOT_YET:
         title, _, missing = NOT_YET[part].partition(": ")
         raise ConfigError(
@@ -52,6 +63,33 @@ def check_model_type(config: Mapping[str, Any]) -> str:
     raise ConfigError(
         f"config.json: model_type={found!r} is not supported; dsa-compile takes {taken}"
     )
+
+
+def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The configuration of the part for text, of a model with vision; else ``config`` itself.
+
+    Raises:
+        ConfigError: there is none, or a field beside it says something else.
+    """
+    whole = config.get("model_type")
+    if whole not in _WHOLES:
+        return config
+    text = config.get("text_config")
+    wanted = f"{whole}_text"
+    if not isinstance(text, dict) or text.get("model_type", wanted) != wanted:
+        raise ConfigError(
+            f"config.json: text_config={shown(text)} should be an object, of model_type={wanted!r}"
+        )
+    about_weights = {"quantization_config": config.get("quantization_config")}
+    for name, value in config.items():
+        beside = name in _BESIDE_TEXT or name in ("text_config", *about_weights)
+        if beside or name.startswith("_"):
+            continue
+        if value is not None and value != text.get(name, value if value is False else None):
+            raise ConfigError(
+                f"config.json: {name}={shown(value)} beside text_config is not supported"
+            )
+    return {**text, "model_type": wanted} | {n: v for n, v in about_weights.items() if v}
 
 
 def recipes_of(model_type: str) -> tuple[str, ...]:
@@ -66,6 +104,16 @@ def check_recipe(model_type: str, recipe: str) -> None:
         raise UserError(
             f"recipe {recipe!r} is not supported for model_type={model_type!r}; choose one of "
             f"{', '.join(recipes)}"
+        )
+
+
+def check_target(model_type: str, target: str) -> None:
+    """Raise UserError for a target that a model type cannot be compiled for."""
+    targets = _TARGETS.get(model_type, TARGETS)
+    if target not in targets:
+        raise UserError(
+            f"target {target!r} is not supported for model_type={model_type!r}, only "
+            f"{', '.join(targets)}: its layers without RoPE need kernels for rows of latents alone"
         )
 
 

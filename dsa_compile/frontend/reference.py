@@ -10,7 +10,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import PreTrainedConfig
 
-from dsa_compile.frontend.architectures import Architecture, refused
+from dsa_compile.frontend.architecture import Architecture
+from dsa_compile.frontend.architectures import refused
 from dsa_compile.ir.dims import fake_mode
 from dsa_compile.weights.canonical import compute_dtype
 
@@ -55,7 +56,8 @@ def build_reference(
         model = architecture.model(small).eval()
         draft = architecture.draft.module(model).eval()
         for name, parameter in (*model.named_parameters(), *draft.named_parameters()):
-            parameter.data = parameter.data.to(compute_dtype(name, dtype))
+            router = not architecture.facts.get("router_bias", True)
+            parameter.data = parameter.data.to(compute_dtype(name, dtype, router))
     return Reference(
         architecture.prologue.module(model),
         {

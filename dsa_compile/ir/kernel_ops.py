@@ -45,6 +45,7 @@ _ATEN = (
     "div.Scalar",
     "div.Tensor",
     "embedding.default",
+    "exp.default",
     "layer_norm.default",
     "mean.dim",
     "mul.Scalar",
@@ -58,6 +59,7 @@ _ATEN = (
     "sin.default",
     "sub.Scalar",
     "sub.Tensor",
+    "tanh.default",
     "sum.dim_IntList",
     "to.dtype",
 )

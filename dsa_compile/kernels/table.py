@@ -296,11 +296,14 @@ KERNELS: tuple[Implementation, ...] = (
         value_in("n_group", 1, 2, 4, 8, 16, 32),
         value_at_most("top_k", 16),
         value_in("zero_dropped", False),
+        value_in("softmax", False),
         max_tokens=2,
         note="H200, 1 token: 5.6 µs (triton 7.8); 16 tokens: 13.7 (8.4)",
     ),
     triton_kernel(
-        *("router", "router", size_at_most("weight", 0, 1024)), value_in("zero_dropped", False)
+        *("router", "router", size_at_most("weight", 0, 1024)),
+        value_in("zero_dropped", False),
+        value_in("softmax", False),
     ),
     triton_kernel("experts", "experts"),
     cuda_kernel(

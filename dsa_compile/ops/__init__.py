@@ -60,6 +60,7 @@ from dsa_compile.ops.quantize import (
     RMS_NORM_QUANTIZE_KEEP,
     SWIGLU_PACKED_QUANTIZE,
 )
+from dsa_compile.ops.query_scale import SCALE_BY_POSITION
 from dsa_compile.ops.rope import ROPE_HALF, ROPE_INTERLEAVED, ROPE_TABLES
 from dsa_compile.ops.streams import KEEP_ALIVE, ON_STREAM, RECORD_EVENT, STREAM_OPS, WAIT_EVENT
 
@@ -113,6 +114,7 @@ __all__ = [
     "ROPE_INTERLEAVED",
     "ROPE_TABLES",
     "ROUTER",
+    "SCALE_BY_POSITION",
     "SPARSE_ATTENTION",
     "STREAM_OPS",
     "SWIGLU",

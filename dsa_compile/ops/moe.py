@@ -17,7 +17,7 @@ _GROUPED_ALIGNMENT = 16
 def router(
     x: Tensor,
     weight: Tensor,
-    bias: Tensor,
+    bias: Tensor | None,
     n_group: int,
     topk_group: int,
     top_k: int,
@@ -26,6 +26,7 @@ def router(
     shared_experts: int = 0,
     slot_mapping: Tensor | None = None,
     zero_dropped: bool = False,
+    softmax: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Choose experts: sigmoid scores, group-limited top-k (``DeepseekV32TopkRouter``).
 
@@ -34,7 +35,7 @@ def router(
     Args:
         x: ``[N, H]``.
         weight: ``[E, H]``.
-        bias: fp32 ``[E]``, ``e_score_correction_bias``.
+        bias: fp32 ``[E]``, ``e_score_correction_bias``; None for none.
         n_group: number of equal groups of experts.
         topk_group: groups kept per token, by the sum of their two best scores.
         top_k: experts per token.
@@ -45,17 +46,19 @@ def router(
             takes no expert: its indices are all -1.
         zero_dropped: experts of groups that are not kept score 0 and not minus infinity, so that
             they come before experts whose bias makes them negative (``AXK2TopkRouter``).
+        softmax: scores are a softmax over all experts (``MistralLarge4TextTopkRouter``).
 
     Returns:
         weights fp32 ``[N, top_k + S]`` and expert indices int64 ``[N, top_k + S]``; those chosen
         come first, in no set order, and the shared ones last.
     """
-    if bias.dtype is not torch.float32:
+    if bias is not None and bias.dtype is not torch.float32:
         raise bad_input(
             "router", f"bias as float32 (rounding it changes choices), not {bias.dtype}"
         )
-    scores = F.linear(x.float(), weight.float()).sigmoid_()
-    choice = scores + bias
+    logits = F.linear(x.float(), weight.float())
+    scores = logits.softmax(-1) if softmax else logits.sigmoid_()
+    choice = scores if bias is None else scores + bias
     if topk_group < n_group:
         grouped = choice.unflatten(1, (n_group, -1))
         group_scores = grouped.topk(2, sorted=False).values.sum(-1)
@@ -153,9 +156,9 @@ def experts_cost(*weights: str) -> CostFacts:
 
 
 ROUTER = define(
-    "router(Tensor x, Tensor weight, Tensor bias, int n_group, int topk_group, int top_k,"
+    "router(Tensor x, Tensor weight, Tensor? bias, int n_group, int topk_group, int top_k,"
     " bool normalize, float scale, int shared_experts=0, Tensor? slot_mapping=None,"
-    " bool zero_dropped=False) -> (Tensor weights, Tensor indices)",
+    " bool zero_dropped=False, bool softmax=False) -> (Tensor weights, Tensor indices)",
     router,
     "(x: f[N, H], weight: f[E, H], bias: f32[E], slot_mapping: i64[N])"
     " -> (f32[N, top_k + shared_experts], i64[N, top_k + shared_experts])",

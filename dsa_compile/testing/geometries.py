@@ -38,6 +38,26 @@ def tiny_axk2_config(num_hidden_layers: int = 4, **overrides: Any) -> AXK2Config
     return AXK2Config(**_tiny_sizes(num_hidden_layers, changes))
 
 
+def tiny_mistral_config(num_hidden_layers: int = 4, **overrides: Any) -> Any:
+    """Mistral-Large-4 with a part for text of the size of :func:`tiny_config`.
+
+    The last layer of four rotates nothing. What sees images is as small as can be.
+
+    Raises:
+        ImportError: the installed transformers has no such model.
+    """
+    from transformers import MistralLarge4Config
+
+    changes: dict[str, Any] = {"n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}
+    text = _tiny_sizes(num_hidden_layers, changes | overrides)
+    del text["q_lora_rank"]
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    vision |= {"num_attention_heads": 2, "image_size": 32, "patch_size": 16}
+    return MistralLarge4Config(
+        text_config=text, vision_config={"model_type": "pixtral", "hidden_act": "silu", **vision}
+    )
+
+
 def _tiny_sizes(num_hidden_layers: int, changes: dict[str, Any]) -> dict[str, Any]:
     values: dict[str, Any] = {
         "num_hidden_layers": num_hidden_layers,

@@ -13,12 +13,18 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 
 from dsa_compile.testing.geometries import (
     tiny_axk2_config,
     tiny_config,
     tiny_glm_config,
+    tiny_mistral_config,
     yarn_parameters,
 )
 from dsa_compile.testing.tokenizer import save_byte_tokenizer
@@ -34,6 +40,7 @@ __all__ = [
     "tiny_axk2_config",
     "tiny_config",
     "tiny_glm_config",
+    "tiny_mistral_config",
     "tiny_model",
     "yarn_parameters",
 ]
@@ -52,17 +59,20 @@ def tiny_model(
     """The reference model with random weights that depend on ``seed`` alone, in eval mode.
 
     With ``dtype=torch.bfloat16`` the weights are the fp32 model's, rounded, except those that must
-    stay in fp32 (the indexer's ``weights_proj``, the router's bias, RoPE's frequencies).
+    stay in fp32 (the indexer's ``weights_proj``, the router's bias or matrix, RoPE's frequencies).
     """
+    text_only = type(config) in AutoModelForCausalLM._model_mapping
+    auto = AutoModelForCausalLM if text_only else AutoModelForImageTextToText
     with torch.random.fork_rng():
-        model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
+        model = auto.from_config(config, attn_implementation="sdpa")
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, tensor in model.state_dict().items():
             _fill(name, tensor, generator)
         if dtype != torch.float32:
+            strict = tuple(model._keep_in_fp32_modules_strict or ())
             for name, parameter in model.named_parameters():
-                if not name.endswith(_FP32_SUFFIXES):
+                if not name.endswith((*_FP32_SUFFIXES, *strict)):
                     parameter.data = parameter.data.to(dtype)
             model.config.dtype = dtype
     made: PreTrainedModel = model.eval()
@@ -74,8 +84,10 @@ def _fill(name: str, tensor: Tensor, generator: torch.Generator) -> None:
         # Unit-variance outputs for unit-variance inputs; embeddings have no fan-in.
         scale = 1.0 if "embed_tokens" in name else tensor.shape[-1] ** -0.5
         tensor.normal_(0.0, scale, generator=generator)
-    elif name.endswith("norm.weight"):
+    elif name.endswith(("norm.weight", "softmax_scaling.bias")):
         tensor.uniform_(0.5, 1.5, generator=generator)
+    elif name.endswith("rotary_emb.alpha"):
+        tensor.normal_(0.0, 0.3, generator=generator)
     else:  # the router's e_score_correction_bias and the index key norm's bias
         tensor.normal_(0.0, 0.05, generator=generator)
 

@@ -10,17 +10,21 @@ from dataclasses import dataclass
 
 import torch
 
-from dsa_compile.model_spec import ModelSpec
+from dsa_compile.model_spec import LayerKind, ModelSpec
 
 # The reference computes the index head weights and the router's choice in fp32; rounding either
 # changes which tokens or experts are chosen.
-_FP32_SUFFIXES = (".indexer.weights_proj.weight", ".mlp.gate.e_score_correction_bias")
+_FP32_SUFFIXES = (
+    *(".indexer.weights_proj.weight", ".mlp.gate.e_score_correction_bias"),
+    "rotary_emb.alpha",
+)
 
 # Templates of the parameters outside decoder layers, by their names in the modules that are traced.
 _OUTSIDE_LAYERS = {
     "embed_tokens.weight": "model.embed_tokens.weight",
     "norm.weight": "{norm}.weight",
     "lm_head.weight": "lm_head.weight",
+    "rotary_emb.alpha": "model.rotary_emb.alpha",
 }
 
 
@@ -39,7 +43,8 @@ def canonical_parameters(spec: ModelSpec, layers: Sequence[int]) -> dict[str, Pa
     checkpoints store with it.
     """
     return {
-        name: ParameterInfo(shape, keep_fp32(name)) for name, shape in _parameters(spec, layers)
+        name: ParameterInfo(shape, keep_fp32(name, not spec.router_bias))
+        for name, shape in _parameters(spec, layers)
     }
 
 
@@ -51,23 +56,31 @@ def template_of(key: str) -> str:
     return _OUTSIDE_LAYERS.get(key, "{layer}." + key)
 
 
-def keep_fp32(name: str) -> bool:
-    """Whether the parameter called ``name`` stays fp32 under every recipe."""
-    return name.endswith(_FP32_SUFFIXES)
+def keep_fp32(name: str, softmax_router: bool = False) -> bool:
+    """Whether the parameter called ``name`` stays fp32 under every recipe.
+
+    So does the router's matrix where its scores are a softmax (``softmax_router``), which has no
+    bias that would be kept instead.
+    """
+    return name.endswith(_FP32_SUFFIXES) or (softmax_router and name.endswith(".mlp.gate.weight"))
 
 
-def compute_dtype(name: str, recipe_dtype: torch.dtype) -> torch.dtype:
-    """The dtype a parameter has at run time under a recipe."""
-    return torch.float32 if keep_fp32(name) else recipe_dtype
+def compute_dtype(
+    name: str, recipe_dtype: torch.dtype, softmax_router: bool = False
+) -> torch.dtype:
+    """The dtype a parameter has at run time under a recipe; see :func:`keep_fp32`."""
+    return torch.float32 if keep_fp32(name, softmax_router) else recipe_dtype
 
 
 def _parameters(spec: ModelSpec, layers: Sequence[int]) -> Iterator[tuple[str, tuple[int, ...]]]:
     hidden = spec.hidden_size
     yield "model.embed_tokens.weight", (spec.vocab_size, hidden)
+    if spec.learned_frequencies:
+        yield "model.rotary_emb.alpha", (spec.qk_rope_head_dim // 2,)
     for layer in layers:
         prefix = f"model.layers.{layer}."
         kind = spec.kind_of(layer)
-        for name, shape in _attention(spec):
+        for name, shape in _attention(spec, kind):
             yield f"{prefix}self_attn.{name}", shape
         for name, shape in _indexer(spec) if kind.indexer else ():
             yield f"{prefix}self_attn.indexer.{name}", shape
@@ -96,30 +109,45 @@ def _norm(spec: ModelSpec, name: str, gated: int) -> Iterator[tuple[str, tuple[i
     yield f"{name}.mlp.fc2.weight", (hidden, gated)
 
 
-def _attention(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _attention(spec: ModelSpec, kind: LayerKind) -> Iterator[tuple[str, tuple[int, ...]]]:
     hidden, heads = spec.hidden_size, spec.num_attention_heads
-    yield "q_a_proj.weight", (spec.q_lora_rank, hidden)
-    yield "q_a_layernorm.weight", (spec.q_lora_rank,)
+    if spec.q_lora_rank:
+        yield "q_a_proj.weight", (spec.q_lora_rank, hidden)
+        yield "q_a_layernorm.weight", (spec.q_lora_rank,)
     if spec.output_gate:  # of what comes before and after the norm: queries, and a gate of values
         both = spec.qk_head_dim + spec.v_head_dim
         yield "q_gate_proj.weight", (heads * both, 2 * spec.q_lora_rank)
-    else:
+    elif spec.q_lora_rank:
         yield "q_b_proj.weight", (heads * spec.qk_head_dim, spec.q_lora_rank)
-    yield "kv_a_proj_with_mqa.weight", (spec.latent_width, hidden)
-    yield "kv_a_layernorm.weight", (spec.kv_lora_rank,)
-    yield (
-        "kv_b_proj.weight",
-        (heads * (spec.qk_nope_head_dim + spec.v_head_dim), spec.kv_lora_rank),
-    )
+    else:
+        yield "q_proj.weight", (heads * spec.qk_head_dim, hidden)
+    if kind.latents != "borrowed":
+        yield "kv_a_proj_with_mqa.weight", (spec.latent_width(kind), hidden)
+        yield "kv_a_layernorm.weight", (spec.kv_lora_rank,)
+    nope = spec.qk_head_dim - spec.rope_dim(kind)
+    yield "kv_b_proj.weight", (heads * (nope + spec.v_head_dim), spec.kv_lora_rank)
     yield "o_proj.weight", (hidden, heads * spec.v_head_dim)
+    if spec.scaled_queries:
+        yield from _scaling(heads)
 
 
 def _indexer(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
-    yield "wq_b.weight", (spec.index_n_heads * spec.index_head_dim, spec.q_lora_rank)
+    queries = spec.index_n_heads * spec.index_head_dim
+    yield "wq_b.weight", (queries, spec.q_lora_rank or spec.hidden_size)
     yield "wk.weight", (spec.index_head_dim, spec.hidden_size)
     yield "k_norm.weight", (spec.index_head_dim,)
     yield "k_norm.bias", (spec.index_head_dim,)
     yield "weights_proj.weight", (spec.index_n_heads, spec.hidden_size)
+    if not spec.q_lora_rank:
+        yield "q_input_norm.weight", (spec.hidden_size,)
+        yield "q_input_norm.bias", (spec.hidden_size,)
+    if spec.scaled_queries:
+        yield from _scaling(spec.index_n_heads)
+
+
+def _scaling(heads: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    yield "softmax_scaling.scale", (heads,)
+    yield "softmax_scaling.bias", (heads,)
 
 
 def _gated_mlp(hidden: int, intermediate: int) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -137,7 +165,8 @@ def _moe(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
     yield "experts.gate_up_proj", (experts, 2 * inner, hidden)
     yield "experts.down_proj", (experts, hidden, inner)
     yield "gate.weight", (experts, hidden)
-    yield "gate.e_score_correction_bias", (experts,)
+    if spec.router_bias:
+        yield "gate.e_score_correction_bias", (experts,)
     for name, shape in _gated_mlp(hidden, inner * spec.n_shared_experts):
         yield f"shared_experts.{name}", shape
 

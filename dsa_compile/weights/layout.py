@@ -6,11 +6,38 @@ from dataclasses import dataclass
 from dsa_compile.weights.windows import Window, sizes
 
 SCALE_SUFFIX = "_scale_inv"
-_ALSO_CALLED = {
-    "layernorm.mlp.fc1.": "layernorm.W_down.",
-    "layernorm.mlp.fc2.": "layernorm.W_up.",
-    ".q_gate_proj.": ".q_b_proj.",
-}
+# What checkpoints call parts of names that transformers calls otherwise, a table for each family.
+_ALSO_CALLED: tuple[dict[str, str], ...] = (
+    {  # A.X-K2
+        "layernorm.mlp.fc1.": "layernorm.W_down.",
+        "layernorm.mlp.fc2.": "layernorm.W_up.",
+        ".q_gate_proj.": ".q_b_proj.",
+    },
+    {  # Mistral-Large-4; the longer of two names that begin alike comes first
+        "model.embed_tokens.": "tok_embeddings.",
+        "model.rotary_emb.": "lerope.",
+        "model.layers.": "layers.",
+        "model.norm.": "norm.",
+        "lm_head.": "output.",
+        ".self_attn.": ".attention.",
+        ".q_proj.": ".wq.",
+        ".kv_a_proj_with_mqa.": ".wkv_a_with_mqa.",
+        ".kv_b_proj.": ".wkv_b.",
+        ".o_proj.": ".wo.",
+        ".input_layernorm.": ".attention_norm.",
+        ".post_attention_layernorm.": ".ffn_norm.",
+        ".kv_a_layernorm.": ".kv_a_norm.",
+        ".softmax_scaling.scale": ".ssmax_scaling.s",
+        ".softmax_scaling.bias": ".ssmax_scaling.b",
+        ".mlp.gate.": ".gate.",
+        ".mlp.experts.": ".experts.",
+        ".mlp.shared_experts.": ".shared_experts.",
+        ".mlp.": ".feed_forward.",
+        ".gate_proj.": ".w1.",
+        ".down_proj.": ".w2.",
+        ".up_proj.": ".w3.",
+    },
+)
 
 
 @dataclass(frozen=True)
@@ -106,29 +133,33 @@ def stored_parts(name: str, shape: tuple[int, ...], present: Container[str]) -> 
     """List the stored tensors that make up parameter ``name``.
 
     Fused experts are stored as such only if ``present`` has their name; both ``save_pretrained``
-    and the published checkpoints store one matrix an expert and projection. A.X-K2's checkpoints
-    have other names for some, which ``save_pretrained`` writes too.
+    and the published checkpoints store one matrix an expert and projection. Some checkpoints have
+    other names for some, which ``save_pretrained`` writes too.
     """
     if ".mlp.experts." not in name or name in present:
         return (Part(_stored_name(name, present), shape),)
-    return tuple(_expert_parts(name, shape))
+    return tuple(_expert_parts(name, shape, present))
 
 
 def _stored_name(name: str, present: Container[str]) -> str:
     """``name``, or what checkpoints call it if they have that instead."""
-    for ours, theirs in _ALSO_CALLED.items():
-        other = name.replace(ours, theirs)
-        if other != name and name not in present and other in present:
+    if name in present:
+        return name
+    for table in _ALSO_CALLED:
+        other = name
+        for ours, theirs in table.items():
+            other = other.replace(ours, theirs)
+        if other in present:
             return other
     return name
 
 
-def _expert_parts(name: str, shape: tuple[int, ...]) -> Iterator[Part]:
+def _expert_parts(name: str, shape: tuple[int, ...], present: Container[str]) -> Iterator[Part]:
     prefix, _, leaf = name.rpartition(".")
     experts, rows, columns = shape
     projections = ("gate_proj", "up_proj") if leaf == "gate_up_proj" else ("down_proj",)
     height = rows // len(projections)
     for expert in range(experts):
         for number, projection in enumerate(projections):
-            key = f"{prefix}.{expert}.{projection}.weight"
+            key = _stored_name(f"{prefix}.{expert}.{projection}.weight", present)
             yield Part(key, (height, columns), expert, number * height)

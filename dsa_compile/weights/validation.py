@@ -14,7 +14,7 @@ from dsa_compile.weights.safetensors_file import SafetensorsFile
 
 FP8 = torch.float8_e4m3fn
 _PLAIN = (torch.float32, torch.bfloat16, torch.float16)
-_LAYER = re.compile(r"model\.layers\.(\d+)\.")
+_LAYER = re.compile(r"(?:model\.)?layers\.(\d+)\.")
 
 
 def require_keys(model_dir: Path, keys: Iterable[str], index: Mapping[str, str]) -> None:
@@ -108,8 +108,12 @@ def set_aside(
     """Notes on what is skipped on purpose; raises CheckpointError for what should not be there."""
     first, last = spec.num_hidden_layers, spec.num_hidden_layers + spec.num_nextn_predict_layers
     skipped: dict[int, int] = {}
+    beside = 0
     unexpected = []
     for key in unused:
+        if key.startswith(spec.other_parts):
+            beside += 1
+            continue
         match = _LAYER.match(key)
         layer = int(match[1]) if match else last
         if layer >= last or layer in layers:
@@ -122,6 +126,7 @@ def set_aside(
             f"{model_dir}: {len(unexpected)} tensors do not belong to this model: {listed}; "
             "does config.json belong to these weights?"
         )
-    return tuple(
+    notes = (f"{beside} tensors beside the text model skipped",) if beside else ()
+    return notes + tuple(
         f"MTP layer {layer}: {count} tensors skipped" for layer, count in sorted(skipped.items())
     )

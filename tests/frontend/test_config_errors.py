@@ -34,7 +34,8 @@ def refused(model_dir: Path, changes: dict[str, Any]) -> str:
             "(HY-V4) is not supported yet; what it has and dsa-compile lacks",
         ),
         ({"model_type": "glm5_next"}, "lacks: linear attention, pooled index keys, hyper"),
-        ({"model_type": "mistral_large4_text"}, "lacks: queries without a low rank, caches that"),
+        ({"model_type": "qwen4_exp"}, "lacks: linear attention, index keys in blocks, n-gram"),
+        ({"model_type": "mistral_large4"}, "text_config=None should be an object, of model_type="),
         ({"model_type": None}, "model_type=None is not supported"),
         ({"model_type": "deepseek_v3"}, "dsa-compile takes 'deepseek_v32' (DeepSeek-V3.2)"),
         # the class would take these, and compute another model

@@ -49,6 +49,7 @@ CASES = [
     Case("rope_half", (randn(6, 2, 8), randn(6, 8), randn(6, 8))),
     Case("rope_half", (permuted(6, 2, 8), randn(6, 8), randn(6, 8))),
     Case("rope_tables", (ints(99, 3, 5, dtype=torch.int64), randn(4), 1.5, torch.bfloat16)),
+    Case("scale_by_position", (permuted(6, 2, 8), ints(99, 6, dtype=torch.int64), *randn(2, 2))),
     Case("linear", (permuted(3, 5, 8), randn(7, 8))),
     Case("embedding", (ints(9, 3, 5, dtype=torch.int64), randn(9, 8))),
     Case("swiglu", (randn(3, 5, 8), randn(3, 5, 8))),

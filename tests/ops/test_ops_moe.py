@@ -193,3 +193,27 @@ def test_router_may_choose_from_dropped_groups_that_score_zero():
         ours = torch.zeros(9, 16).scatter_(1, indices, weights)
         chosen[zero] = torch.allclose(ours, torch.zeros(9, 16).scatter_(1, want[2], want[1]))
     assert chosen == {True: True, False: False}
+
+
+@pytest.mark.parametrize("groups", [(1, 1), (4, 2)])
+def test_a_softmax_router_is_that_of_mistral_large4(groups: tuple[int, int]) -> None:
+    module = pytest.importorskip(
+        "transformers.models.mistral_large4.modeling_mistral_large4",
+        reason="this transformers has no Mistral-Large-4",
+    )
+    from dsa_compile.testing.models import tiny_mistral_config
+
+    config = tiny_mistral_config(n_group=groups[0], topk_group=groups[1], routed_scaling_factor=2.5)
+    gate = module.MistralLarge4TextTopkRouter(config.text_config)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        gate.weight.normal_(generator=generator)
+    x = torch.randn(9, 128, generator=generator)
+    want = gate(x)
+    weights, indices = torch.ops.dsa.router(
+        x, gate.weight, None, *groups, 4, True, 2.5, zero_dropped=True, softmax=True
+    )
+    ours = torch.zeros(9, 16).scatter_(1, indices, weights)
+    torch.testing.assert_close(ours, torch.zeros(9, 16).scatter_(1, want[2], want[1]))
+    sigmoids, _ = torch.ops.dsa.router(x, gate.weight, None, *groups, 4, True, 2.5)
+    assert not torch.allclose(sigmoids.sort().values, weights.sort().values)

@@ -14,10 +14,11 @@ layer_norm(Tensor x, Tensor weight, Tensor bias, float eps) -> Tensor
 rope_interleaved(Tensor x, Tensor cos, Tensor sin) -> Tensor
 rope_half(Tensor x, Tensor cos, Tensor sin) -> Tensor
 rope_tables(Tensor positions, Tensor inv_freq, float scaling, ScalarType dtype) -> (Tensor cos, Tensor sin)
+scale_by_position(Tensor x, Tensor positions, Tensor scale, Tensor bias) -> Tensor
 linear(Tensor x, Tensor weight) -> Tensor
 embedding(Tensor ids, Tensor weight) -> Tensor
 swiglu(Tensor gate, Tensor up) -> Tensor
-router(Tensor x, Tensor weight, Tensor bias, int n_group, int topk_group, int top_k, bool normalize, float scale, int shared_experts=0, Tensor? slot_mapping=None, bool zero_dropped=False) -> (Tensor weights, Tensor indices)
+router(Tensor x, Tensor weight, Tensor? bias, int n_group, int topk_group, int top_k, bool normalize, float scale, int shared_experts=0, Tensor? slot_mapping=None, bool zero_dropped=False, bool softmax=False) -> (Tensor weights, Tensor indices)
 experts(Tensor x, Tensor weights, Tensor indices, Tensor gate_up, Tensor down) -> Tensor
 index_topk(Tensor q, Tensor k, Tensor weights, int topk, float scale) -> Tensor
 sparse_attention(Tensor q, Tensor k, Tensor v, Tensor indices, float scale) -> Tensor

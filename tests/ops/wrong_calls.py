@@ -41,6 +41,11 @@ WRONG: dict[str, list[tuple[str, str]]] = {
     "rope_tables": [
         ("inv_freq", "bf16 4"), ("inv_freq", "f32 1 4"), ("positions", "f32 3 5"),
     ],
+    # x f32 6 2 8, positions i64 6, scale and bias f32 2
+    "scale_by_position": [
+        ("x", "f32 6 3 8"), ("x", "e4m3 6 2 8"), ("positions", "i64 5"), ("positions", "f32 6"),
+        ("scale", "f32 3"), ("bias", "f32 3"), ("bias", "f32 2 1"),
+    ],
     # x f32 3 5 8, weight f32 7 8
     "linear": [
         ("weight", "f32 8 7"), ("weight", "f32 8"), ("weight", "bf16 7 8"), ("x", "bf16 3 5 8"),

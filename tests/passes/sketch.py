@@ -129,6 +129,7 @@ def fragment(
     *sources: Source,
     config: CompileConfig | None = None,
     index_rope_interleaved: bool = False,
+    scaled_queries: bool = False,
     **geometry: Any,
 ) -> Fragment:
     """A program of the given regions, each layer kind used by two layers.
@@ -140,6 +141,7 @@ def fragment(
         sources: sketches or exports.
         config: defaults to fp32.
         index_rope_interleaved: a fact of the model that its configuration does not have.
+        scaled_queries: likewise.
         geometry: overrides of the tiny model's configuration.
     """
     world = FakeWorld()
@@ -149,7 +151,11 @@ def fragment(
     kinds = [kind for kind in regions if kind not in (EMBED, HEAD)]
     types = [{"dense": "dense", "moe": "sparse"}[kind] for kind in kinds for _ in range(2)]
     hf = tiny_config(len(types) or 1, mlp_layer_types=types or ["dense"], **geometry)
-    spec = replace(spec_of(hf.to_dict()), index_rope_interleaved=index_rope_interleaved)
+    spec = replace(
+        spec_of(hf.to_dict()),
+        index_rope_interleaved=index_rope_interleaved,
+        scaled_queries=scaled_queries,
+    )
     whole = model_plan(spec, None).calls
     calls = tuple(call for call in whole if call.kind in regions)
     plan = WeightPlan()

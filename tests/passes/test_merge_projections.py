@@ -2,8 +2,9 @@ import pytest
 import torch
 
 from dsa_compile.ir.dims import FakeWorld
+from dsa_compile.model_spec import LayerKind
 from dsa_compile.ops.signature import OperandError
-from dsa_compile.passes.merge_projections import INDEXED, MergeProjections
+from dsa_compile.passes.merge_projections import MergeProjections, first_projections
 from tests.passes.conftest import PassCheck
 from tests.passes.sketch import fragment, region, value, weight
 
@@ -71,7 +72,7 @@ def test_the_plan_concatenates_each_layers_own_weights() -> None:
 
 def test_every_part_of_the_released_model_starts_on_a_128_row_block() -> None:
     rows = {f"{Q_A}.weight": 1536, f"{K}.weight": 128, f"{KV_A}.weight": 576}
-    parts = INDEXED["self_attn.q_a_k_kv_a.weight"]
+    parts = first_projections(LayerKind("moe", "experts"), True)["self_attn.q_a_k_kv_a.weight"]
     starts = [sum(rows[part] for part in parts[:i]) for i in range(len(parts))]
     assert sorted(rows) == sorted(parts)
     assert [start % 128 for start in starts] == [0, 0, 0]

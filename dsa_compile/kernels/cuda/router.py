@@ -36,7 +36,7 @@ def _kernels(hidden: int, experts: int) -> _Kernels:
 def router(
     x: Tensor,
     weight: Tensor,
-    bias: Tensor,
+    bias: Tensor | None,
     n_group: int,
     topk_group: int,
     top_k: int,
@@ -45,6 +45,7 @@ def router(
     shared_experts: int = 0,
     slot_mapping: Tensor | None = None,
     zero_dropped: bool = False,
+    softmax: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """``dsa::router`` for bf16; of equal scores the lowest expert wins.
 
@@ -54,8 +55,8 @@ def router(
     Raises:
         ValueError: operands do not fit together or are not supported.
     """
-    if zero_dropped:
-        raise bad_input("router", "groups that are dropped, not scored zero")
+    if zero_dropped or softmax or bias is None:
+        raise bad_input("router", "sigmoids and a bias, and groups that are not scored zero")
     tokens, hidden = x.shape
     experts = weight.shape[0]
     columns = top_k + shared_experts

@@ -20,6 +20,7 @@ from dsa_compile.debugging.verify.artifact_check import (
     weight_problems,
 )
 from dsa_compile.errors import ArtifactError, UserError
+from dsa_compile.evaluation.reference_model import NO_MODEL, has_reference
 from dsa_compile.frontend.build import build_program
 from dsa_compile.ir.program import Program
 from dsa_compile.layout import ONE_RANK
@@ -104,6 +105,15 @@ class RecompiledArtifact:
     def small(self) -> bool:
         """Whether transformers' model, in fp32, is small enough to be run beside this one."""
         return _is_small(self.exported.spec)
+
+    @property
+    def no_reference(self) -> str | None:
+        """Why the exported program cannot be compared with transformers' model; None if it can."""
+        if self.dummy:
+            return "random weights"
+        if not self.small:
+            return "transformers' model is too large"
+        return None if has_reference(self.model_dir) else NO_MODEL
 
     def problems(self) -> list[str]:
         """Where the artifact is not what this installation compiles; sentences.

@@ -13,6 +13,9 @@ from dsa_compile.errors import CheckpointError, UserError
 from dsa_compile.evaluation.stored_weights import StoredWeights
 from dsa_compile.model_spec import ModelSpec
 
+NO_MODEL = "transformers has no model of text alone"
+"""Why nothing is compared with it where :func:`has_reference` is false."""
+
 
 def load_reference(model_dir: Path, spec: ModelSpec) -> Any:
     """The model in eval mode.
@@ -38,6 +41,17 @@ def load_reference(model_dir: Path, spec: ModelSpec) -> Any:
     return model.eval()
 
 
+def has_reference(model_dir: Path) -> bool:
+    """Whether transformers has a class that makes logits of text alone, for the model's type.
+
+    Raises:
+        UserError: transformers is not installed or refuses the configuration.
+    """
+    from transformers import PreTrainedModel
+
+    return issubclass(_config_and_architecture(model_dir)[1].model, PreTrainedModel)
+
+
 def parameter_shapes(model_dir: Path) -> dict[str, tuple[int, ...]]:
     """Every parameter of transformers' model by name, with its shape; no memory is taken.
 
@@ -51,9 +65,17 @@ def parameter_shapes(model_dir: Path) -> dict[str, tuple[int, ...]]:
 
 
 def _config_and_class(model_dir: Path) -> tuple[Any, Any]:
-    try:
-        from transformers import PreTrainedModel
+    config, architecture = _config_and_architecture(model_dir)
+    if not has_reference(model_dir):
+        raise UserError(
+            f"comparing with transformers is not supported for model_type={config.model_type!r}: "
+            "no class there makes logits of text alone"
+        )
+    return config, architecture.model
 
+
+def _config_and_architecture(model_dir: Path) -> tuple[Any, Any]:
+    try:
         from dsa_compile.frontend.architectures import architecture_of, load_config
         from dsa_compile.frontend.config_json import read_config_json
     except ImportError as error:
@@ -61,13 +83,7 @@ def _config_and_class(model_dir: Path) -> tuple[Any, Any]:
     raw = read_config_json(model_dir)
     config = load_config(raw)
     config.dtype = torch.float32
-    reference = architecture_of(raw).model
-    if not issubclass(reference, PreTrainedModel):
-        raise UserError(
-            f"comparing with transformers is not supported for model_type={config.model_type!r}: "
-            "no class there makes logits of text alone"
-        )
-    return config, reference
+    return config, architecture_of(raw)
 
 
 def _loaded_by_transformers(model_dir: Path, config: Any, reference: Any) -> Any:

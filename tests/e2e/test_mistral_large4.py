@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 import torch
 
+from dsa_compile.cli.inspect.command import main as inspect
 from dsa_compile.compiling import compile_model
 from dsa_compile.errors import ConfigError, UserError
+from dsa_compile.evaluation.reference_model import NO_MODEL
 from dsa_compile.frontend.architectures import load_config, spec_of
 from dsa_compile.frontend.build import model_plan
 from dsa_compile.layout import Layout
@@ -100,3 +102,19 @@ def test_options_that_no_pass_handles(options: dict[str, Any], says: str, tmp_pa
     (tmp_path / "config.json").write_text(json.dumps(raw()))
     with pytest.raises(UserError, match=says):
         compile_model(tmp_path, tmp_path / "artifact", weights="none", **options)
+
+
+@pytest.mark.slow
+def test_debugging_tools_take_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """All rewrites are right, and what cannot be compared is named."""
+    save_hf(tiny_model(tiny_mistral_config(**SHARING)), tmp_path / "model")
+    artifact = str(tmp_path / "artifact")
+    compile_model(tmp_path / "model", artifact, block_size=16)
+    assert inspect([artifact, "verify", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert {"recognize_query_scale", "hoist_query_scale"} <= {p["name"] for p in report["passes"]}
+    assert not any(p["problem"] for p in report["passes"])
+    bisect = [artifact, "bisect", "--against", "reference", "--out", str(tmp_path / "bisect")]
+    assert inspect([*bisect, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert f"export: {NO_MODEL}" in found["untested"]

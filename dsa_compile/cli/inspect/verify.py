@@ -133,7 +133,7 @@ def run(args: argparse.Namespace) -> int:
     show = _progress if sys.stderr.isatty() and not args.json else _silent
     only = None if args.only is None else recompiled.pass_names(args.only)
     report = verify(recompiled.replay, recompiled.store, prompt, only, show)
-    if not args.dummy and only is None and recompiled.small:
+    if only is None and recompiled.no_reference is None:
         report.passes.insert(0, export_report(recompiled, prompt))
     report.emission += recompiled.problems()
     report.write(args.artifact)

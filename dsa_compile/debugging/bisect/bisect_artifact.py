@@ -57,8 +57,7 @@ def bisect_artifact(
     check = _check(recompiled, prompt, expected, command, limit)
     untested: tuple[str, ...] = ()
     if isinstance(check, ReferenceCheck):
-        if recompiled.dummy or not recompiled.small:
-            reason = "random weights" if recompiled.dummy else "transformers' model is too large"
+        if (reason := recompiled.no_reference) is not None:
             untested = (f"{Cause.EXPORT.value}: {reason}",)
         else:  # given their inputs, layers agree also where the plan leaves one out
             early = _blame(recompiled, prompt, check, Culprit(None, check.count, 0, 0))
@@ -177,8 +176,8 @@ def _blame(recompiled: RecompiledArtifact, prompt: Prompt, check: Check, found: 
             problem=f"or one of those that no artifact runs without, which were always on: {names}",
             layers="--against reference and --expect can leave those out too",
         )
-    if recompiled.dummy:
-        return replace(found, problem="with random weights there is no reference to tell more")
+    if (reason := recompiled.no_reference) is not None:
+        return replace(found, problem=f"there is no reference to tell more: {reason}")
     layers = compare_with_transformers(recompiled, prompt)
     findings = [
         Finding(layer, agreement, "differs" if agreement.error > LIMIT else "")

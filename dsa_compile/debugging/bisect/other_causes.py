@@ -20,6 +20,7 @@ from dsa_compile.debugging.verify.kernel_check import (
 from dsa_compile.debugging.verify.kernel_process import check_kernels_apart
 from dsa_compile.debugging.verify.weight_check import wrong_weights
 from dsa_compile.evaluation.loader_check import compare_loaders, misread_weights
+from dsa_compile.evaluation.reference_model import NO_MODEL, has_reference
 from dsa_compile.layout import ONE_RANK
 
 Found = tuple[Cause, str, str]
@@ -54,6 +55,8 @@ def other_causes(
     program, untested = recompiled.replay.final, []
     if recompiled.dummy:
         untested.append(f"{Cause.WEIGHT.value}s as they are read: random weights")
+    elif not has_reference(recompiled.model_dir):
+        untested.append(f"{Cause.WEIGHT.value}s as they are read: {NO_MODEL}")
     else:
         layers = [call.index for call in program.layers]
         for difference in compare_loaders(recompiled.model_dir, program.spec, layers):

@@ -18,11 +18,8 @@ FAULTS = (
         id="experts-in-text-order",
         about="experts are read in the order of their names: 0, 1, 10, 11, 2",
         file="dsa_compile/weights/layout.py",
-        old='            key = f"{prefix}.{expert}.{projection}.weight"',
-        new=(
-            '            key = f"{prefix}.{sorted(range(experts), '
-            'key=str)[expert]}.{projection}.weight"'
-        ),
+        old='f"{prefix}.{expert}.{projection}.weight"',
+        new='f"{prefix}.{sorted(range(experts), key=str)[expert]}.{projection}.weight"',
         kind="weight",
         culprit="mlp.experts",
     ),
@@ -30,10 +27,8 @@ FAULTS = (
         id="head-weights-in-bf16",
         about="the indexer's head weights are rounded to bf16",
         file="dsa_compile/weights/canonical.py",
-        old=(
-            '_FP32_SUFFIXES = (".indexer.weights_proj.weight", ".mlp.gate.e_score_correction_bias")'
-        ),
-        new='_FP32_SUFFIXES = (".mlp.gate.e_score_correction_bias",)',
+        old='    *(".indexer.weights_proj.weight", ".mlp.gate.e_score_correction_bias"),',
+        new='    ".mlp.gate.e_score_correction_bias",',
         kind="weight",
         culprit="self_attn.indexer.weights_proj.weight",
         recipe="bf16",

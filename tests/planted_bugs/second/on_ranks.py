@@ -1,7 +1,6 @@
 """A program on all of its ranks, each a thread of this process that meets the others."""
 
 import threading
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +15,14 @@ class _Meeting:
     def __init__(self, rank: int, barrier: threading.Barrier, table: list[Any]) -> None:
         self._rank, self._barrier, self._table = rank, barrier, table
 
-    def gather(self, x: Any, axis: str, ranks: int) -> Sequence[Any]:
-        """All operands, in the order of ranks."""
+    def gather(self, x: Any, axis: str, ranks: int) -> Any:
+        """All operands ``[ranks, …]``, in the order of ranks."""
+        import torch
+
         assert ranks == len(self._table), (axis, ranks)
         self._table[self._rank] = x
         self._barrier.wait(TIMEOUT)
-        found = list(self._table)
+        found = torch.stack(self._table)
         self._barrier.wait(TIMEOUT)
         return found
 

@@ -30,16 +30,8 @@ FAULTS = (
         id="control-merged-in-another-order",
         about="the merged low ranks stand in another order, in the weight and in the split",
         file="passes/merge_projections.py",
-        old=(
-            '        "self_attn.q_a_proj.weight",\n'
-            '        "self_attn.indexer.wk.weight",\n'
-            '        "self_attn.kv_a_proj_with_mqa.weight",\n'
-        ),
-        new=(
-            '        "self_attn.kv_a_proj_with_mqa.weight",\n'
-            '        "self_attn.q_a_proj.weight",\n'
-            '        "self_attn.indexer.wk.weight",\n'
-        ),
+        old="names = [name for name in _FIRST if has[name]]",
+        new="names = [name for name in reversed(_FIRST) if has[name]]",
         kind="pass",
         culprit="",
         recipe="bf16",

@@ -259,6 +259,7 @@ def test_models_are_listed_with_what_the_others_lack():
         "deepseek_v32",
         "glm_moe_dsa",
         "axk2",
+        "mistral_large4_text",
     ]
     assert "axk2                 A.X-K2; recipes fp32, bf16\n" in taken
     assert "\nhy_v4                HY-V4: attention sinks" in others

@@ -73,13 +73,16 @@ CASES: dict[str, Callable[[], tuple[Any, ...]]] = {
     "absorb_query": lambda: (normal(2, 3, 4, 5), normal(4, 5, 6)),
     "expand_output": lambda: (normal(3, 4, 6), normal(4, 5, 6)),
     "router": lambda: (
-        normal(6, 8), normal(12, 8), normal(12), 4, 2, 3, True, 2.5, 0, None, False,
+        normal(6, 8), normal(12, 8), normal(12), 4, 2, 3, True, 2.5, 0, None, False, False,
     ),
     "router/zero for other groups": lambda: (
-        normal(6, 8), normal(12, 8), normal(12) - 1, 4, 2, 3, True, 2.5, 0, None, True,
+        normal(6, 8), normal(12, 8), normal(12) - 1, 4, 2, 3, True, 2.5, 0, None, True, False,
     ),
     "router/one group, plain, shared": lambda: (
-        normal(6, 8), normal(12, 8), normal(12), 1, 1, 3, False, 1.0, 2, None, False,
+        normal(6, 8), normal(12, 8), normal(12), 1, 1, 3, False, 1.0, 2, None, False, False,
+    ),
+    "router/softmax without a bias": lambda: (
+        normal(6, 8), normal(12, 8), None, 1, 1, 3, True, 2.5, 1, None, False, True,
     ),
     "experts": lambda: (
         normal(6, 8), torch.rand(6, 3), routing(6, 5, 3), normal(5, 8, 8), normal(5, 8, 4),

@@ -53,12 +53,12 @@ def test_a_legal_program_has_no_problem(level: Level) -> None:
 def test_the_first_problem_is_raised_with_module_and_node() -> None:
     @layer(HIDDEN)
     def odd(hidden):
-        return aten.tanh.default(hidden)
+        return aten.erf.default(hidden)
 
     with pytest.raises(CompileError) as error:
         verify(program(odd), Level.LOGICAL)
     assert str(error.value) == (
-        "not a legal LOGICAL program: dense: mlp: node tanh_default calls aten.tanh.default"
+        "not a legal LOGICAL program: dense: mlp: node erf_default calls aten.erf.default"
     )
     assert problems(odd, Level.EXPORTED) == []  # whatever export gives
 

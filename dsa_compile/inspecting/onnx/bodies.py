@@ -7,7 +7,7 @@ token.
 
 Meaning and rounding are those of the references in :mod:`dsa_compile.ops`. Inputs may have any
 leading dimensions where the op allows it. Where an op takes an optional tensor, its function is for
-calls without it.
+calls without it; but for the router's bias, which ``Gemm`` takes or leaves.
 """
 
 import re

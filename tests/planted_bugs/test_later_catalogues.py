@@ -1,4 +1,4 @@
-"""The third catalogue fits the package as it is; how its faults were proven is on record."""
+"""The third and fourth catalogue fit the package as it is; how faults were proven is on record."""
 
 import json
 from pathlib import Path
@@ -10,8 +10,9 @@ from tests.planted_bugs.second.models import MODELS
 from tests.planted_bugs.second.prove import catalogue
 from tests.planted_bugs.second.score import score
 
-HERE = Path(__file__).parent
-FAULTS = catalogue(HERE)
+THIRD, FOURTH = (Path(__file__).with_name(name) for name in ("third", "fourth"))
+CATALOGUES = {folder.name: catalogue(folder) for folder in (THIRD, FOURTH)}
+FAULTS = [fault for faults in CATALOGUES.values() for fault in faults]
 SCORED = {
     "decode-scores-two-selections": ("verify", "bisect"),
     "values-from-the-rows-end": ("verify", "bisect"),
@@ -19,9 +20,8 @@ SCORED = {
     "deeper-drafts-one-too-far": ("bisect",),
     "accepted-behind-a-wrong-draft": ("bisect",),
 }
-"""Of all, those that ``tests.planted_bugs.second.score`` scores here, and the commands that see
-them: ``verify`` runs no requests."""
-PROOFS = json.loads((HERE / "proofs.json").read_text(encoding="utf-8"))
+"""Of the third, those that ``tests.planted_bugs.second.score`` scores here, and the commands that
+see them: ``verify`` runs no requests."""
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.id)
@@ -32,10 +32,12 @@ def test_a_fault_fits_its_file(fault: Fault) -> None:
     assert fault.model in MODELS
 
 
-def test_every_fault_is_proven() -> None:
-    assert PROOFS.keys() == {fault.id for fault in FAULTS}
-    for fault in FAULTS:
-        outcome = PROOFS[fault.id]["outcome"]
+@pytest.mark.parametrize("folder", [THIRD, FOURTH], ids=lambda folder: folder.name)
+def test_every_fault_is_proven(folder: Path) -> None:
+    proofs = json.loads((folder / "proofs.json").read_text(encoding="utf-8"))
+    assert proofs.keys() == {fault.id for fault in CATALOGUES[folder.name]}
+    for fault in CATALOGUES[folder.name]:
+        outcome = proofs[fault.id]["outcome"]
         assert (outcome == "harmless") is fault.control, (fault.id, outcome)
 
 
@@ -47,8 +49,8 @@ def test_no_fault_is_of_the_second_catalogue() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SCORED)
 def test_the_right_place_is_named(name: str, tmp_path: Path) -> None:
-    (fault,) = (fault for fault in FAULTS if fault.id == name)
-    found = score(fault, tmp_path, HERE)
+    (fault,) = (fault for fault in CATALOGUES["third"] if fault.id == name)
+    found = score(fault, tmp_path, THIRD)
     for command in SCORED[name]:
         assert found[command]["named"], found
         assert found[command]["innocents"] == [], found

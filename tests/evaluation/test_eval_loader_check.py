@@ -62,9 +62,9 @@ def test_some_layers_alone(saved, monkeypatch):
 def test_exchanged_gate_and_up_are_named(saved, name, monkeypatch):
     parts = layout._expert_parts
 
-    def exchanged(parameter, shape):
+    def exchanged(parameter, shape, present):
         other = {"gate_proj": "up_proj", "up_proj": "gate_proj", "down_proj": "down_proj"}
-        for part in parts(parameter, shape):
+        for part in parts(parameter, shape, present):
             stem, _, leaf = part.key.removesuffix(".weight").rpartition(".")
             yield layout.Part(f"{stem}.{other[leaf]}.weight", part.shape, part.expert, part.row)
 

@@ -1,5 +1,7 @@
 """The first screen of the HTML report, and what it takes to learn what a pass did."""
 
+import re
+
 import pytest
 
 from dsa_compile.inspecting.store import Store
@@ -107,11 +109,8 @@ def test_no_name_is_cut(shown: Report, size: dict[str, int]) -> None:
     assert shown.page.evaluate(cut, "#timeline .pass") == []
     assert shown.page.evaluate(cut, "#summary tbody th") == []
     shown.open(**{"pass": "fuse_norm_quantize_across_layers", "region": "moe"})
-    assert (
-        shown.page.locator("#pass-title")
-        .inner_text()
-        .startswith("34 fuse_norm_quantize_across_layers")
-    )
+    title = shown.page.locator("#pass-title").inner_text()
+    assert re.match(r"\d+ fuse_norm_quantize_across_layers", title)
     wide = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
     assert shown.page.evaluate(wide) == 0
 

@@ -1,4 +1,4 @@
-"""Mistral-Large-4: its row in the table of models, and how its layers are told apart.
+"""Mistral-Large-4: its row in the table of models, and the kinds of its layers.
 
 Apart from :mod:`dsa_compile.frontend.architectures`, since older versions of transformers have none
 of these classes: importing this module then fails.

@@ -58,7 +58,7 @@ class Watch:
 
         Raises:
             RankLost: another rank is gone.
-            UserError: likewise, where this rank was told so by what it waited for.
+            UserError: another rank is gone, and what this one waited for raised it first.
         """
         try:
             with self.waiting(timeout):

@@ -1,9 +1,11 @@
 """Every registered op is made by some pass, and every kernel in the table is of one."""
 
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import torch
 from transformers import DeepseekV32Config
 
 from dsa_compile.config import RECIPES, CompileConfig
@@ -13,7 +15,7 @@ from dsa_compile.kernels.table import KERNELS
 from dsa_compile.layout import Layout
 from dsa_compile.ops import FACTS, REFERENCE
 from dsa_compile.passes.manager import run_pipeline
-from dsa_compile.testing.models import yarn_parameters
+from dsa_compile.testing.models import tiny_mistral_config, yarn_parameters
 
 TARGET = "sm_90a"  # of which the passes expect the most; on the CPU they leave some out
 
@@ -44,6 +46,12 @@ def test_some_pass_makes_every_op(tmp_path: Path) -> None:
     for layout in (Layout(tp=8, ep=8, shard_embedding=True), Layout(dp=2, ep=2)):
         calls |= made(build_program(tmp_path, replace(config, layout=layout)))
     ops = {op for op in FACTS if op.namespace == "dsa"}
+    if find_spec("transformers.models.mistral_large4"):
+        tiny_mistral_config().save_pretrained(tmp_path / "mistral")
+        config = CompileConfig(recipe="fp32", target="cpu", weights="none", records=False)
+        calls |= made(build_program(tmp_path / "mistral", config))
+    else:  # only Mistral-Large-4 scales its queries
+        ops.remove(torch.ops.dsa.scale_by_position.default)
     assert {str(op) for op in ops - calls} == set()
 
 

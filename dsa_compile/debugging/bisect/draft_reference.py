@@ -20,7 +20,7 @@ from dsa_compile.ir.region import Role
 
 LOGITS = "logits"
 TIE = 1e-6
-"""Of two drafts whose logits are closer either may be made."""
+"""Two drafts whose logits are closer may both be made."""
 
 Values = dict[str, Tensor]
 

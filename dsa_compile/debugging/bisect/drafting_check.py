@@ -68,7 +68,7 @@ def _params(number: int) -> SamplingParams:
 def _engines(
     answers: Answers, params: list[SamplingParams]
 ) -> Iterator[tuple[dict[str, Any], list[SamplingParams]]]:
-    """Options and what is asked: the host chooses tokens that it describes, a device others."""
+    """Engine options, and the requests for them: described tokens are chosen by the host."""
     described = [replace(one, logprobs=1) for one in params]
     yield {"draft": "ngram", "num_speculative_tokens": _DRAFTS}, params
     if DRAFT in answers.recompiled.replay.final.plans:

@@ -46,7 +46,7 @@ def _whole(share: RankValue, values: Sequence[Any]) -> Sequence[Any]:
 
 
 def rows_of_lanes(value: Any, like: Tensor, lanes: int) -> Any:
-    """Of a value with the rows of all lanes, which are given the same, those of each lane.
+    """Split a value with the rows of all lanes, which are given the same, into those of each lane.
 
     Args:
         value: as :func:`gathered` returns it.

@@ -78,7 +78,7 @@ class ExactRunner(ExactSteps):
 def exact_parts(
     manifest: Manifest, program: Program, store: ExactWeightStore
 ) -> tuple[Manifest, Mapping[str, Region], dict[str, dict[str, Tensor]]]:
-    """Of a runner on the CPU: the manifest with the ops' references, graphs, exact weights."""
+    """Parts of a runner on the CPU: the manifest with references of ops, graphs, exact weights."""
     by_reference = replace(manifest, target="cpu", kernels=_references(program.regions))
     return by_reference, program.regions, _weights(manifest, program, store)
 

@@ -47,9 +47,7 @@ def has_reference(model_dir: Path) -> bool:
     Raises:
         UserError: transformers is not installed or refuses the configuration.
     """
-    from transformers import PreTrainedModel
-
-    return issubclass(_config_and_architecture(model_dir)[1].model, PreTrainedModel)
+    return _runs_alone(_config_and_architecture(model_dir)[1])
 
 
 def parameter_shapes(model_dir: Path) -> dict[str, tuple[int, ...]]:
@@ -66,12 +64,18 @@ def parameter_shapes(model_dir: Path) -> dict[str, tuple[int, ...]]:
 
 def _config_and_class(model_dir: Path) -> tuple[Any, Any]:
     config, architecture = _config_and_architecture(model_dir)
-    if not has_reference(model_dir):
+    if not _runs_alone(architecture):
         raise UserError(
             f"comparing with transformers is not supported for model_type={config.model_type!r}: "
             "no class there makes logits of text alone"
         )
     return config, architecture.model
+
+
+def _runs_alone(architecture: Any) -> bool:
+    from transformers import PreTrainedModel
+
+    return issubclass(architecture.model, PreTrainedModel)
 
 
 def _config_and_architecture(model_dir: Path) -> tuple[Any, Any]:

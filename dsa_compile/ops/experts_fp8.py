@@ -50,18 +50,39 @@ def experts_fp8(
         bf16 ``[N, H]``.
     """
     check_experts_fp8(x, x_scale, weights, indices, gate_up, gate_up_scale, down, down_scale)
-    rows = dequantize_blocks(x, x_scale)
+    flat = indices.flatten()
+    here = ((flat >= 0) & (flat < gate_up.shape[0])).nonzero().squeeze(1)
+    ordered, order = flat[here].sort(stable=True)
+    pairs = here[order]
+    token = pairs.div(indices.shape[1], rounding_mode="floor")
+    numbers, counts = (found.tolist() for found in ordered.unique_consecutive(return_counts=True))
+    rows = dequantize_blocks(x, x_scale)[token]
+    gate, up = _products(rows, numbers, counts, gate_up, gate_up_scale, 2).chunk(2, -1)
+    hidden = dequantize_blocks(*quantize_blocks(F.silu(gate) * up, False))
+    made = _products(hidden, numbers, counts, down, down_scale, 1)
     out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
-    for expert in indices.unique().tolist():
-        if not 0 <= expert < gate_up.shape[0]:
-            continue
-        token, slot = (indices == expert).nonzero(as_tuple=True)
-        halves = zip(gate_up[expert].chunk(2), gate_up_scale[expert].chunk(2), strict=True)
-        gate, up = (rows[token] @ dequantize_weight(*half).t() for half in halves)
-        hidden = dequantize_blocks(*quantize_blocks(F.silu(gate) * up, False))
-        result = hidden @ dequantize_weight(down[expert], down_scale[expert]).t()
-        out.index_add_(0, token, result * weights[token, slot].unsqueeze(-1))
+    out.index_add_(0, token, made * weights.flatten()[pairs, None])
     return out.bfloat16()
+
+
+def _products(
+    x: Tensor, numbers: list[int], rows: list[int], weight: Tensor, scale: Tensor, halves: int
+) -> Tensor:
+    """Rows of x ``[S, in]`` times the weights of their experts, fp32 ``[S, halves * out]``.
+
+    Args:
+        x: fp32, ``rows[0]`` rows of expert ``numbers[0]``, then ``rows[1]`` of the next.
+        numbers: of the experts.
+        rows: of each.
+        weight: e4m3 ``[E, halves * out, in]``.
+        scale: fp32 ``[E, halves * ceil(out/128), ceil(in/128)]``.
+        halves: parts of a weight, whose blocks are counted apart.
+    """
+    made = [x.new_zeros(0, weight.shape[1])]
+    for part, number in zip(x.split(rows), numbers, strict=bool(rows)):
+        halved = (whole[number].unflatten(0, (halves, -1)) for whole in (weight, scale))
+        made.append(part @ dequantize_weight(*halved).flatten(0, 1).t())
+    return torch.cat(made)
 
 
 def check_experts_fp8(

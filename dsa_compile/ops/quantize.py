@@ -69,11 +69,18 @@ def dequantize_blocks(q: Tensor, scale: Tensor) -> Tensor:
 
 
 def dequantize_weight(q: Tensor, scale: Tensor) -> Tensor:
-    """fp32 ``[N, K]`` of e4m3 ``[N, K]`` and a scale for every 128×128 of it."""
-    if q.shape[0] % BLOCK or q.shape[1] % BLOCK:
-        return dequantize_blocks(q, scale.repeat_interleave(BLOCK, 0)[: q.shape[0]])
+    """fp32 ``[..., N, K]`` of e4m3 ``[..., N, K]`` and a scale for every 128×128 of each matrix.
+
+    Args:
+        q: e4m3 ``[..., N, K]``.
+        scale: fp32 ``[..., ceil(N / 128), ceil(K / 128)]``.
+    """
+    rows, width = q.shape[-2:]
+    if rows % BLOCK or width % BLOCK:
+        return dequantize_blocks(q, scale.repeat_interleave(BLOCK, -2)[..., :rows, :])
     wide = q.to(torch.float32, memory_format=torch.contiguous_format)
-    wide.view(-1, BLOCK, scale.shape[1], BLOCK).mul_(scale[:, None, :, None])
+    blocks = wide.view(*scale.shape[:-1], BLOCK, scale.shape[-1], BLOCK)
+    blocks.mul_(scale[..., :, None, :, None])
     return wide
 
 

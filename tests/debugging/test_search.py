@@ -60,11 +60,13 @@ def test_an_interrupted_search_goes_on(tmp_path: Path) -> None:
     assert stopped.asked + rest.asked == whole.asked
 
 
-def test_the_state_of_another_search_is_refused(tmp_path: Path) -> None:
+def test_another_search_begins_anew_where_an_earlier_one_was_kept(tmp_path: Path) -> None:
     path = tmp_path / STATE
     Log.open("key", path).add(Trial(3, True, ""))
-    with pytest.raises(UserError, match="of another search"):
-        Log.open("other", path)
+    log = Log.open("other", path)
+    assert (log.trials, log.resumed) == ([], 0)
+    log.add(Trial(5, False, ""))
+    assert [trial.position for trial in Log.open("other", path).trials] == [5]
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"key": "key", "trials": [{"position": 1}]}', "[1]"])

@@ -50,10 +50,13 @@ class Log:
 
     @classmethod
     def open(cls, key: str, path: Path) -> "Log":
-        """Go on with the search of a file, if it is the same; begin anew if there is none.
+        """Go on with the search of a file, if it is the same; else begin anew.
+
+        A mended pass is another artifact: the trials of the last one are of no use and written
+        over.
 
         Raises:
-            UserError: the file is of another search, or no file of a search.
+            UserError: the file is no file of a search.
         """
         log = cls(key, path)
         if not path.exists():
@@ -68,10 +71,7 @@ class Log:
                 f"{path}: not the state of a search; remove it to start again"
             ) from None
         if found != key:
-            raise UserError(
-                f"{path}: of another search (the artifact or the check has changed); "
-                "remove it or give another --out"
-            )
+            return log
         log.trials, log.resumed = known, len(known)
         return log
 

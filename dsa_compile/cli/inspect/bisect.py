@@ -19,7 +19,7 @@ Find the rewrite that makes a check fail. The rewrites of all passes are numbere
 are made; programs with only the first so many are tried, by halves. Then the rewrite is looked at
 in every layer, and a directory is written that shows it without the model.
 
-The check is one of:
+The check is one of (default: the first):
   --against reference   each layer, given its input in the program before any pass, returns
                         what it returns there; that program is compared with transformers first
   --expect IDS          the prompt is followed by these tokens
@@ -61,7 +61,7 @@ def register(commands: Any) -> None:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    which = parser.add_mutually_exclusive_group(required=True)
+    which = parser.add_mutually_exclusive_group()
     which.add_argument("--against", choices=("reference",), help="compare with the reference model")
     which.add_argument("--expect", metavar="IDS", help='tokens that should follow, "1 2 3"')
     which.add_argument("--check", metavar="COMMAND", help="a shell command with {artifact} in it")
@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
     expected = None if args.expect is None else token_ids("--expect", args.expect)
     if expected == []:
         raise UserError("--expect: give at least one token id")
-    if args.limit is not None and args.against is None:
+    if args.limit is not None and (args.expect is not None or args.check is not None):
         raise UserError("--limit goes with --against")
     out = args.out or Path("bisect")
     from dsa_compile.cli.inspect.model import open_recompiled

@@ -88,6 +88,7 @@ class ModelSpec:
             a softmax without it.
         scaled_queries: whether queries are scaled by position, with learned factors for each head.
         learned_frequencies: whether RoPE's frequencies have learned factors.
+        shared_draft_selection: whether deeper drafts attend to what the first of a step selected.
         other_parts: prefixes of what checkpoints have beside the text model.
     """
 
@@ -127,6 +128,7 @@ class ModelSpec:
     router_bias: bool = True
     scaled_queries: bool = False
     learned_frequencies: bool = False
+    shared_draft_selection: bool = False
     other_parts: tuple[str, ...] = ()
 
     @property
@@ -162,8 +164,13 @@ class ModelSpec:
     def kind_of(self, layer: int) -> LayerKind:
         """The kind of a layer, the MTP layer among them: that has experts and an indexer."""
         if layer == self.mtp_layer:
-            return next(kind for kind in self.kinds if kind.mlp == "experts" and kind.indexer)
+            return self.draft_kind()
         return self.kind(self.layer_kinds[layer])
+
+    def draft_kind(self, *, deeper: bool = False) -> LayerKind:
+        """The kind as which the MTP layer runs for the first draft of a step, or a deeper one."""
+        own = not (deeper and self.shared_draft_selection)
+        return next(kind for kind in self.kinds if kind.mlp == "experts" and kind.indexer is own)
 
     @classmethod
     def from_config(
@@ -209,22 +216,22 @@ class ModelSpec:
         for name, ids in (("eos_token_id", eos_ids), ("bos_token_id", (bos_id or 0,))):
             if not all(type(token) is int for token in ids):
                 raise ConfigError(f"config.json: {name}={shown(config[name])} must name token ids")
+        filled = {**_ABSENT, **config}
         spec = cls(
             model_type=field_of(config, "model_type", str),
-            **{name: field_of({**_ABSENT, **config}, name, int) for name in _INT_FIELDS},
+            **{name: field_of(filled, name, int) for name in _INT_FIELDS},
             norm_topk_prob=field_of(config, "norm_topk_prob", bool),
             routed_scaling_factor=number_of(config, "routed_scaling_factor"),
             rms_norm_eps=number_of(config, "rms_norm_eps"),
             layer_kinds=tuple(layer_kinds),
             kinds=tuple(kinds),
             index_rope_interleaved=index_rope_interleaved,
-            num_nextn_predict_layers=field_of(
-                {**_ABSENT, **config}, "num_nextn_predict_layers", int
-            ),
+            num_nextn_predict_layers=field_of(filled, "num_nextn_predict_layers", int),
             quantization=quantization_of(config),
             bos_token_id=bos_id,
             eos_token_ids=eos_ids,
-            gated_norm_rank=field_of({**_ABSENT, **config}, "gated_norm_rank", int),
+            gated_norm_rank=field_of(filled, "gated_norm_rank", int),
+            shared_draft_selection=field_of(filled, "index_share_for_mtp_iteration", bool),
             **facts,
         )
         if config.get("q_lora_rank") == 0:
@@ -326,25 +333,11 @@ class ModelSpec:
 
 # What fields mean that some model types do not have.
 _ABSENT = {"num_nextn_predict_layers": 0, "q_lora_rank": 0, "gated_norm_rank": 0}
+_ABSENT |= {"index_share_for_mtp_iteration": False}
 _INT_FIELDS = (
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "moe_intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "n_shared_experts",
-    "n_routed_experts",
-    "num_experts_per_tok",
-    "n_group",
-    "topk_group",
-    "q_lora_rank",
-    "kv_lora_rank",
-    "qk_nope_head_dim",
-    "qk_rope_head_dim",
-    "v_head_dim",
-    "index_topk",
-    "index_n_heads",
-    "index_head_dim",
-    "max_position_embeddings",
+    *("vocab_size", "hidden_size", "intermediate_size", "moe_intermediate_size"),
+    *("num_hidden_layers", "num_attention_heads"),
+    *("n_shared_experts", "n_routed_experts", "num_experts_per_tok", "n_group", "topk_group"),
+    *("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"),
+    *("index_topk", "index_n_heads", "index_head_dim", "max_position_embeddings"),
 )

@@ -72,13 +72,24 @@ class DecoderLayer:
         self._latent = torch.zeros(rows, 1, spec.kv_lora_rank + spec.qk_rope_head_dim, dtype=dtype)
         self._index = torch.zeros(rows, 1, spec.index_head_dim, dtype=dtype)
 
-    def __call__(self, x: Tensor, rows: Rows) -> Tensor:
-        """The residual stream [T, H] after the layer."""
-        eps, w = self._spec.rms_norm_eps, self._weights
-        x = x + self._attend(rms_norm(x, w["input_layernorm.weight"], eps), rows)
-        return x + self._mix(rms_norm(x, w["post_attention_layernorm.weight"], eps))
+    def __call__(
+        self, x: Tensor, rows: Rows, selected: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The residual stream [T, H] after the layer; the cache rows it attends to, int32 [T, K].
 
-    def _attend(self, x: Tensor, rows: Rows) -> Tensor:
+        Args:
+            x: [T, H], the residual stream before it.
+            rows: of its tokens.
+            selected: int32 [T, K], cache rows to attend to, and no others; the indexer is not run
+                then and writes nothing. None for those that it selects.
+        """
+        eps, w = self._spec.rms_norm_eps, self._weights
+        normed = rms_norm(x, w["input_layernorm.weight"], eps)
+        attended, chosen = self._attend(normed, rows, selected)
+        x = x + attended
+        return x + self._mix(rms_norm(x, w["post_attention_layernorm.weight"], eps)), chosen
+
+    def _attend(self, x: Tensor, rows: Rows, selected: Tensor | None) -> tuple[Tensor, Tensor]:
         spec = self._spec
         w = {
             name.removeprefix("self_attn.").removesuffix(".weight"): tensor
@@ -94,7 +105,7 @@ class DecoderLayer:
         k_pe = rope_interleaved(k_pe.unsqueeze(1), *tables).squeeze(1)
         write_latent_cache(ckv, k_pe, self._latent, rows.slots)
 
-        chosen = self._choose(x, q_low, w, tables, rows)
+        chosen = self._choose(x, q_low, w, tables, rows) if selected is None else selected
         up = w["kv_b_proj"].unflatten(0, (spec.num_attention_heads, -1))
         w_uk, w_uv = up.split([spec.qk_nope_head_dim, spec.v_head_dim], 1)
         latent = paged_latent_attention(
@@ -104,7 +115,7 @@ class DecoderLayer:
             chosen,
             self._scale,
         )
-        return linear(expand_output(latent, w_uv).flatten(1), w["o_proj"])
+        return linear(expand_output(latent, w_uv).flatten(1), w["o_proj"]), chosen
 
     def _choose(
         self,

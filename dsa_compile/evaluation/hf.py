@@ -67,6 +67,7 @@ class HfModel:
         """Two passes of the model's MTP layer over T tokens, the second from what the first left.
 
         Every position is given its own token: which one it drafts from is the caller's business.
+        The second pass attends to what the first selected where the model's deeper drafts do.
 
         Args:
             sequence: T token ids.
@@ -78,7 +79,8 @@ class HfModel:
         tokens = torch.tensor(sequence)
         with torch.no_grad():
             first = self._drafts.run(tokens, self._model.model.norm(hidden))
-        return [first, self._drafts.run(tokens, first.normed)]
+        selected = first.selected if self._drafts.shares_selection else None
+        return [first, self._drafts.run(tokens, first.normed, selected)]
 
     @cached_property
     def _drafts(self) -> HfDrafts:

@@ -68,17 +68,28 @@ class Drafter:
         loaded: the artifact, for geometry, frequencies and dtype.
         max_tokens: longest sequence.
         depth: drafts in a chain.
+        shared_selection: whether deeper drafts attend to the keys that the first of their chain
+            selected, which are none of the chain's own; None for what the model's configuration
+            says.
 
     Raises:
         UserError: the model has no MTP module, or its weights cannot be had.
     """
 
-    def __init__(self, loaded: LoadedArtifact, max_tokens: int, depth: int) -> None:
+    def __init__(
+        self,
+        loaded: LoadedArtifact,
+        max_tokens: int,
+        depth: int,
+        shared_selection: bool | None = None,
+    ) -> None:
         spec = loaded.spec
         dtype: torch.dtype = getattr(torch, loaded.manifest.dtype)
         self.depth = depth
         self._eps = spec.rms_norm_eps
         self._weights = load_mtp(loaded.model_dir, spec, dtype)
+        self._shared = spec.shared_draft_selection if shared_selection is None else shared_selection
+        self._selected: Tensor | None = None
         rows = max_tokens * depth
         self._layer = DecoderLayer(
             spec, self._weights, Rope.of(loaded), attention_scale(loaded), rows
@@ -94,7 +105,9 @@ class Drafter:
         Returns:
             Drafted tokens int64 [n], for positions 2 to n + 1, and the module's states [n, H].
         """
-        return self._step(states, tokens, Rows.sequence(len(tokens)))
+        drafts, after, selected = self._step(states, tokens, Rows.sequence(len(tokens)))
+        self._selected = selected if self._shared else None
+        return drafts, after
 
     def deeper(
         self, starts: Tensor, length: int, depth: int, states: Tensor, drafts: Tensor
@@ -127,16 +140,19 @@ class Drafter:
             cu_seqlens=torch.arange(count + 1, dtype=torch.int32),
             context_lens=(starts + depth).int(),
         )
-        return self._step(states, drafts, rows)
+        selected = None if self._selected is None else self._selected[starts]
+        return self._step(states, drafts, rows, selected)[:2]
 
-    def _step(self, states: Tensor, tokens: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
+    def _step(
+        self, states: Tensor, tokens: Tensor, rows: Rows, selected: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         w, eps = self._weights, self._eps
         embedded = rms_norm(embedding(tokens, w["embed_tokens.weight"]), w["enorm.weight"], eps)
         joined = torch.cat((embedded, rms_norm(states, w["hnorm.weight"], eps)), -1)
-        hidden = self._layer(linear(joined, w["eh_proj.weight"]), rows)
+        hidden, chosen = self._layer(linear(joined, w["eh_proj.weight"]), rows, selected)
         after = rms_norm(hidden, w["shared_head.norm.weight"], eps)
         drafts = linear(after, w["shared_head.head.weight"]).float().argmax(-1)
-        return drafts, self._carried(hidden, after)
+        return drafts, self._carried(hidden, after), chosen
 
     def _carried(self, hidden: Tensor, after: Tensor) -> Tensor:
         """What the next depth takes as states: those after the norm of the module's head."""

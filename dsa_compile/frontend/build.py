@@ -140,9 +140,10 @@ def program_plans(spec: ModelSpec, config: CompileConfig) -> dict[str, Plan]:
     for name, follows, norm in ((DRAFT, MODEL, "model.norm"), (DEEPER, DRAFT, own)):
         opening = {"layer": mtp, "norm": norm, "next_norm": f"{mtp}.{spec.input_norm}"}
         block = {"layer": mtp, "next_norm": own}
+        kind = spec.draft_kind(deeper=name == DEEPER).name
         calls = (
             Call(name, DRAFT, opening, caches=None, layer=None),
-            Call(f"{name}_layer", spec.kind_of(layer).name, block, caches=owner, layer=layer),
+            Call(f"{name}_layer", kind, block, caches=owner, layer=layer),
             Call(f"{name}_head", HEAD, {"norm": own}, caches=None, layer=None),
         )
         plans[name] = Plan(calls, results=("logits",), follows=follows)

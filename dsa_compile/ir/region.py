@@ -4,6 +4,7 @@ A compiled model is a handful of regions (``embed``, one per layer kind, ``head`
 long and a short variant); plans say with which weights and caches each is called.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -89,3 +90,19 @@ class Region:
     def node_count(self) -> int:
         """How many computing nodes the graph has: neither placeholders nor the output."""
         return sum(node.op not in ("placeholder", "output") for node in self.graph.nodes)
+
+
+def open_values(regions: Iterable[Region]) -> dict[str, fx.Node]:
+    """Values that regions, called in this order, take and none before them has returned.
+
+    Returns:
+        By name, the placeholder that takes it first.
+    """
+    found: dict[str, fx.Node] = {}
+    made: set[str] = set()
+    for region in regions:
+        for node in region.inputs_of(Role.VALUE):
+            if node.meta["key"] not in made:
+                found.setdefault(node.meta["key"], node)
+        made.update(region.outputs)
+    return found

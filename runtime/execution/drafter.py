@@ -8,7 +8,7 @@ from torch import Tensor
 
 from dsa_compile.ir.execution import BoundCall
 from dsa_compile.ir.plan import DEEPER, DRAFT, LONG, Plan
-from dsa_compile.ir.region import Region, Role
+from dsa_compile.ir.region import Region, open_values
 from dsa_compile.runtime.execution.draft_rows import (
     DraftedRows,
     RowState,
@@ -41,7 +41,8 @@ class Drafter:
     Attributes:
         carried: names of the values that go from the model to the first draft, and from draft to
             draft.
-        states: of them, those behind the first draft, by row of the scheduler.
+        states: of these, the values behind the first draft, by row of the scheduler; and what all
+            deeper drafts of a step take of the first one, such as the cache rows it selected.
         observer: called with a depth, from 1, and the carried values ``[Y, …]`` of its drafts, for
             the Y requests of a step that yield tokens. None: not called.
     """
@@ -61,16 +62,17 @@ class Drafter:
         self._state = state
         self._block_size = block_size
         self.observer: Callable[[int, Mapping[str, Tensor]], None] | None = None
-        opening = regions.get(f"{DRAFT}.{LONG}") or regions[DRAFT]
-        states = opening.inputs_of(Role.VALUE)
-        self.carried = tuple(node.meta["key"] for node in states)
-        self.states = {
-            node.meta["key"]: torch.zeros(
-                (len(state.first), *node.meta["val"].shape[1:]),
-                dtype=node.meta["val"].dtype,
-                device=state.first.device,
+        taken = {
+            name: open_values(
+                regions.get(f"{call.kind}.{LONG}") or regions[call.kind]
+                for call in plans[name].calls
             )
-            for node in states
+            for name in (DRAFT, DEEPER)
+        }
+        self.carried = tuple(taken[DRAFT])
+        self.states = {
+            key: _nothing(node.meta["val"], len(state.first), state.first.device)
+            for key, node in taken[DEEPER].items()
         }
 
     def deepen(self, rows: DraftedRows, variant: str) -> Tensor:
@@ -84,9 +86,10 @@ class Drafter:
             values: Values = deeper_rows(rows, depth, self._block_size)
             values |= {"input_ids": draft, **states}
             self._run(DEEPER, values, variant)
-            states = {key: values[key] for key in self.carried}
+            made = {key: values[key] for key in self.carried}
             if self.observer is not None:
-                self.observer(depth, states)
+                self.observer(depth, made)
+            states |= made
             draft = self._drafted(values, rows.options, depth - 1)
             drafts.append(draft)
         return torch.stack(drafts, 1)
@@ -109,11 +112,11 @@ class Drafter:
         self._run(DRAFT, values, variant)
         if not len(ends):
             return
-        first = {key: values[key][ends] for key in self.carried}
+        first = {key: values[key][ends] for key in self.states}
         for key, states in self.states.items():
             states[rows.rows] = first[key]
         if self.observer is not None:
-            self.observer(1, first)
+            self.observer(1, {key: first[key] for key in self.carried})
         self._state.first[rows.rows] = self._drafted(values, rows.options, kept)
 
     def _run(self, plan: str, values: Values, variant: str) -> None:
@@ -122,3 +125,9 @@ class Drafter:
     def _drafted(self, values: Values, options: Tensor, ahead: Tensor | int) -> Tensor:
         """Drafts of the tokens that are ``ahead`` behind those of the records."""
         return sample_rows(values[LOGITS], options_at(options, ahead)).clamp(min=0)
+
+
+def _nothing(value: Tensor, rows: int, device: torch.device) -> Tensor:
+    """So many rows of a value ``[T, …]``: zeros, or of whole numbers -1, which is no cache row."""
+    fill = 0 if value.dtype.is_floating_point else -1
+    return torch.full((rows, *value.shape[1:]), fill, dtype=value.dtype, device=device)

@@ -2,7 +2,8 @@
 
 The definition of drafting, over a request whose tokens are all known: the draft layer runs once
 along them, each position with the model's state there and the token behind it. From each position a
-chain follows, every draft made of the one before and of the state behind that.
+chain follows, every draft made of the one before and of the state behind that, and where deeper
+drafts have no indexer, over the keys that the first one of the chain selected.
 """
 
 from collections.abc import Mapping
@@ -16,7 +17,7 @@ from dsa_compile.debugging.inputs.exact_weights import ExactWeightStore
 from dsa_compile.debugging.inputs.prompt import Chunk, Part, Prompt
 from dsa_compile.ir.plan import DEEPER, DRAFT, LONG, MODEL, Call, Plan
 from dsa_compile.ir.program import Program
-from dsa_compile.ir.region import Role
+from dsa_compile.ir.region import Role, open_values
 
 LOGITS = "logits"
 TIE = 1e-6
@@ -37,8 +38,11 @@ class DraftReference:
     def __init__(self, program: Program, store: ExactWeightStore, block_size: int) -> None:
         self._program, self._block_size = program, block_size
         self._stage = Stage.of(program, store)
-        opening = next(r for name, r in program.regions.items() if name.split(".")[0] == DRAFT)
-        self._carried = [node.meta["key"] for node in opening.inputs_of(Role.VALUE)]
+        first, deeper = (
+            open_values(program.region(call.kind, LONG) for call in program.plans[name].calls)
+            for name in (DRAFT, DEEPER)
+        )
+        self._carried, self._handed = list(first), list(deeper)
 
     @torch.no_grad()
     def chains(self, ids: tuple[int, ...], first: int, depth: int) -> dict[int, tuple[int, ...]]:
@@ -63,7 +67,7 @@ class DraftReference:
         found = {}
         # from the last on: a chain overwrites the rows behind its start, which no earlier one reads
         for end in range(len(ids) - 1, first - 1, -1):
-            state = {key: made[key][end - 1 : end] for key in self._carried}
+            state = {key: made[key][end - 1 : end] for key in self._handed}
             found[end] = self._chain(logits[end - 1], state, end, depth, whole, caches)
         return found
 
@@ -87,7 +91,7 @@ class DraftReference:
             one = whole.batch(Chunk((Part(0, position, position + 1),)), flat=True)
             one |= {"input_ids": torch.tensor(drafts[-1:])}
             values = self._run(self._program.plans[DEEPER], one, state, whole, caches)
-            state = {key: values[key] for key in self._carried}
+            state |= {key: values[key] for key in self._carried}
             logits = numbers(values[LOGITS])[0]
         return tuple(drafts)
 

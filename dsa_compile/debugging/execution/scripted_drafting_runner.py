@@ -55,7 +55,12 @@ class FollowingRunner(ExactRunner):
 
 
 class FollowingDraftingRunner(ExactDraftingRunner):
-    """With drafts; the states that are handed on are positions, and a draft of another is wrong."""
+    """With drafts; what is handed on are positions, and a draft of another is wrong.
+
+    A state comes from the position before, or from the first draft's where all deeper ones take it.
+    """
+
+    _depth = 1  # of the drafts that are made
 
     def _run(
         self, calls: Mapping[str, Sequence[BoundCall]], plan: Plan, values: Values, variant: str
@@ -65,10 +70,12 @@ class FollowingDraftingRunner(ExactDraftingRunner):
             logits = _model_logits(positions[rows], tokens[rows], self.vocab_size)
         else:
             assert self.drafter is not None
-            came_from = positions if plan is self._manifest.plans[DRAFT] else positions - 1
+            first, carried = plan is self._manifest.plans[DRAFT], self.drafter.carried
+            self._depth = 1 if first else self._depth + 1
             made = drafted(positions + 1, tokens)
-            for key in self.drafter.carried:
-                made = torch.where(values[key][:, 0] == came_from, made, made + 2)
+            for key in carried if first else self.drafter.states:
+                ahead = self._depth - 1 if key not in carried else 0 if first else 1
+                made = torch.where(values[key][:, 0] == positions - ahead, made, made + 2)
             logits = torch.zeros(len(rows), self.vocab_size).scatter_(1, made[rows, None], 99.0)
         values |= {LOGITS: logits, **self._states(positions)}
 
@@ -79,7 +86,9 @@ class FollowingDraftingRunner(ExactDraftingRunner):
     def _states(self, positions: Tensor) -> dict[str, Any]:
         states = {} if self.drafter is None else self.drafter.states
         return {
-            key: positions.view(-1, *(1,) * (kept.dim() - 1)).expand(-1, *kept.shape[1:]).double()
+            key: positions.view(-1, *(1,) * (kept.dim() - 1))
+            .expand(-1, *kept.shape[1:])
+            .to(torch.float64 if kept.dtype.is_floating_point else kept.dtype)
             for key, kept in states.items()
         }
 

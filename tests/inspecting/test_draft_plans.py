@@ -57,6 +57,36 @@ def test_a_draft_plan_computes_what_transformers_does(drafting: Path, tmp_path: 
     torch.testing.assert_close(torch.from_numpy(logits)[0], wanted, rtol=1e-4, atol=1e-4)
 
 
+def test_a_deeper_draft_takes_what_the_first_selected(tmp_path: Path) -> None:
+    """The selection is an input of the plan, as the state is."""
+    fields = {"indexer_types": ["full", "full"], "index_share_for_mtp_iteration": True}
+    save_hub(tiny_model(tiny_glm_config(2, first_k_dense_replace=1, **fields)), tmp_path / "model")
+    compile_model(tmp_path / "model", tmp_path / "artifact", draft="mtp", block_size=16)
+    file, store = tmp_path / "deeper.onnx", Store.open(tmp_path / "artifact")
+    command = [str(store.path), "onnx", "--plan", "deeper_draft", "--after", LOGICAL, "-o"]
+    assert main([*command, str(file), "--weights"]) == 0
+    session = onnxruntime.InferenceSession(file)
+    taken = {node.name for node in session.get_inputs()}
+    assert taken == {"input_ids", "positions", "hidden", "selected"}
+    tokens = torch.randint(3, 500, (TOKENS,), generator=torch.Generator().manual_seed(0)).tolist()
+    model = HfModel(tmp_path / "model", store.manifest.model.spec)
+    first, deeper = model.drafts(tokens, model.residuals(tokens)[-1])
+    assert first.selected is not None
+    visible = first.selected <= torch.arange(TOKENS)[:, None]
+    fed = {
+        "input_ids": np.array([tokens]),
+        "positions": np.arange(TOKENS)[None],
+        "hidden": first.hidden[None].numpy(),
+        "selected": first.selected.where(visible, -1)[None].int().numpy(),
+    }
+    [logits] = session.run(None, fed)
+    torch.testing.assert_close(torch.from_numpy(logits)[0], deeper.logits, rtol=1e-4, atol=1e-4)
+    for stage in store.stages:
+        made = export(whole_step(store, stage.graphs, "short", "deeper_draft"), stage.name)
+        register(made)
+        checker.check_model(made)
+
+
 @pytest.mark.parametrize("plan", ["draft", "deeper_draft"])
 def test_every_stage_of_a_draft_plan_is_a_valid_model(drafting: Path, plan: str) -> None:
     store = Store.open(drafting)

@@ -32,6 +32,7 @@ from dsa_compile.evaluation.loaded_artifact import LoadedArtifact
 from dsa_compile.evaluation.mtp_acceptance import Drafter, FinalNorm
 from dsa_compile.frontend.build import build_program
 from dsa_compile.ir.plan import DEEPER, DRAFT
+from dsa_compile.layout import Layout
 from dsa_compile.runtime import Engine, EngineOptions, SamplingParams
 from dsa_compile.runtime.execution.drafter import Drafter as PlannedDrafter
 from dsa_compile.runtime.loading.load_runner import load_runner
@@ -144,6 +145,23 @@ def test_tokens_are_those_without_drafts(
     assert [o.token_ids for o in found] == [o.token_ids for o in plain.generate(some, params)]
     assert engine.stats().accepted[0] > 0
     assert engine.stats().preemptions > 0
+
+
+@pytest.mark.slow
+def test_ranks_share_their_own_selections(model_dir: Path, shared: Path, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"draft": "mtp", "block_size": BLOCK_SIZE, "records": False}
+    compile_model(model_dir, tmp_path / "two", layout=Layout(tp=2), **options)
+    params = SamplingParams(max_tokens=24, ignore_eos=True, temperature=0.0)
+    answers, accepted = [], []
+    for path in (shared, tmp_path / "two"):
+        engine = Engine.load(path, num_blocks=60, max_running=8, num_speculative_tokens=DEPTH)
+        try:
+            answers.append([o.token_ids for o in engine.generate(prompts([9, 14, 40]), params)])
+            accepted.append(engine.stats().accepted)
+        finally:
+            engine.close()
+    assert answers[0] == answers[1]
+    assert accepted[0] == accepted[1]
 
 
 def test_states_of_drafts_are_those_of_transformers(shared: Path, model_dir: Path) -> None:
@@ -294,6 +312,7 @@ def test_every_rewrite_of_the_draft_plans_is_verified(model_dir: Path, recipe: s
     assert {"moe", "moe_reuse"} <= {site.region for site in report.sites if site.layer == 2}
 
 
+@pytest.mark.slow
 def test_what_is_exported_is_compared_with_transformers(many_words: RecompiledArtifact) -> None:
     """A deeper draft that selects by itself is another one."""
     spec = many_words.exported.spec

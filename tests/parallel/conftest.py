@@ -23,16 +23,16 @@ LAYOUTS = {
 @pytest.fixture(scope="session")
 def artifact(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """``artifact("tp2")``: compiled once, in fp32 for the CPU, with small pages; ``"tp2-mtp"`` has
-    plans that draft, too."""
+    plans that draft, too; ``"tp2-mtp-bf16"`` is of another recipe."""
     made: dict[str, Path] = {}
 
     def compiled(name: str) -> Path:
         if name not in made:
             made[name] = tmp_path_factory.mktemp("parallel") / name
-            layout, _, draft = name.partition("-")
+            layout, draft, recipe, *_ = *name.split("-"), None, None
             compile_model(
                 MODEL, made[name], target="cpu", block_size=16, layout=LAYOUTS[layout],
-                draft=draft or None,
+                draft=draft, recipe=recipe or "fp32",
             )  # fmt: skip
         return made[name]
 

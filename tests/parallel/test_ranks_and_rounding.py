@@ -72,5 +72,5 @@ def test_two_ranks_are_no_farther_from_fp32_than_one(fp8_model: Path, tmp_path: 
     torch.testing.assert_close(found["fp32", "tp2"], exact, atol=1e-3, rtol=0)
     one, two = (found["fp8-kv-tensor", name] for name in ("one", "tp2"))
     error = (one - exact).abs().mean()
-    assert (two - exact).abs().mean() < 1.25 * error  # 0.98 of it
+    assert (two - exact).abs().mean() < 1.25 * error  # 0.98 of it; the vocabulary exchanged: 4.9
     assert (two - one).abs().mean() < error

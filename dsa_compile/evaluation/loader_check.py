@@ -28,17 +28,24 @@ Tensors = Callable[[str], Tensor]
 
 @dataclass(frozen=True)
 class Difference:
-    """A parameter that the compiler's loader does not read as the reference does.
+    """A parameter or constant that the compiler does not have as the reference has it.
 
     Attributes:
         name: of the parameter, as in transformers' ``state_dict``.
         problem: what differs, and where first; names the part of an expert.
         against: which loader it was compared with.
+        computed: whether it is a constant, which the export computes and no checkpoint has.
     """
 
     name: str
     problem: str
     against: str
+    computed: bool = False
+
+    @property
+    def told(self) -> str:
+        """What is done wrongly."""
+        return "is computed otherwise by the export" if self.computed else "is read otherwise"
 
     def __str__(self) -> str:
         return f"{self.name}: {self.problem} (against {self.against})"
@@ -105,12 +112,14 @@ def compare_constants(model_dir: Path, spec: ModelSpec, plan: WeightPlan) -> lis
         want = next((b for name, b in buffers.items() if name.endswith(f".{key}")), None)
         got = torch.tensor(expr.values).view(expr.shape)
         if want is None:
-            found.append(Difference(key, "no buffer of transformers' model", "transformers"))
+            problem = "no buffer of transformers' model"
         elif got.shape != want.shape:
             problem = f"{list(got.shape)} here, {list(want.shape)} there"
-            found.append(Difference(key, problem, "transformers"))
         elif _unlike(got, want.float()).any():
-            found.append(Difference(key, _where(key, got, want.float()), "transformers"))
+            problem = _where(key, got, want.float())
+        else:
+            continue
+        found.append(Difference(key, problem, "transformers", computed=True))
     return found
 
 

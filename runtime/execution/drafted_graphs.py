@@ -77,6 +77,11 @@ class DraftedGraphs:
                     raise while_doing(error, doing) from error
         torch.cuda.current_stream().wait_stream(stream)
 
+    @property
+    def captured(self) -> bool:
+        """Whether there are captured steps."""
+        return bool(self._captured)
+
     def drop(self) -> None:
         """Give captured steps up, with the memory of their inputs; later ones may be larger."""
         self._captured.clear()

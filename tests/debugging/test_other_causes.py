@@ -15,9 +15,11 @@ from dsa_compile.debugging.inputs.parameters import WeightStore
 from dsa_compile.debugging.inputs.reference import export_report
 from dsa_compile.debugging.recompiled_artifact import RecompiledArtifact
 from dsa_compile.debugging.verify.kernel_check import KernelReport
+from dsa_compile.debugging.verify.verify_compilation import verify
 from dsa_compile.layout import ONE_RANK, Layout
 from dsa_compile.weights import materialize
 from dsa_compile.weights.checkpoint import Checkpoint
+from dsa_compile.weights.plan import Constant
 
 LENGTH = 27
 
@@ -33,6 +35,10 @@ def test_merged_weights_in_another_order(
     monkeypatch.setattr(materialize, "_write_parts", reversed_parts)
     mine = replace(recompiled, store=WeightStore(recompiled.store.source))  # nothing made yet
     prompt = mine.prompt(tokens=LENGTH)
+    report = verify(mine.replay, mine.store, prompt, {"merge_projections"})
+    assert report.wrong
+    told = "; weight self_attn.q_a_k_kv_a.weight of layer_000 differs by "
+    assert any(told in site.problem for site in report.wrong), report.wrong[0].problem
     found: Culprit = bisect_artifact(mine, prompt, None, None, None, tmp_path, lambda _: None)
     assert found.rewrite is None
     assert found.cause is Cause.WEIGHT
@@ -58,6 +64,24 @@ def test_weights_read_otherwise_than_by_transformers(
     problem = export_report(mine, prompt).problem
     assert "layer 1 differs from transformers' model" in problem
     assert "weight model.layers.1.mlp.experts.down_proj is read otherwise" in problem
+
+
+def test_constants_that_the_export_computes_otherwise(
+    recompiled: RecompiledArtifact, tmp_path: Path
+) -> None:
+    """No weight that is read: whoever looks for it in the checkpoint finds nothing."""
+    exported, key = recompiled.exported.fork(recompiled.exported.config), "rotary_emb.inv_freq"
+    for kind in [k for k in exported.weights.kinds() if key in exported.weights.entries(k)]:
+        entry = exported.weights.remove(kind, key)
+        assert isinstance(entry.expr, Constant)
+        slower = replace(entry.expr, values=tuple(value / 2 for value in entry.expr.values))
+        exported.weights.define(kind, key, replace(entry, expr=slower))
+    mine = replace(recompiled, exported=exported)
+    prompt = mine.prompt(tokens=LENGTH)
+    found = bisect_artifact(mine, prompt, None, None, None, tmp_path, lambda _: None)
+    assert (found.cause, found.name) == (Cause.EXPORT, "rotary_emb.inv_freq")
+    told = "constant rotary_emb.inv_freq is computed otherwise by the export"
+    assert told in export_report(mine, prompt).problem
 
 
 def test_kernels_of_a_gpu_are_checked_in_another_process(monkeypatch: pytest.MonkeyPatch) -> None:

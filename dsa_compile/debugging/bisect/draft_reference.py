@@ -1,4 +1,4 @@
-"""Drafts of the finished draft plans without the runtime, in exact arithmetic.
+"""Drafts of the finished draft plans without the runtime, exact or as the recipe rounds.
 
 The definition of drafting, over a request whose tokens are all known: the draft layer runs once
 along them, each position with the model's state there and the token behind it. From each position a
@@ -14,6 +14,7 @@ from torch import Tensor
 from dsa_compile.debugging.execution.exact import numbers
 from dsa_compile.debugging.execution.stages import Stage, caches_for, result_nodes, weight_keys
 from dsa_compile.debugging.inputs.exact_weights import ExactWeightStore
+from dsa_compile.debugging.inputs.parameters import WeightStore
 from dsa_compile.debugging.inputs.prompt import Chunk, Part, Prompt
 from dsa_compile.ir.plan import DEEPER, DRAFT, LONG, MODEL, Call, Plan
 from dsa_compile.ir.program import Program
@@ -21,8 +22,9 @@ from dsa_compile.ir.region import Role, open_values
 
 LOGITS = "logits"
 TIE = 1e-6
-"""Two drafts whose logits are closer may both be made."""
+"""Two drafts whose logits are closer may both be made where arithmetic is exact."""
 
+Tokens = tuple[int, ...]
 Values = dict[str, Tensor]
 
 
@@ -31,11 +33,13 @@ class DraftReference:
 
     Args:
         program: finished, with draft plans.
-        store: gives the weights.
+        store: gives the weights; exact ones make exact arithmetic.
         block_size: rows of a cache page.
     """
 
-    def __init__(self, program: Program, store: ExactWeightStore, block_size: int) -> None:
+    def __init__(
+        self, program: Program, store: WeightStore | ExactWeightStore, block_size: int
+    ) -> None:
         self._program, self._block_size = program, block_size
         self._stage = Stage.of(program, store)
         first, deeper = (
@@ -44,8 +48,7 @@ class DraftReference:
         )
         self._carried, self._handed = list(first), list(deeper)
 
-    @torch.no_grad()
-    def chains(self, ids: tuple[int, ...], first: int, depth: int) -> dict[int, tuple[int, ...]]:
+    def chains(self, ids: Tokens, first: int, depth: int) -> dict[int, Tokens]:
         """Drafts behind each last token of a request.
 
         Args:
@@ -55,6 +58,23 @@ class DraftReference:
 
         Returns:
             By the position of the last token; a chain ends where its next draft is a tie.
+        """
+        return {
+            end: _before_a_tie(logits) for end, logits in self.logits(ids, first, depth).items()
+        }
+
+    @torch.no_grad()
+    def logits(
+        self, ids: Tokens, first: int, depth: int, drafts: Mapping[int, Tokens] | None = None
+    ) -> dict[int, Tensor]:
+        """Logits of every draft of the chains, fp64 ``[depth, V]`` each.
+
+        Args:
+            ids: as for :meth:`chains`.
+            first: likewise.
+            depth: likewise.
+            drafts: those that were made, by the position of the last token: the next ones are made
+                from them. Where there are none, from the likeliest.
         """
         room = (*ids, *(0,) * depth)  # for the rows of the last chain
         whole = Prompt((room,), (Chunk((Part(0, 0, len(ids)),)),), self._block_size)
@@ -68,7 +88,9 @@ class DraftReference:
         # from the last on: a chain overwrites the rows behind its start, which no earlier one reads
         for end in range(len(ids) - 1, first - 1, -1):
             state = {key: made[key][end - 1 : end] for key in self._handed}
-            found[end] = self._chain(logits[end - 1], state, end, depth, whole, caches)
+            made_there = (drafts or {}).get(end, ())
+            given = torch.tensor(made_there[:depth], dtype=torch.int64)
+            found[end] = self._chain(logits[end - 1], state, end, depth, given, whole, caches)
         return found
 
     def _chain(
@@ -77,23 +99,20 @@ class DraftReference:
         state: Values,
         end: int,
         depth: int,
+        given: Tensor,
         whole: Prompt,
         caches: dict[str, Values],
-    ) -> tuple[int, ...]:
-        drafts: list[int] = []
-        for position in range(end, end + depth):
-            best = logits.topk(2)
-            if float(best.values[0] - best.values[1]) <= TIE:
-                break
-            drafts.append(int(best.indices[0]))
-            if len(drafts) == depth:
-                break
+    ) -> Tensor:
+        found = [logits]
+        for position in range(end, end + depth - 1):
             one = whole.batch(Chunk((Part(0, position, position + 1),)), flat=True)
-            one |= {"input_ids": torch.tensor(drafts[-1:])}
+            place = len(found) - 1
+            token = given[place] if place < len(given) else found[-1].argmax()
+            one |= {"input_ids": token[None]}
             values = self._run(self._program.plans[DEEPER], one, state, whole, caches)
             state |= {key: values[key] for key in self._carried}
-            logits = numbers(values[LOGITS])[0]
-        return tuple(drafts)
+            found.append(numbers(values[LOGITS])[0])
+        return torch.stack(found).double()
 
     def _run(
         self,
@@ -121,8 +140,15 @@ class DraftReference:
         tables = {
             Role.VALUE: values,
             Role.BATCH: batch,
-            Role.CACHE: caches_for(region, whole, own, exact=True),
+            Role.CACHE: caches_for(region, whole, own, self._stage.exact),
             Role.WEIGHT: self._stage.weights.of(call, weight_keys(region)),
         }
         nodes = self._stage.record(region, tables)
         return {name: nodes[node.name] for name, node in result_nodes(region).items()}
+
+
+def _before_a_tie(logits: Tensor) -> Tokens:
+    best = logits.topk(2)
+    apart = (best.values[:, 0] - best.values[:, 1] > TIE).tolist()
+    count = apart.index(False) if False in apart else len(apart)
+    return tuple(best.indices[:count, 0].tolist())

@@ -28,11 +28,15 @@ Found = tuple[Cause, str, str]
 
 
 def misread_weight(recompiled: RecompiledArtifact) -> Found | None:
-    """The first weight or constant of the exported program that transformers has otherwise."""
+    """The first weight or constant of the exported program that transformers has otherwise.
+
+    A constant is no weight that is read: the export computes it.
+    """
     exported = recompiled.exported
     layers = [call.index for call in exported.layers]
     for weight in misread_weights(recompiled.model_dir, exported.spec, layers, exported.weights):
-        return Cause.WEIGHT, weight.name, weight.problem
+        cause = Cause.EXPORT if weight.computed else Cause.WEIGHT
+        return cause, weight.name, f"{weight.told}, {weight.problem}"
     return None
 
 

@@ -7,6 +7,7 @@ What an option may change is nothing but rounding, whose size is measured: see
 import itertools
 from collections.abc import Callable
 
+from dsa_compile.debugging.bisect.device_answers import DeviceAnswers
 from dsa_compile.debugging.bisect.drafting_check import wrong_drafting
 from dsa_compile.debugging.bisect.runtime_answers import Answers
 from dsa_compile.debugging.bisect.runtime_scenes import drafted_scenes, mixed_prompts, scenes
@@ -60,10 +61,13 @@ def wrong_engine(recompiled: RecompiledArtifact) -> str:
 def wrong_option_on_device(recompiled: RecompiledArtifact) -> tuple[str, str] | None:
     """The same with the artifact's kernels, CUDA graphs among the options.
 
+    Tokens and drafts are held to those of a plain engine and of the draft plans as far as the
+    recipe's rounding cannot change them.
+
     Args:
         recompiled: an artifact for the GPU here, of a small model.
     """
-    return _first_wrong(Answers(recompiled, exact=False), True)
+    return _first_wrong(DeviceAnswers(recompiled), True)
 
 
 def _first_wrong(answers: Answers, gpu: bool) -> tuple[str, str] | None:
@@ -87,8 +91,8 @@ def _search(answers: Answers, few: Answers, gpu: bool) -> tuple[str, str] | None
             return ANY, problem
     plain = few.plain
     every = scenes(block, spec.index_topk, spec.vocab_size, gpu, lambda p: plain([p])[0].tokens)
-    if DRAFT in answers.recompiled.replay.final.plans and not gpu:
-        drafted = drafted_scenes(block, spec.index_topk, spec.vocab_size)
+    if DRAFT in answers.recompiled.replay.final.plans:
+        drafted = drafted_scenes(block, spec.index_topk, spec.vocab_size, gpu)
         every = itertools.chain(every, drafted)
     for scene in every:
         those = answers if scene.all_layers else few

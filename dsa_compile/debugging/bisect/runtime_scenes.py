@@ -136,7 +136,7 @@ def mixed_prompts(block: int, topk: int, vocab_size: int) -> tuple[Tokens, ...]:
     return tuple(random_tokens(n, vocab_size, seed=20 + i) for i, n in enumerate(lengths))
 
 
-def drafted_scenes(block: int, topk: int, vocab_size: int) -> Iterator[Scene]:
+def drafted_scenes(block: int, topk: int, vocab_size: int, gpu: bool = False) -> Iterator[Scene]:
     """Scenes in which the artifact's draft plans draft.
 
     No two of the prompts have answers at the same positions: the position of a request's last token
@@ -147,10 +147,13 @@ def drafted_scenes(block: int, topk: int, vocab_size: int) -> Iterator[Scene]:
     for length in sorted((block - 2, edge + 1, edge + block // 2 + 6, edge + block + 3)):
         lengths.append(max(length, lengths[-1] + _APART) if lengths else length)
     prompts = tuple(random_tokens(n, vocab_size, seed=80 + i) for i, n in enumerate(lengths))
-    drafted = {"draft": "mtp", "num_speculative_tokens": _MOST_DRAFTS}
+    drafted = {"draft": "mtp", "num_speculative_tokens": _MOST_DRAFTS, "max_running": len(prompts)}
     turns = (Round(prompts),)
     yield Scene(drafted, turns, _DRAFTS | _BATCHING)
-    cut = drafted | {"overlap": True, "max_batched_tokens": block + 5}
+    if gpu:  # tokens that are described are chosen by the host, and no graph runs
+        yield Scene(drafted | {"cuda_graphs": True}, turns, _GRAPHS | _DRAFTS, ahead=True)
+    chunk = max(block + 5, len(prompts) * (1 + _MOST_DRAFTS))  # an engine takes no less
+    cut = drafted | {"overlap": True, "max_batched_tokens": chunk, "cuda_graphs": gpu}
     yield Scene(cut, turns, _DRAFTS | _OVERLAP | _CHUNKS | _BATCHING, ahead=True)
 
 

@@ -124,6 +124,7 @@ def export_report(recompiled: RecompiledArtifact, prompt: Prompt) -> PassReport:
         layers = [call.index for call in exported.layers]
         misread = misread_weights(recompiled.model_dir, exported.spec, layers, exported.weights)
         for weight in misread:
-            done.problem += f": weight {weight.name} is read otherwise, {weight.problem}"
+            kind = "constant" if weight.computed else "weight"
+            done.problem += f": {kind} {weight.name} {weight.told}, {weight.problem}"
             break
     return done

@@ -35,7 +35,9 @@ from dsa_compile.debugging.verify.report import (
 )
 from dsa_compile.debugging.verify.rewrite_check import Capture, SiteCheck, check_site
 from dsa_compile.debugging.verify.rewrite_run import in_a_line
+from dsa_compile.debugging.verify.weight_check import wrong_new_weights
 from dsa_compile.ir.passes import Numerics
+from dsa_compile.ir.plan import Call
 from dsa_compile.ir.program import Program
 from dsa_compile.ir.region import Role
 from dsa_compile.ir.site import Site
@@ -214,8 +216,16 @@ class _Checker:
             done.runs += len(found.tried)
             reported = site_report(run, site, layer_of(captured.call), found)
             if reported.problem:
-                reported = replace(reported, problem=_told(reported.problem, before, after))
+                made = self._wrong_weights(captured.call, before, after)
+                told = _told(reported.problem + made, before, after)
+                reported = replace(reported, problem=told)
             self._add(done, reported)
+
+    def _wrong_weights(self, call: Call, before: Program, after: Program) -> str:
+        """The first weight that a rewrite brings and the runtime makes wrongly, for a problem."""
+        for weight in wrong_new_weights(call, before.weights, after.weights, self.store):
+            return f"; weight {weight} {weight.problem}: {weight.expression}"
+        return ""
 
     def _add(self, done: PassReport, reported: SiteReport) -> None:
         done.error = max(done.error, reported.error)

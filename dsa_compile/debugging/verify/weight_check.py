@@ -10,7 +10,9 @@ from dsa_compile.debugging.execution.ranks import parts_of
 from dsa_compile.debugging.inputs.exact_weights import ExactWeightStore
 from dsa_compile.debugging.inputs.parameters import WeightStore
 from dsa_compile.debugging.verify.rewrite_run import in_a_line
+from dsa_compile.ir.plan import Call
 from dsa_compile.ir.program import Program
+from dsa_compile.weights.plan import WeightEntry, WeightPlan
 
 
 @dataclass(frozen=True)
@@ -43,27 +45,45 @@ def wrong_weights(program: Program, store: WeightStore) -> Iterator[WrongWeight]
     exact = ExactWeightStore(store.source)
     for call in program.calls:
         for key, entry in program.weights.entries(call.kind).items():
-            problem = ""
-            try:
-                pairs = list(
-                    zip(
-                        parts_of(store.get(call, key, entry)),
-                        parts_of(exact.get(call, key, entry)),
-                        strict=True,
-                    )
-                )
-            except Exception as error:  # whatever a wrong expression leads to
-                problem = f"cannot be made: {in_a_line(error)}"
-            else:
-                for rank, (made, wide) in enumerate(pairs):
-                    wanted = numbers(wide).to(WIDE)
-                    off = float((made.to(WIDE) - wanted).norm() / wanted.norm().clamp(min=1e-300))
-                    if not off <= UNIT.get(made.dtype, 0.0):
-                        where = f" on rank {rank}" if len(pairs) > 1 else ""
-                        wrong = (
-                            f"differs by {off:.1e} from" if off < math.inf else "is not finite as"
-                        )
-                        problem = f"{wrong} its expression{where}"
-                        break
+            problem = _problem(call, key, entry, store, exact)
             if problem:
                 yield WrongWeight(call.name, key, str(entry.expr), problem)
+
+
+def wrong_new_weights(
+    call: Call, before: WeightPlan, after: WeightPlan, store: WeightStore
+) -> Iterator[WrongWeight]:
+    """As :func:`wrong_weights`, of those that a call takes by one plan and not by another.
+
+    Args:
+        call: takes the weights.
+        before: the plan whose weights are known.
+        after: the plan that may make others.
+        store: gives the weights as the runtime would make them.
+    """
+    exact = ExactWeightStore(store.source)
+    known = before.entries(call.kind)
+    for key, entry in after.entries(call.kind).items():
+        if known.get(key) == entry:
+            continue
+        problem = _problem(call, key, entry, store, exact)
+        if problem:
+            yield WrongWeight(call.name, key, str(entry.expr), problem)
+
+
+def _problem(
+    call: Call, key: str, entry: WeightEntry, store: WeightStore, exact: ExactWeightStore
+) -> str:
+    try:
+        made = parts_of(store.get(call, key, entry))
+        wide = parts_of(exact.get(call, key, entry))
+    except Exception as error:  # whatever a wrong expression leads to
+        return f"cannot be made: {in_a_line(error)}"
+    for rank, (got, want) in enumerate(zip(made, wide, strict=True)):
+        wanted = numbers(want).to(WIDE)
+        off = float((got.to(WIDE) - wanted).norm() / wanted.norm().clamp(min=1e-300))
+        if not off <= UNIT.get(got.dtype, 0.0):
+            where = f" on rank {rank}" if len(made) > 1 else ""
+            wrong = f"differs by {off:.1e} from" if off < math.inf else "is not finite as"
+            return f"{wrong} its expression{where}"
+    return ""

@@ -22,8 +22,8 @@ SCORED: dict[str, tuple[str, ...]] = {
     "frequencies-without-yarn": ("verify", "bisect"),
     "window-start-dropped": ("verify", "bisect"),
 }
-"""Of the third, then of the fourth, those that ``tests.planted_bugs.second.score`` scores here, and the commands that
-see them: ``verify`` runs no requests."""
+"""Of the third, then of the fourth, those that ``tests.planted_bugs.second.score`` scores here, and
+the commands that see them: ``verify`` runs no requests."""
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.id)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.planted_bugs.sampled import WHOLE
 from tests.planted_bugs.second.fault import KINDS, ROOT, Fault
 from tests.planted_bugs.second.models import MODELS
 from tests.planted_bugs.second.prove import catalogue
@@ -24,6 +25,8 @@ SCORED: dict[str, tuple[str, ...]] = {
 }
 """Of the third, then of the fourth, those that ``tests.planted_bugs.second.score`` scores here, and
 the commands that see them: ``verify`` runs no requests."""
+SAMPLE = ("decode-scores-two-selections", "window-start-dropped")
+"""One of each catalogue; the runtime's are planted in tests/debugging as well, in less time."""
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.id)
@@ -49,7 +52,7 @@ def test_no_fault_is_of_the_second_catalogue() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SCORED)
+@pytest.mark.parametrize("name", SCORED if WHOLE else SAMPLE)
 def test_the_right_place_is_named(name: str, tmp_path: Path) -> None:
     (fault,) = (fault for fault in FAULTS if fault.id == name)
     folder = FOURTH if fault in CATALOGUES["fourth"] else THIRD

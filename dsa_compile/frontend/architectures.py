@@ -65,7 +65,6 @@ GLM_MOE_DSA = Architecture(
         TracedLayer(LayerKind("moe_reuse", "experts", False), {**_SPARSE, **_SHARED}, _REUSING),
     ),
     index_rope_interleaved=True,
-    when_null={"index_share_for_mtp_iteration": False},
     extra_fields=(
         *("num_experts", "index_topk_pattern", "index_topk_freq", "index_skip_topk_offset"),
         "index_share_for_mtp_iteration",

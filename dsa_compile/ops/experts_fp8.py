@@ -56,12 +56,13 @@ def experts_fp8(
     pairs = here[order]
     token = pairs.div(indices.shape[1], rounding_mode="floor")
     numbers, counts = (found.tolist() for found in ordered.unique_consecutive(return_counts=True))
-    rows = dequantize_blocks(x, x_scale)[token]
-    gate, up = _products(rows, numbers, counts, gate_up, gate_up_scale, 2).chunk(2, -1)
+    wide = dequantize_blocks(x, x_scale)[token]
+    gate, up = _products(wide, numbers, counts, gate_up, gate_up_scale, 2).chunk(2, -1)
     hidden = dequantize_blocks(*quantize_blocks(F.silu(gate) * up, False))
+    del wide, gate, up  # each holds a row for every pair
     made = _products(hidden, numbers, counts, down, down_scale, 1)
     out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
-    out.index_add_(0, token, made * weights.flatten()[pairs, None])
+    out.index_add_(0, token, made.mul_(weights.flatten()[pairs, None]))
     return out.bfloat16()
 
 
@@ -78,11 +79,14 @@ def _products(
         scale: fp32 ``[E, halves * ceil(out/128), ceil(in/128)]``.
         halves: parts of a weight, whose blocks are counted apart.
     """
-    made = [x.new_zeros(0, weight.shape[1])]
-    for part, number in zip(x.split(rows), numbers, strict=bool(rows)):
+    made = x.new_empty(x.shape[0], weight.shape[1])
+    start = 0
+    for number, count in zip(numbers, rows, strict=True):
         halved = (whole[number].unflatten(0, (halves, -1)) for whole in (weight, scale))
-        made.append(part @ dequantize_weight(*halved).flatten(0, 1).t())
-    return torch.cat(made)
+        wide = dequantize_weight(*halved).flatten(0, 1)
+        torch.mm(x[start : start + count], wide.t(), out=made[start : start + count])
+        start += count
+    return made
 
 
 def check_experts_fp8(

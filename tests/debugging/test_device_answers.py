@@ -1,5 +1,6 @@
 """Drafts of engines as they are loaded: the stage of a device, as far as a CPU runs it."""
 
+import weakref
 from itertools import pairwise
 from typing import Any
 
@@ -102,3 +103,34 @@ def test_a_draft_may_be_any_that_rounding_explains() -> None:
     assert likely_drafts(exact, rounded, {7: (2, 0)}) == {7: (2, 0)}
     assert likely_drafts(exact, rounded, {7: (3, 0)}) == {7: (1, 0)}
     assert likely_drafts(exact, exact, {7: (2, 1)}) == {7: (1, 0)}
+
+
+def test_what_follows_a_near_tie_is_no_measure_of_rounding() -> None:
+    """Where nothing was drafted, and behind what was, both sides go on with tokens of their own."""
+    first = torch.tensor([0.0, 5.0, 4.9, 1.0]).double()
+    ours, theirs = torch.tensor([[9.0, 0.0, 0.0, 0.0], [0.0, 9.0, 0.0, 0.0]]).double()
+    exact = {7: torch.stack([first, ours]), 8: torch.stack([ours, ours])}
+    rounded = {7: torch.stack([first, theirs]), 8: torch.stack([ours, theirs])}
+    assert likely_drafts(exact, rounded, {7: (3,)}) == {7: (1,)}
+    assert likely_drafts(exact, rounded, {7: (1,)}) == {7: (1,)}
+    assert likely_drafts(exact, rounded, {7: ()}) == {7: ()}
+
+
+@pytest.mark.slow
+def test_engines_of_scenes_are_freed(drafting: RecompiledArtifact, monkeypatch: Patch) -> None:
+    runners: list[weakref.ref[Any]] = []
+    right = DeviceAnswers.load
+
+    def load(self: DeviceAnswers, *args: Any) -> Any:
+        engine = right(self, *args)
+        runners.append(weakref.ref(engine._runner))
+        return engine
+
+    monkeypatch.setattr(DeviceAnswers, "load", load)
+    answers = DeviceAnswers(drafting)
+    answers.limit = 1e9
+    for scene in scenes_of(drafting)[:2]:
+        assert answers.problem(scene.but(cuda_graphs=False)) == ""
+    alive = [runner for runner in runners if runner() is not None]
+    assert len(alive) == 1, "that of plain answers alone"
+    answers.close()

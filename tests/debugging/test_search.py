@@ -2,9 +2,12 @@
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+import dsa_compile
+from dsa_compile.debugging.bisect.compiler_digest import compiler_digest
 from dsa_compile.debugging.bisect.search import STATE, Log, Trial, first_bad
 from dsa_compile.errors import UserError
 
@@ -75,3 +78,18 @@ def test_a_damaged_state_is_refused(tmp_path: Path, text: str) -> None:
     path.write_text(text)
     with pytest.raises(UserError, match="not the state of a search; remove it"):
         Log.open("key", path)
+
+
+def test_a_changed_compiler_is_another_search(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = SimpleNamespace(regions={}, weights=SimpleNamespace(to_json=dict))
+    (tmp_path / "passes").mkdir()
+    (tmp_path / "__init__.py").touch()
+    file = tmp_path / "passes" / "fuse.py"
+    file.write_text("scale = 2\n")
+    monkeypatch.setattr(dsa_compile, "__file__", str(tmp_path / "__init__.py"))
+    before = compiler_digest(program)  # type: ignore[arg-type]
+    assert compiler_digest(program) == before  # type: ignore[arg-type]
+    file.write_text("scale = 1\n")
+    assert compiler_digest(program) != before  # type: ignore[arg-type]

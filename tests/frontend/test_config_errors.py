@@ -120,6 +120,12 @@ def test_the_published_fields_of_glm() -> None:
     assert made.index_rope_interleaved
 
 
+@pytest.mark.parametrize("config", [tiny_config(4), tiny_glm_config(4)])
+def test_a_null_switch_is_off(config: Any) -> None:
+    fields = config.to_dict() | {"index_share_for_mtp_iteration": None}
+    assert not spec_of(fields).shared_draft_selection
+
+
 @pytest.mark.parametrize(
     ("types", "says"),
     [

@@ -33,7 +33,7 @@ examples:
   dsa-inspect artifact/ bisect --check './check.sh {artifact}'
 
 Each trial is kept in OUT/bisect.json: called again after an interruption, the search goes on; for
-another artifact or another check it begins anew.
+another artifact, another check or a changed compiler it begins anew.
 Exit status: 0 found, or nothing wrong found against the reference; 1 the check fails without any
 rewrite; 2 refused (so if --expect or --check passes on the artifact).
 """

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from dsa_compile.debugging.bisect.command_check import CommandCheck
+from dsa_compile.debugging.bisect.compiler_digest import compiler_digest
 from dsa_compile.debugging.bisect.criteria import Check, ReferenceCheck, TokensCheck
 from dsa_compile.debugging.bisect.culprit import Cause, Culprit, explain, find_culprit
 from dsa_compile.debugging.bisect.localise import Finding, layers_text
@@ -69,10 +70,10 @@ def bisect_artifact(
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"{out}: cannot be made ({error.strerror}); give another --out") from None
-    digest = recompiled.artifact.manifest.digest
-    key = f"{check.key}; {check.count} rewrites of {digest}; prompt {list(prompt.token_ids)}"
-    log = Log.open(key, out / STATE)
     replay, store = recompiled.replay, recompiled.store
+    digests = f"{recompiled.artifact.manifest.digest} by {compiler_digest(replay.final)}"
+    key = f"{check.key}; {check.count} rewrites of {digests}; prompt {list(prompt.token_ids)}"
+    log = Log.open(key, out / STATE)
     try:
         found = find_culprit(replay, store, prompt, check, log, out, progress)
     except NothingBadError as nothing:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from dsa_compile.debugging.bisect.draft_check import drafts_problem
@@ -39,6 +40,10 @@ class DeviceAnswers(Answers):
         if isinstance(runner, DraftingRunner) and runner.drafter is not None:
             self._recorded = RecordedDrafts(runner)
         return engine
+
+    def _close(self, engine: Engine) -> None:
+        self._recorded = None  # it holds the engine's runner, which is to be freed
+        super()._close(engine)
 
     def _drafts_problem(
         self, engine: Engine, prompts: Sequence[Tokens], answers: Sequence[Answer]
@@ -89,15 +94,20 @@ def likely_drafts(
 ) -> dict[int, Tokens]:
     """Drafts as they were made, but for those that no rounding makes: the likeliest stand there.
 
+    Behind the drafts that were made, and from positions where there are none, each side goes on
+    with the likeliest tokens of its own: how far those are apart says nothing of rounding.
+
     Args:
         exact: logits ``[depth, V]`` by the position of the last token, along the drafts made.
         rounded: the same as the recipe rounds.
         made: the drafts.
     """
-    off = max(
-        float((mine.log_softmax(-1) - rounded[end].log_softmax(-1)).abs().max())
-        for end, mine in exact.items()
-    )
+
+    def off_at(end: int, count: int) -> float:
+        sides = (logits[end][:count].log_softmax(-1) for logits in (exact, rounded))
+        return float(torch.sub(*sides).abs().max())
+
+    off = max((off_at(end, len(drafts)) for end, drafts in made.items() if drafts), default=0.0)
     tie = 2 * (FLOOR + MARGIN * off)
     found = {}
     for end, drafts in made.items():

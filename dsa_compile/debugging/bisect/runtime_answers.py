@@ -240,9 +240,13 @@ class Answers:
         except Exception as error:  # whatever a wrong block or batch leads to
             return f"does not run: {in_a_line(error)}"
         finally:
-            with contextlib.suppress(Exception):  # blocks may be accounted for wrongly
-                engine.close()
+            self._close(engine)
         return ""
+
+    def _close(self, engine: Engine) -> None:
+        """Free an engine of a scene."""
+        with contextlib.suppress(Exception):  # blocks may be accounted for wrongly
+            engine.close()
 
     def _drafts_problem(
         self, engine: Engine, prompts: Sequence[Tokens], answers: Sequence[Answer]

@@ -52,8 +52,8 @@ class Log:
     def open(cls, key: str, path: Path) -> "Log":
         """Go on with the search of a file, if it is the same; else begin anew.
 
-        A mended pass is another artifact: the trials of the last one are of no use and written
-        over.
+        With a mended pass it is another search: the trials of the last one are of no use and
+        written over.
 
         Raises:
             UserError: the file is no file of a search.

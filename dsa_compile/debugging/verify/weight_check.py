@@ -77,9 +77,10 @@ def _problem(
     try:
         made = parts_of(store.get(call, key, entry))
         wide = parts_of(exact.get(call, key, entry))
+        pairs = list(zip(made, wide, strict=True))
     except Exception as error:  # whatever a wrong expression leads to
         return f"cannot be made: {in_a_line(error)}"
-    for rank, (got, want) in enumerate(zip(made, wide, strict=True)):
+    for rank, (got, want) in enumerate(pairs):
         wanted = numbers(want).to(WIDE)
         off = float((got.to(WIDE) - wanted).norm() / wanted.norm().clamp(min=1e-300))
         if not off <= UNIT.get(got.dtype, 0.0):

@@ -17,7 +17,8 @@ from dsa_compile.layout import Layout
 PROGRAM = "dsa-compile"
 
 _DESCRIPTION = """\
-Compile a DeepSeek-V3.2 model for serving.
+Compile a model with DeepSeek Sparse Attention for serving; --list-models names
+the families that are taken.
 
 MODEL is a Hugging Face model directory (config.json, *.safetensors and, if the
 model has one, its tokenizer), or owner/name of a model on the Hub, which is

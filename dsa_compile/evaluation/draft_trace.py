@@ -111,8 +111,8 @@ def trace_drafts(
     manifest = open_manifest(path)
     if (ranks := manifest.compile.layout.world) > 1:
         raise UserError(
-            f"{path} is for {ranks} ranks, and drafts are traced of one; compile it without --tp "
-            "and --ep"
+            f"{path} is for {ranks} ranks, and drafts are traced of one; compile it without "
+            "--tp, --dp and --ep"
         )
     drafts_of(path, manifest, options)  # before the weights are read
     parts = load_parts(path, options)

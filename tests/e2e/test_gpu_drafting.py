@@ -12,6 +12,7 @@ from dsa_compile.runtime.engine_options import EngineOptions
 from dsa_compile.runtime.execution.runner import StepInputs
 from dsa_compile.runtime.loading.load_runner import load_runner
 from dsa_compile.runtime.sampling.sampler import SamplingState
+from dsa_compile.testing.models import save_hub, tiny_glm_config, tiny_model
 
 from .test_padding import step
 
@@ -19,12 +20,28 @@ pytestmark = pytest.mark.gpu(capability=(9, 0))
 TRAINED = Path(__file__).parents[2] / "examples" / "tiny_v32" / "checkpoint"
 BLOCKS, PAGES = 256, 32
 LENGTHS = (5, 63, 130, 300)
+WORDS = 8
 
 
-@pytest.fixture(scope="module", params=["fp32", "bf16"])
+def shared_selection(path):
+    """A GLM whose deeper drafts attend to what the first one selected.
+
+    Its eight words make drafts of random weights right by chance.
+    """
+    config = tiny_glm_config(
+        3, indexer_types=["full", "full", "shared"], index_share_for_mtp_iteration=True,
+        first_k_dense_replace=1, vocab_size=WORDS, eos_token_id=1, bos_token_id=0,
+    )  # fmt: skip
+    save_hub(tiny_model(config), path, fp8=False)
+    return path
+
+
+@pytest.fixture(scope="module", params=["fp32", "bf16", "fp32-shared"])
 def artifact(request, tmp_path_factory):
     path = tmp_path_factory.mktemp("drafting") / request.param
-    compile_model(TRAINED, path, target="sm_90a", recipe=request.param, draft="mtp", records=False)
+    recipe, _, shared = request.param.partition("-")
+    model = shared_selection(tmp_path_factory.mktemp("glm")) if shared else TRAINED
+    compile_model(model, path, target="sm_90a", recipe=recipe, draft="mtp", records=False)
     return path
 
 
@@ -38,14 +55,19 @@ def engine_of(artifact, count, **others):
     return Engine(load_runner(artifact, chosen), chosen)
 
 
-def requests_of():
+def words(artifact):
+    """Tokens that prompts are drawn from: these and no higher ones."""
+    return 3, WORDS if "shared" in str(artifact) else 1500
+
+
+def requests_of(artifact):
     """Prompts below and beyond index_topk, greedy and sampled; the last two need the host.
 
     The others are five, for which graphs have six rows.
     """
     generator = np.random.default_rng(7)
     lengths = (4, 50, 61, 7, 200, 33, 20)
-    prompts = [generator.integers(3, 1500, length).tolist() for length in lengths]
+    prompts = [generator.integers(*words(artifact), length).tolist() for length in lengths]
     given = [
         {"temperature": 0.0}, {"temperature": 0.8, "seed": 3}, *[{"temperature": 0.0}] * 2,
         {"temperature": 1.0, "seed": 4, "top_p": 0.9, "top_k": 50},
@@ -56,7 +78,7 @@ def requests_of():
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
 def test_deterministic_tokens_are_those_without_drafts(artifact, count):
-    prompts, params = requests_of()
+    prompts, params = requests_of(artifact)
     found = []
     for drafts in (0, count):
         engine = engine_of(artifact, drafts, deterministic=True)
@@ -70,7 +92,7 @@ def test_deterministic_tokens_are_those_without_drafts(artifact, count):
 
 
 def test_tokens_without_graphs_and_without_overlap_are_the_same(artifact):
-    prompts, params = requests_of()
+    prompts, params = requests_of(artifact)
     found = []
     for others in ({}, {"cuda_graphs": False}, {"overlap": False}):
         outputs = engine_of(artifact, 3, **others).generate(prompts, params)
@@ -82,7 +104,7 @@ def test_tokens_without_graphs_and_without_overlap_are_the_same(artifact):
 
 
 def test_forced_lengths_are_those_of_captured_steps(artifact):
-    prompts, params = requests_of()
+    prompts, params = requests_of(artifact)
     for others in ({}, {"overlap": False}):
         engine = engine_of(artifact, 3, force_accept=2.5, load_format="dummy", **others)
         engine.generate(prompts[:5], params[:5])
@@ -94,7 +116,7 @@ def prefilled(artifact, **others):
     runner = load_runner(artifact, options(3, **others))
     generator = np.random.default_rng(0)
     for row, length in enumerate(LENGTHS):
-        tokens = generator.integers(3, 1500, length)
+        tokens = generator.integers(*words(artifact), length)
         batch = step(runner, [tokens], [row * PAGES], [0], [row])
         runner.launch(inputs_of(batch, [row], [1])).wait()
     return runner
@@ -110,7 +132,7 @@ def inputs_of(batch, rows, max_new):
 def decode(runner, lengths=LENGTHS, known=True):
     """Four rows of each request, as the first step behind its prompt or a later one."""
     rows = list(range(len(lengths)))
-    tokens = [[9 if known else -1, -1, -1, -1] for _ in rows]
+    tokens = [[5 if known else -1, -1, -1, -1] for _ in rows]
     batch = step(runner, tokens, [row * PAGES for row in rows], lengths, rows)
     return inputs_of(batch, rows, [4] * len(rows))
 

@@ -1,8 +1,12 @@
 """Settings of the whole suite."""
 
+import fcntl
+import gc
 import logging
 import os
+import tempfile
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -51,6 +55,22 @@ def _own_logging() -> Iterator[None]:
         each.setLevel(level)
 
 
+@pytest.fixture(autouse=True)
+def _shared_gpu(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Let no other test on a GPU run beside one marked ``gpu(alone=True)``, in any process."""
+    marks = list(request.node.iter_markers("gpu"))
+    if not marks or not torch.cuda.is_available():
+        yield
+        return
+    alone = any(mark.kwargs.get("alone") for mark in marks)
+    path = Path(tempfile.gettempdir()) / f"dsa-compile-gpu-tests-{os.getuid()}"
+    with path.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        yield
+        gc.collect()
+        torch.cuda.empty_cache()  # what torch keeps, other processes cannot have
+
+
 class _Ran:
     """Fails a session whose every test was skipped."""
 
@@ -83,6 +103,7 @@ def lacks(
     *,
     capability: tuple[int, int] | None = None,
     least: tuple[int, int] | None = None,
+    alone: bool = False,
 ) -> str | None:
     """Why a machine cannot run a test, or None.
 
@@ -90,6 +111,7 @@ def lacks(
         found: compute capability of its GPU; None without one.
         capability: the one that the test needs.
         least: the lowest that it needs.
+        alone: it needs most of the GPU's memory, so it waits for the others.
     """
     if found is None:
         return "needs a GPU"

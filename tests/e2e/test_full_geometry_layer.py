@@ -84,7 +84,7 @@ def test_kernels_make_the_layer_that_the_references_make(run: Run, kind: str, re
     agree(run(kind, recipe, "sm_90a"), run(kind, recipe), 0.9995, 0.999)
 
 
-@needs_hopper
+@pytest.mark.gpu(capability=(9, 0), alone=True)
 @pytest.mark.parametrize("recipe", UPDATE_COSINE)
 @pytest.mark.parametrize("kind", LAYER)
 def test_a_whole_layer_with_selection_on_a_gpu(run: Run, kind: str, recipe: str) -> None:

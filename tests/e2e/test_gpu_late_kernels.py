@@ -11,7 +11,7 @@ from dsa_compile.compiling import compile_model
 from dsa_compile.runtime import Engine, SamplingParams
 from dsa_compile.runtime.scheduling.stats import EAGER
 
-pytestmark = pytest.mark.gpu(capability=(9, 0))
+pytestmark = pytest.mark.gpu(capability=(9, 0), alone=True)
 LONGEST = 12_000
 OPTIONS = (
     {"temperature": 0.0},

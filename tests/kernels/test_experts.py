@@ -133,7 +133,7 @@ def test_under_the_interpreter() -> None:
     run(*CHECKS, TRITON_INTERPRET="1")
 
 
-@pytest.mark.gpu
+@pytest.mark.gpu(alone=True)
 def test_on_the_gpu() -> None:
     run(*CHECKS, TRITON_INTERPRET="0")
 

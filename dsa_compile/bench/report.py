@@ -1,37 +1,15 @@
-"""Results as a table, JSON and a chart."""
+"""Results as tables and a chart."""
 
-import json
-import platform
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict
-from datetime import date
-from importlib import metadata
 from pathlib import Path
-from typing import Any
 
-import torch
 from rich.table import Table
 
 from dsa_compile.bench.case import is_ours
+from dsa_compile.bench.machine import machine
 from dsa_compile.bench.run import Row, best_peer
 from dsa_compile.bench.timing import Ceilings
-from dsa_compile.kernels.providers import PROVIDERS
-
-
-def machine() -> dict[str, str]:
-    """GPU, day and the versions that decide the figures, also of peers that may be bound."""
-    found = {"gpu": torch.cuda.get_device_name(), "date": date.today().isoformat()}
-    found |= {"python": platform.python_version()}
-    found |= {"torch": torch.__version__, "cuda": torch.version.cuda or "-"}
-    peers = [p.name for p in PROVIDERS.values() if p.peer and not p.missing()]
-    for package in ("triton", "cuda-bindings", "flashinfer-python", *peers):
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            if package in peers:  # importable from a folder
-                found[package] = "unversioned"
-    return found
 
 
 def case_table(rows: Sequence[Row], title: str) -> Table:
@@ -79,23 +57,6 @@ def family_table(rows: Sequence[Row], title: str) -> Table:
             median = statistics.median(us for us, _ in timed)
             table.add_row(shape, provider, f"{median:.1f}", f"{us:.1f}", gain, family)
     return table
-
-
-def to_json(rows: Sequence[Row], ceilings: Ceilings) -> dict[str, Any]:
-    """Everything measured, with the machine."""
-    return {
-        "machine": machine(),
-        "ceilings": asdict(ceilings),
-        "rows": [asdict(row) for row in rows],
-    }
-
-
-def write_json(path: Path, rows: Sequence[Row], ceilings: Ceilings) -> None:
-    """Write :func:`to_json`, whole or not at all."""
-    text = json.dumps(to_json(rows, ceilings), indent=1, ensure_ascii=False) + "\n"
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
 
 
 def to_markdown(rows: Sequence[Row], ceilings: Ceilings) -> str:

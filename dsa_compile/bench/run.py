@@ -24,6 +24,9 @@ class Row:
         limit_us: what the machine's measured ceilings allow.
         problem: why it was not timed.
         family: as in the plan.
+        ran: False if the provider is not to be had here.
+        bytes: as in the case.
+        flops: as in the case.
     """
 
     op: str
@@ -33,6 +36,9 @@ class Row:
     limit_us: float
     problem: str | None = None
     family: str = ""
+    ran: bool = True
+    bytes: float = 0.0
+    flops: float = 0.0
 
     @property
     def case(self) -> str:
@@ -64,7 +70,7 @@ def run_plans(
         yield [
             _measure(plan, case, name, ceilings, timed) for name in case.candidates if wanted(name)
         ] + [
-            Row(plan.op, plan.shape, name, None, 0.0, why, plan.family)
+            Row(plan.op, plan.shape, name, None, 0.0, why, plan.family, False)
             for name, why in case.unavailable.items()
         ]
         del case
@@ -74,7 +80,16 @@ def run_plans(
 
 def _measure(plan: Plan, case: Case, provider: str, ceilings: Ceilings, timed: bool) -> Row:
     limit = ceilings.limit_us(case.bytes, case.flops, case.math)
-    row = Row(plan.op, plan.shape, provider, None, limit, family=plan.family)
+    row = Row(
+        plan.op,
+        plan.shape,
+        provider,
+        None,
+        limit,
+        family=plan.family,
+        bytes=case.bytes,
+        flops=case.flops,
+    )
     calls = case.candidates[provider]
     try:
         with shared():

@@ -32,6 +32,7 @@ _EPILOG = """\
 examples:
   dsa-bench kernels
   dsa-bench kernels --only topk -o topk.json --plot topk.png
+  dsa-bench kernels --skip topk_families -o kernels.json
   dsa-bench kernels --only 'sparse MLA decode' --provider cuda --provider flash_mla
   dsa-bench kernels --list
 
@@ -54,6 +55,13 @@ def build_parser() -> argparse.ArgumentParser:
         action="append",
         metavar="TEXT",
         help="cases of the suite of this name, or whose name contains TEXT; may be repeated",
+    )
+    kernels.add_argument(
+        "--skip",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="leave out cases, named as for --only; may be repeated",
     )
     kernels.add_argument(
         "--provider", action="append", metavar="NAME", help="only this provider; may be repeated"
@@ -98,10 +106,13 @@ def run(argv: Sequence[str] | None = None) -> int:
     chosen = [
         plan
         for suite, plan in all_plans()
-        if not args.only or any(text == suite or text in plan.name for text in args.only)
+        if (not args.only or _named(args.only, suite, plan.name))
+        and not _named(args.skip, suite, plan.name)
     ]
     if not chosen:
-        raise UserError(f"no case matches {', '.join(args.only)}; see {PROGRAM} kernels --list")
+        named = ", ".join(args.only or ("anything",))
+        left = f" without {', '.join(args.skip)}" if args.skip else ""
+        raise UserError(f"no case matches {named}{left}; see {PROGRAM} kernels --list")
     if args.list:
         print("\n".join(plan.name for plan in chosen))
         return 0
@@ -110,17 +121,15 @@ def run(argv: Sequence[str] | None = None) -> int:
     return _measure(args, chosen)
 
 
+def _named(texts: Sequence[str], suite: str, case: str) -> bool:
+    return any(text == suite or text in case for text in texts)
+
+
 def _measure(args: argparse.Namespace, chosen: Sequence[object]) -> int:
+    from dsa_compile.bench import kept
     from dsa_compile.bench.lock import exclusive
-    from dsa_compile.bench.report import (
-        case_table,
-        family_table,
-        machine,
-        plot,
-        to_json,
-        to_markdown,
-        write_json,
-    )
+    from dsa_compile.bench.machine import machine
+    from dsa_compile.bench.report import case_table, family_table, plot, to_markdown
     from dsa_compile.bench.run import Row, run_plans
     from dsa_compile.bench.timing import measure_ceilings
 
@@ -149,16 +158,16 @@ def _measure(args: argparse.Namespace, chosen: Sequence[object]) -> int:
         pending += some
         rows += some
         if args.output:
-            write_json(args.output, rows, ceilings)
+            kept.write(args.output, kept.kernels(rows, ceilings))
     if pending:
         show(pending)
     if args.json:
-        print_json(to_json(rows, ceilings))
+        print_json(kept.kernels(rows, ceilings))
     if args.markdown:
         args.markdown.write_text(to_markdown(rows, ceilings), encoding="utf-8")
     if args.plot:
         plot(args.plot, rows)
-    wrong = [row for row in rows if row.problem and row.limit_us > 0]
+    wrong = [row for row in rows if row.problem and row.ran]
     return 1 if wrong else 0
 
 

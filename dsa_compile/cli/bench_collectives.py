@@ -73,7 +73,7 @@ def run_collectives(args: argparse.Namespace) -> int:
             + ("" if args.ranks is None else f"; --ranks {ranks}")
         )
     from dsa_compile.bench.collectives import latency_table, measure
-    from dsa_compile.bench.report import machine
+    from dsa_compile.bench.machine import machine
 
     found = measure(ranks, args.rows, args.norm)
     if args.table:

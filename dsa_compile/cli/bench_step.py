@@ -188,7 +188,8 @@ def _measure(
     cases: "list[Case]",
     folder: Path,
 ) -> int:
-    from dsa_compile.bench.report import machine
+    from dsa_compile.bench import kept
+    from dsa_compile.bench.machine import machine
     from dsa_compile.bench.step.ablation import Ablated, ablate
     from dsa_compile.bench.step.mixed import company, company_table
     from dsa_compile.bench.step.model import Compiler, WeightPool, filled_runner
@@ -200,7 +201,6 @@ def _measure(
         step_table,
         to_json,
         to_markdown,
-        write_json,
     )
     from dsa_compile.bench.step.run import StepBench, blocks_for
     from dsa_compile.bench.timing import memory_bytes_per_us
@@ -245,9 +245,9 @@ def _measure(
             out.print(f"without {entry.name}: {entry.problem or entry.layers}")
         show(out, ablation_table(rows, entries))
     if args.output:
-        write_json(args.output, rows, entries)
+        kept.write(args.output, to_json(rows, entries, per_ms))
     if args.json:
-        print_json(to_json(rows, entries))
+        print_json(to_json(rows, entries, per_ms))
     if args.markdown:
         args.markdown.write_text(to_markdown(cases, rows, kind), encoding="utf-8")
     if args.plot:

@@ -3,13 +3,14 @@
 import contextlib
 import importlib.util
 import io
+import json
 import sys
 
 import pytest
 import torch
 from rich.console import Console
 
-from dsa_compile.bench import report, run
+from dsa_compile.bench import kept, machine, report, run
 from dsa_compile.bench.case import Case, Plan, is_ours
 from dsa_compile.bench.suites import SUITES, all_plans
 from dsa_compile.bench.timing import Ceilings
@@ -91,17 +92,68 @@ def test_ours_and_peers():
     ]  # fmt: skip
 
 
-def test_peers_that_may_be_bound_are_told(tmp_path, monkeypatch):
-    """Also those that are no installed distribution."""
-    if importlib.util.find_spec("flash_mla"):
-        pytest.skip("flash_mla is installed")
+@pytest.fixture
+def gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "GPU")
-    assert "flash_mla" not in report.machine()
+
+
+def test_peers_are_told(tmp_path, monkeypatch, gpu):
+    """Also those that are no installed distribution, or part of one with another name."""
+    if importlib.util.find_spec("flash_mla") or importlib.util.find_spec("deep_gemm"):
+        pytest.skip("flash_mla or deep_gemm is installed")
+    assert "flash_mla" not in machine.machine()
     (tmp_path / "flash_mla.py").touch()
+    (tmp_path / "deep_gemm.py").touch()
+    (tmp_path / "engine-1.2.dist-info").mkdir()
+    (tmp_path / "engine-1.2.dist-info/METADATA").write_text("Name: engine\nVersion: 1.2\n")
+    (tmp_path / "engine-1.2.dist-info/top_level.txt").write_text("deep_gemm\n")
     monkeypatch.syspath_prepend(tmp_path)
-    found = report.machine()
+    machine._distributions.cache_clear()
+    found = machine.machine()
     assert found["flash_mla"] == "unversioned"
+    assert found["deep_gemm"] == "engine 1.2"
     assert found["torch"] == torch.__version__
+    machine._distributions.cache_clear()
+
+
+def test_the_driver_is_told(tmp_path, monkeypatch, gpu):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "driver" not in machine.machine()
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho 580.95.05\n")
+    tool.chmod(0o755)
+    assert machine.machine()["driver"] == "580.95.05"
+
+
+def test_a_kept_command_names_no_folder_of_the_machine():
+    argv = ["/usr/bin/dsa-bench", "kernels", "--only", "top-k to", "-o", "/home/me/out/k.json"]
+    assert machine.command(argv) == "dsa-bench kernels --only 'top-k to' -o k.json"
+
+
+def test_kept_figures(quick, monkeypatch, tmp_path, gpu):
+    """Times, limits, shares and what was wrong, a case a line."""
+    plans = [quick(triton=lambda: 1, torch=lambda: 1, cuda=lambda: 2), Plan("op", "3", fail)]
+    rows = [row for some in run.run_plans(plans, CEILINGS) for row in some]
+    kept.write(tmp_path / "k.json", kept.kernels(rows, CEILINGS))
+    text = (tmp_path / "k.json").read_text()
+    data = json.loads(text)
+    assert data["machine"]["gpu"] == "GPU"
+    assert data["command"]
+    assert data["ceilings"]["bytes_per_us"] == 4_000_000
+    case, lost = data["cases"]
+    assert case == {
+        "op": "op", "shape": "1×2", "bytes": 8_000_000, "flops": 1_600_000_000, "limit_us": 2.0,
+        "us": {"triton": 24.0, "torch": 20.0}, "of_limit": {"triton": 0.083, "torch": 0.1},
+        "wrong": {"cuda": "off by one"}, "unavailable": {"vllm": "not installed"},
+    }  # fmt: skip
+    assert lost["wrong"]["-"].startswith("RuntimeError: no such kernel")
+    assert sum('"op": "op"' in line for line in text.splitlines()) == 2, "a case a line"
+
+
+def test_kept_figures_are_rounded():
+    assert kept.rounded({"a": [12.345678, 1.7e9, 3, True, "x", None]}) == {
+        "a": [12.346, 1_700_000_000, 3, True, "x", None]
+    }
 
 
 def test_markdown_names_the_fastest(quick, monkeypatch):
@@ -141,9 +193,16 @@ def test_list_and_refusals(capsys, monkeypatch):
     pytest.importorskip("triton")
     assert command(["kernels", "--list", "--only", "topk"]) == 0
     assert "131,072" in capsys.readouterr().out
+    assert command(["kernels", "--list", "--only", "topk", "--skip", "131,072"]) == 0
+    left = capsys.readouterr().out
+    assert "9,295" in left
+    assert "131,072" not in left
     monkeypatch.setattr(sys, "argv", ["dsa-bench", "kernels", "--only", "nonsense"])
     assert main() == 2
     assert "no case matches nonsense" in capsys.readouterr().err
+    monkeypatch.setattr(sys, "argv", ["dsa-bench", "kernels", "--only", "topk", "--skip", "top"])
+    assert main() == 2
+    assert "no case matches topk without top" in capsys.readouterr().err
     if not torch.cuda.is_available():
         monkeypatch.setattr(sys, "argv", ["dsa-bench", "kernels", "--only", "topk"])
         assert main() == 2

@@ -1,6 +1,5 @@
-"""Results of steps as tables, JSON and plots."""
+"""Results of steps as tables, data and plots."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -8,7 +7,8 @@ from typing import Any
 
 from rich.table import Table
 
-from dsa_compile.bench.report import machine
+from dsa_compile.bench.kept import provenance, rounded
+from dsa_compile.bench.machine import machine
 from dsa_compile.bench.step.ablation import Ablated
 from dsa_compile.bench.step.cases import Case
 from dsa_compile.bench.step.published import VLLM, goal, vllm
@@ -110,21 +110,24 @@ def _shown(value: float | None, digits: int) -> str:
     return "–" if value is None else f"{value:.{digits}f}"
 
 
-def to_json(rows: Sequence[Row], ablation: Sequence[Ablated] = ()) -> dict[str, Any]:
-    """Everything measured, with the machine."""
+def to_json(
+    rows: Sequence[Row], ablation: Sequence[Ablated] = (), bytes_per_ms: float = 0.0
+) -> dict[str, Any]:
+    """Everything measured, with machine, command and the memory bandwidth that floors are of.
+
+    Milliseconds but for what ends in ``us``; ``of_floor`` is the floor's share of a layer's time.
+    """
     return {
-        "machine": machine(),
-        "rows": [asdict(row) for row in rows],
-        "ablation": [asdict(entry) for entry in ablation],
+        **provenance(),
+        "bytes_per_ms": rounded(bytes_per_ms),
+        "rows": [rounded(_kept(row)) for row in rows],
+        "ablation": [rounded(asdict(entry)) for entry in ablation],
     }
 
 
-def write_json(path: Path, rows: Sequence[Row], ablation: Sequence[Ablated] = ()) -> None:
-    """Write :func:`to_json`, whole or not at all."""
-    text = json.dumps(to_json(rows, ablation), indent=1, ensure_ascii=False) + "\n"
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
+def _kept(row: Row) -> dict[str, Any]:
+    share = {} if row.floor is None else {"of_floor": row.floor / row.layer}
+    return asdict(row) | share
 
 
 def plot(path: Path, cases: Sequence[Case], rows: Sequence[Row]) -> None:

@@ -17,6 +17,7 @@ SUITES = (
     "router",
     "elementwise",
     "head_products",
+    "glm",
     "copies",
 )
 

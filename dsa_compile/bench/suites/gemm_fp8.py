@@ -37,7 +37,7 @@ def plans() -> Iterator[Plan]:
     every = {**SHAPES, **DENSE_SHAPES}
     for shapes, counts in ((SHAPES, TOKENS), (every, MORE_TOKENS), (DENSE_SHAPES, TOKENS)):
         for tokens, (name, shape) in product(counts, shapes.items()):
-            yield Plan("linear_fp8", f"{tokens:,}×{name}", partial(_linear, tokens, *shape))
+            yield Plan("linear_fp8", f"{tokens:,}×{name}", partial(linear, tokens, *shape))
 
 
 def _weights(rows: int, k: int) -> Weights:
@@ -70,7 +70,8 @@ def _turns(function: Callable[..., Tensor], x: Sequence[Tensor], weights: Weight
     return [partial(function, *x, weight, scale) for weight, scale in weights]
 
 
-def _linear(tokens: int, rows: int, k: int) -> Case:
+def linear(tokens: int, rows: int, k: int) -> Case:
+    """The product of ``[tokens, k]`` with ``[rows, k]`` transposed, both e4m3 with block scales."""
     from dsa_compile.kernels.cuda.gemm_fp8 import linear_fp8
 
     x, x_scale = quantize_blocks(torch.randn(tokens, k, device="cuda"), False)

@@ -29,8 +29,8 @@ TOLERANCE = 5e-3
 def plans() -> Iterator[Plan]:
     """Every op by number of tokens."""
     for tokens in TOKENS:
-        yield Plan("absorb_rope_query", f"{tokens:,}", partial(_absorb, tokens))
-        yield Plan("expand_output_quantize", f"{tokens:,}", partial(_expand, tokens))
+        yield Plan("absorb_rope_query", f"{tokens:,}", partial(absorb, tokens))
+        yield Plan("expand_output_quantize", f"{tokens:,}", partial(expand, tokens))
         yield Plan("index_head_weights", f"{tokens:,}", partial(_head_weights, tokens))
 
 
@@ -80,29 +80,31 @@ def _values(result: Any) -> Tensor:
     return torch.cat([first.flatten(), second.flatten()]).float()
 
 
-def _absorb(tokens: int) -> Case:
-    q = _bf16(tokens, HEADS, NOPE + ROPE)
+def absorb(tokens: int, heads: int = HEADS, nope: int = NOPE) -> Case:
+    """Queries of so many heads times W_UK, their rotated part rotated."""
+    q = _bf16(tokens, heads, nope + ROPE)
     angles = torch.rand(tokens, ROPE, device="cuda") * 6.28
     cos, sin = angles.cos().bfloat16(), angles.sin().bfloat16()
     return _case(
         "absorb_rope_query",
         tokens,
-        lambda: _bf16(HEADS, NOPE, RANK).mul_(0.05),
+        lambda: _bf16(heads, nope, RANK).mul_(0.05),
         lambda w_uk: (q, w_uk, cos, sin),
-        2.0 * tokens * (HEADS * (NOPE + RANK + 2 * ROPE) + 2 * ROPE),
-        2.0 * tokens * HEADS * NOPE * RANK,
+        2.0 * tokens * (heads * (nope + RANK + 2 * ROPE) + 2 * ROPE),
+        2.0 * tokens * heads * nope * RANK,
     )
 
 
-def _expand(tokens: int) -> Case:
-    o_latent = _bf16(tokens, HEADS, RANK)
+def expand(tokens: int, heads: int = HEADS, values: int = NOPE) -> Case:
+    """Attention's latent results times W_UV, quantised; a head has so many values."""
+    o_latent = _bf16(tokens, heads, RANK)
     return _case(
         "expand_output_quantize",
         tokens,
-        lambda: _bf16(HEADS, NOPE, RANK).mul_(0.05),
+        lambda: _bf16(heads, values, RANK).mul_(0.05),
         lambda w_uv: (o_latent, w_uv, True),
-        tokens * HEADS * (2.0 * RANK + NOPE + 4),
-        2.0 * tokens * HEADS * NOPE * RANK,
+        tokens * heads * (2.0 * RANK + values + values / 32),
+        2.0 * tokens * heads * values * RANK,
     )
 
 

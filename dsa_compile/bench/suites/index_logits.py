@@ -87,11 +87,11 @@ def int32(values: Sequence[int]) -> Tensor:
     return torch.tensor(values, dtype=torch.int32, device="cuda")
 
 
-def prefill(rows: int, keys: int) -> Case:
+def prefill(rows: int, keys: int, heads: int = HEADS) -> Case:
     """The last ``rows`` positions of a context, with keys in pages; the peer's in one array."""
     pages = random_pages(1, keys)
     k, k_scale = pages.listed(0)
-    q, weights = random_e4m3(rows, HEADS, DIM), torch.randn((rows, HEADS), device="cuda")
+    q, weights = random_e4m3(rows, heads, DIM), torch.randn((rows, heads), device="cuda")
     starts = int32([0] * rows)
     ends = int32(range(keys - rows + 1, keys + 1))
     out = torch.empty((rows, keys), device="cuda")
@@ -117,19 +117,19 @@ def prefill(rows: int, keys: int) -> Case:
         candidates=candidates,
         check=check,
         bytes=q.numel() + 4.0 * weights.numel() + keys * (DIM + 4.0) + 4.0 * pairs,
-        flops=2.0 * pairs * HEADS * DIM,
+        flops=2.0 * pairs * heads * DIM,
         math="fp8",
         unavailable=missing,
     )
 
 
-def decode(requests: int, context: int, queries: int) -> Case:
+def decode(requests: int, context: int, queries: int, heads: int = HEADS) -> Case:
     """The last ``queries`` positions of each of ``requests`` contexts."""
     size = requests * context * (DIM + 4)
     copies = 1 if size < L2_BYTES / 2 else max(2, min(4, 4 * L2_BYTES // size))
     sets = [random_pages(requests, context) for _ in range(copies)]
     rows = requests * queries
-    q, weights = random_e4m3(rows, HEADS, DIM), torch.randn((rows, HEADS), device="cuda")
+    q, weights = random_e4m3(rows, heads, DIM), torch.randn((rows, heads), device="cuda")
     row_starts, lengths = int32(range(0, rows + 1, queries)), int32([context] * requests)
     out = torch.empty((rows, context), device="cuda")
 
@@ -166,7 +166,7 @@ def decode(requests: int, context: int, queries: int) -> Case:
         candidates=candidates,
         check=check,
         bytes=q.numel() + 4.0 * weights.numel() + size + 4.0 * rows * context,
-        flops=2.0 * rows * context * HEADS * DIM,
+        flops=2.0 * rows * context * heads * DIM,
         math="fp8",
         unavailable=missing,
     )

@@ -25,16 +25,17 @@ TOKENS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 256)
 def plans() -> Iterator[Plan]:
     """FP8 rows at every batch, the other formats and head counts at some."""
     for tokens in TOKENS:
-        yield _plan(Format.FP8, tokens, 128)
+        yield plan_of(Format.FP8, tokens, 128)
     for form in (Format.FP8_TENSOR, Format.BF16):
         for tokens in (1, 64):
-            yield _plan(form, tokens, 128)
+            yield plan_of(form, tokens, 128)
     for heads in (16, 32, 64):
         for tokens in (1, 64):
-            yield _plan(Format.FP8, tokens, heads)
+            yield plan_of(Format.FP8, tokens, heads)
 
 
-def _plan(form: Format, tokens: int, heads: int) -> Plan:
+def plan_of(form: Format, tokens: int, heads: int) -> Plan:
+    """Attention of so many tokens, each to 2,048 scattered rows of the cache."""
     op = f"sparse MLA decode, {form.name.lower()} rows"
     return Plan(op, f"{tokens}x{heads} heads", lambda: _case(form, tokens, heads))
 

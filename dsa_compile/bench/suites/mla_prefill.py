@@ -22,9 +22,9 @@ Attend = Callable[[Tensor, Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]
 def plans() -> Iterator[Plan]:
     """Prefill shapes of 128 heads, then the slices of tensor parallelism, the dense form, FP8."""
     for tokens, context in ((128, 8192), (1024, 8192), (4096, 8192), (4096, 65536)):
-        yield _plan(tokens, 128, context)
+        yield plan_of(tokens, 128, context)
     for heads in (64, 32, 16):
-        yield _plan(1024, heads, 8192)
+        yield plan_of(1024, heads, 8192)
     yield Plan("mla prefill, dense", "2,048 × 128 heads", partial(_attention, 2048, 128, 0))
     for tokens, context in ((1024, 8192), (4096, 65536)):
         shape = f"{tokens:,} × 128 heads over {context:,}"
@@ -33,7 +33,8 @@ def plans() -> Iterator[Plan]:
         yield Plan("latent rows fp8 → bf16", f"{context:,} rows", partial(_rows, context))
 
 
-def _plan(tokens: int, heads: int, context: int) -> Plan:
+def plan_of(tokens: int, heads: int, context: int) -> Plan:
+    """Attention of the last so many tokens of a context."""
     shape = f"{tokens:,} × {heads} heads over {context:,}"
     return Plan("mla prefill", shape, partial(_attention, tokens, heads, context))
 

@@ -10,7 +10,7 @@ pytest.importorskip("cuda.bindings")
 
 from dsa_compile.kernels.cuda.compiler import build
 from dsa_compile.kernels.cuda.launch import CudaKernel
-from dsa_compile.kernels.cuda.sample_tokens import OPTIONS, sample_tokens
+from dsa_compile.kernels.cuda.sample_tokens import MOST_TOKENS, OPTIONS, sample_tokens
 from dsa_compile.runtime.execution.runner import StepInputs
 from dsa_compile.runtime.requests.sampling_params import SamplingParams
 from dsa_compile.runtime.sampling.device_sampler import DeviceSampler
@@ -149,6 +149,67 @@ def test_a_row_of_another_width_apart(emulated):
     """Rows that are a view of wider ones, and a vocabulary below a block's threads."""
     wide = torch.randn(len(OPTION_SETS), 96, generator=torch.Generator().manual_seed(3))
     check(wide[:, :50])
+
+
+# The first whose ids need 18 bits, GLM-5's, one between, and the most there can be.
+@pytest.mark.parametrize("vocab", [131_073, 154_880, 200_000, MOST_TOKENS])
+def test_large_vocabularies(emulated, vocab):
+    """Every option on a peaked row; ties of more tokens than 17 bits can tell apart."""
+    logits = torch.randn(len(OPTION_SETS), vocab, generator=torch.Generator().manual_seed(4)) * 6
+    logits[:, -1] = logits.amax(1) - 0.5
+    check(logits)
+    tied = torch.zeros(4, vocab)
+    tied[1] = -(torch.arange(vocab) % 3)
+    tied[2, : vocab - 9] = -INFINITY
+    tied[3, :-1] = -20.0
+    for options in ({"temperature": 0.0}, {}, {"top_k": vocab - 3}, {"top_p": 0.654321}):
+        check(tied, options)
+
+
+def test_sums_of_the_largest_vocabulary_are_whole(emulated):
+    """All tokens but one in one bin, with weights whose parts add up to nearly 32 bits."""
+    distances = np.arange(12.4, 12.5, 1e-5, np.float32)
+    units = (np.exp(-distances.astype(np.float64)) * 2.0**42).astype(np.int64)
+    # Some below the largest part, for an exponential with other last bits.
+    below = distances[(units & 0x3FFF) // 8 == 0x3FF8 // 8][0]
+    logits = torch.full((24, MOST_TOKENS), -float(below))
+    logits[:, MOST_TOKENS // 2] = 0.0
+    for options in ({"top_p": 0.999}, {"top_k": MOST_TOKENS - 1}):
+        states = states_of(len(logits), MOST_TOKENS, options)
+        got = np.array(kernel_tokens(logits, states))
+        # A draw at the edge of two tokens may fall on the other one.
+        assert abs(got - host_tokens(logits, states)).max() <= 1
+        assert len(set(got)) > 8, "the tail is drawn from"
+
+
+@pytest.mark.parametrize("ulps", [0, -2, 2])
+@pytest.mark.parametrize("step", quick_first([997, 1]))
+def test_parts_of_weights_lose_nothing(emulated, step, ulps):
+    """Over the distances of all tokens that weigh something, for any good exponential."""
+    check_units(64, 1, step, ulps, "cpu")
+
+
+def check_units(threads, blocks, step, ulps, device):
+    seen, wrong = (torch.zeros(1, dtype=torch.int32, device=device) for _ in range(2))
+    source = str(Path(__file__).with_name("sample_units.cu"))
+    kernel = CudaKernel(source, "sample_units", {"THREADS": threads, "ULPS": ulps})
+    kernel((blocks, 1, 1), threads, step, seen, wrong)
+    assert seen.item() == 2, "from the first distance to the last"
+    assert wrong.item() == 0
+
+
+def test_larger_vocabularies_are_refused():
+    last, out = torch.full((2, 1), -7)
+    logits = torch.zeros(1, MOST_TOKENS + 1)
+    with pytest.raises(ValueError, match="dsa::sample_tokens takes at most 262144 tokens, not 262145"):
+        sample_tokens(logits, options_of(states_of(1, MOST_TOKENS + 1), 5), last, out)
+    assert (last.item(), out.item()) == (-7, -7)
+
+
+@pytest.mark.parametrize("vocab", [MOST_TOKENS, MOST_TOKENS + 1])
+def test_the_device_takes_what_the_kernel_takes(vocab):
+    sampler = DeviceSampler(vocab, torch.zeros(1, dtype=torch.int64))
+    assert sampler.takes(states_of(1, vocab)) == (vocab == MOST_TOKENS)
 
 
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])

@@ -15,8 +15,8 @@ from dsa_compile.kernels.cuda.launch import CudaKernel, Int64
 from dsa_compile.kernels.cuda.operands import C_TYPES
 from dsa_compile.ops.library import bad_input
 
-MOST_TOKENS = 1 << 17
-"""The largest vocabulary: the kernel's sums hold no more."""
+MOST_TOKENS = 1 << 18
+"""The largest vocabulary: the kernel's sums and the ids in its keys hold no more."""
 
 OPTIONS = np.dtype(
     [
@@ -64,7 +64,7 @@ def sample_tokens(
         threads: of a row, a power of two.
 
     Raises:
-        ValueError: a type or a layout that the kernel does not take, or V above 2**17.
+        ValueError: a type or a layout that the kernel does not take, or V above 2**18.
     """
     if logits.dtype not in C_TYPES or logits.dim() != 2 or logits.stride(1) != 1:
         raise bad_input("sample_tokens", f"dense fp32 or bf16 logits, not {logits.dtype}")

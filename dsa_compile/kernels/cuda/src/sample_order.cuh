@@ -13,6 +13,30 @@ constexpr float BINS_PER_UNIT = 64.f;  // of distance, in the first histogram
 // The first histogram begins with tokens this near: mostly few, and mostly enough.
 constexpr float NEAR = 8.f;
 
+// Bin of the first histogram, for all that weighs something.
+DEVICE u32 first_bin(u32 distance) { return u32(__uint_as_float(distance) * BINS_PER_UNIT); }
+
+// Shared memory adds 32 bits at once, and 64 only in a loop. A weight is therefore added in units of
+// its bin, and these in two parts, whose sums over 2^ID_BITS tokens fit 32 bits. A weight has 24
+// significant bits, and those of one bin of the first histogram differ by less than a factor of two,
+// so 28 bits lose none.
+constexpr u32 PART_BITS = 14;
+constexpr u32 PART = (1u << PART_BITS) - 1;
+static_assert(u64(PART) << ID_BITS <= FULL, "the sum of a part over all tokens fits 32 bits");
+
+// Exponent of the unit of a bin of the first histogram: at most that of the last bit of its least
+// weight. From bin to bin, weights lose log2(e) / 64 of a bit, a little less than 3 / 128.
+DEVICE u32 unit_of(u32 bin) {
+  const u32 lost = 3 * bin >> 7;
+  return lost < WEIGHT_BITS - 24 ? WEIGHT_BITS - 24 - lost : 0;
+}
+
+// weight_of(distance) >> unit, with a conversion and shifts of 32 bits instead of 64.
+DEVICE u32 units_of(u32 distance, u32 unit) {
+  const float one = __uint_as_float((127 + WEIGHT_BITS - unit) << 23);
+  return static_cast<u32>(expf(-__uint_as_float(distance)) * one);
+}
+
 // Keys from `low` up to `high`, and how many tokens and how much weight come before them.
 struct Interval {
   u64 low, high;
@@ -25,9 +49,7 @@ struct Place {
 };
 
 struct Bins {
-  // Weights in three parts of 15 bits (the last has the rest), so that 2^17 of each fit 32 bits:
-  // shared memory adds 32 bits at once, and 64 only in a loop.
-  u32 count[BINS], low[BINS], middle[BINS], high[BINS];
+  u32 count[BINS], low[BINS], high[BINS];  // low and high: the parts of the weights
   u64 keys[MEMBERS], weights[MEMBERS];
   u32 members;
   Interval found;
@@ -43,10 +65,9 @@ class Order {
     u64 far_count = 0, far_weight = 0, counts, weights;
     clear();
     each([&](u32, u32 distance) {
-      const u64 weight = weight_of(distance);
-      if (near(distance)) return add(first_bin(distance), weight);
+      if (near(distance)) return add_first(distance);
       far_count += 1;
-      far_weight += weight;
+      far_weight += weight_of(distance);
     });
     __syncthreads();
     first_ = true;
@@ -87,6 +108,7 @@ class Order {
   Bins& bins_;
   bool first_ = false;  // whether the histogram is the first one, and whether of all tokens
   bool far_ = false;
+  u32 unit_ = 0;  // of the weights in the histogram, if it is not the first one
   u64 near_count_ = 0, near_weight_ = 0;
   u64 start_count_ = 0, end_count_ = 0, start_weight_ = 0, end_weight_ = 0;  // of the list
   bool member_ = false;  // whether this thread has a token of the list, and which
@@ -97,9 +119,6 @@ class Order {
                      : start_count_ <= target && target < end_count_;
   }
 
-  DEVICE static u32 first_bin(u32 distance) {
-    return u32(__uint_as_float(distance) * BINS_PER_UNIT);
-  }
   DEVICE static u64 first_low(u32 bin) {
     return u64(__float_as_uint(float(bin) / BINS_PER_UNIT)) << ID_BITS;
   }
@@ -121,24 +140,27 @@ class Order {
 
   DEVICE void clear() {
     for (u32 bin = threadIdx.x; bin < BINS; bin += THREADS) {
-      bins_.count[bin] = bins_.low[bin] = bins_.middle[bin] = bins_.high[bin] = 0;
+      bins_.count[bin] = bins_.low[bin] = bins_.high[bin] = 0;
     }
     __syncthreads();
   }
 
-  DEVICE void add(u32 bin, u64 weight) {
+  DEVICE void add(u32 bin, u32 units) {
     atomicAdd(&bins_.count[bin], 1u);
-    const u32 low = weight & 0x7fff, middle = weight >> 15 & 0x7fff, high = weight >> 30;
-    if (low) atomicAdd(&bins_.low[bin], low);
-    if (middle) atomicAdd(&bins_.middle[bin], middle);
+    const u32 low = units & PART, high = units >> PART_BITS;
+    atomicAdd(&bins_.low[bin], low);
     if (high) atomicAdd(&bins_.high[bin], high);
+  }
+  DEVICE void add_first(u32 distance) {
+    const u32 bin = first_bin(distance);
+    add(bin, units_of(distance, unit_of(bin)));
   }
 
   DEVICE void fill_first(bool far) {
     if (first_ && (far_ || !far)) return;
     clear();
     each([&](u32, u32 distance) {
-      if (far || near(distance)) add(first_bin(distance), weight_of(distance));
+      if (far || near(distance)) add_first(distance);
     });
     __syncthreads();
     first_ = true;
@@ -147,11 +169,12 @@ class Order {
 
   DEVICE void fill(const Interval& of) {
     const u32 shift = shift_of(of);
+    unit_ = unit_of(first_bin(u32(of.low >> ID_BITS)));  // an interval lies in one of the first bins
     clear();
     each([&](u32 token, u32 distance) {
       const u64 key = key_of(distance, token);
       if (of.low <= key && key < of.high) {
-        add(u32((key - of.low) >> shift), weight_of(distance));
+        add(u32((key - of.low) >> shift), units_of(distance, unit_));
       }
     });
     __syncthreads();
@@ -159,7 +182,8 @@ class Order {
   }
 
   DEVICE u64 weight_in(u32 bin) const {
-    return bins_.low[bin] + (u64(bins_.middle[bin]) << 15) + (u64(bins_.high[bin]) << 30);
+    const u64 units = bins_.low[bin] + (u64(bins_.high[bin]) << PART_BITS);
+    return units << (first_ ? unit_of(bin) : unit_);
   }
 
   // Of the bins that are this thread's.

@@ -62,11 +62,12 @@ DEVICE u32 ordered(float x) {
 
 // A token's place among all: by how far its scaled logit lies below the largest, then by its id.
 // The distance is never negative, so its bits order as it does.
-constexpr u32 ID_BITS = 17;
+constexpr u32 ID_BITS = 18;            // as MOST_TOKENS of sample_tokens.py
 constexpr u32 INFINITE = 0x7f800000u;  // of an impossible token
 
 // Weights are exp(-distance) in units of 2^-44: what lies further than this weighs nothing.
-constexpr float WEIGHT_ONE = 0x1p44f;
+constexpr u32 WEIGHT_BITS = 44;
+constexpr float WEIGHT_ONE = u64(1) << WEIGHT_BITS;
 constexpr float WEIGHTLESS = 30.49f;
 
 struct Row {

@@ -54,7 +54,8 @@ def _library(source: str, name: str, defines: tuple[tuple[str, int | str], ...])
     (folder / "common.cuh").write_text(HEADER.read_text())
     main = folder / "main.cpp"
     main.write_text(
-        f'#include "{Path(source).name}"\nextern "C" void run(int x, int y, int block, void** arguments) '
+        f'#include "{Path(source).name}"\n'
+        'extern "C" void run(int x, int y, int block, void** arguments) '
         f"{{ launch({name}, {{x, y}}, block, arguments); }}\n"
     )
     library = folder / "kernel.so"

@@ -201,7 +201,7 @@ def check_units(threads, blocks, step, ulps, device):
 def test_larger_vocabularies_are_refused():
     last, out = torch.full((2, 1), -7)
     logits = torch.zeros(1, MOST_TOKENS + 1)
-    with pytest.raises(ValueError, match="dsa::sample_tokens takes at most 262144 tokens, not 262145"):
+    with pytest.raises(ValueError, match="sample_tokens takes at most 262144 tokens, not 262145"):
         sample_tokens(logits, options_of(states_of(1, MOST_TOKENS + 1), 5), last, out)
     assert (last.item(), out.item()) == (-7, -7)
 

@@ -48,7 +48,8 @@ def command(argv: Sequence[str] | None = None) -> str:
     """
     program, *words = sys.argv if argv is None else argv
     shown = [Path(word).name if word.startswith("/") else word for word in words]
-    return shlex.join([Path(program).name, *shown])
+    name = Path(program).name
+    return shlex.join(["dsa-bench" if name == "bench.py" else name, *shown])
 
 
 def _version(module: str) -> str:

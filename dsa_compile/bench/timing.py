@@ -97,18 +97,23 @@ def _fp8_product(a: Tensor, b: Tensor) -> Call:
 
 
 def memory_bytes_per_us(size: int) -> float:
-    """The most that memory gives: to a kernel that copies ``size`` bytes, or that sums them.
+    """The most that memory gives: to a kernel that copies ``size`` bytes, or that reads them.
 
     Kernels that read weights and write little are faster than a copy; their floor is the latter.
+
+    Args:
+        size: a multiple of 128 KB.
     """
     return max(_copy_bytes_per_us(size), _read_bytes_per_us(size))
 
 
 def _read_bytes_per_us(size: int) -> float:
-    source = torch.randn(size // 4, device="cuda")
-    rows = source.view(-1, 1 << 14)  # a sum a row: enough of them to fill the device
-    sums = torch.empty(rows.shape[0], device="cuda")
-    return float(size) / graph_median([lambda: torch.sum(rows, 1, out=sums)], 10)
+    from dsa_compile.bench.stream import TILE, TILES, sum_tiles
+
+    numbers = size // 4
+    source = torch.randint(1 << 30, (numbers,), dtype=torch.int32, device="cuda")
+    sums = torch.empty(numbers // (TILE * TILES), dtype=torch.int32, device="cuda")
+    return float(size) / graph_median([lambda: sum_tiles(source, sums)], 10)
 
 
 def _copy_bytes_per_us(size: int) -> float:

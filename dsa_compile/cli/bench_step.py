@@ -193,6 +193,7 @@ def _measure(
     from dsa_compile.bench.step.ablation import Ablated, ablate
     from dsa_compile.bench.step.mixed import company, company_table
     from dsa_compile.bench.step.model import Compiler, WeightPool, filled_runner
+    from dsa_compile.bench.step.published import of_this_layer
     from dsa_compile.bench.step.released import write_released
     from dsa_compile.bench.step.report import (
         ablation_table,
@@ -224,6 +225,8 @@ def _measure(
         out.print(f"calls of {cases[0].label()}: {args.profile}")
     bench = StepBench(compiled, runner, per_ms)
     kind = bench.kind
+    spec = compiled.manifest.model.spec
+    published = of_this_layer(spec, kind, config.recipe)
     kinds = ", ".join(layer.kind for layer in compiled.manifest.layers)
     out.print(f"layers {kinds}; memory {per_ms / 1e9:.2f} TB/s\n")
     rows = []
@@ -232,7 +235,7 @@ def _measure(
         if args.by_op and rows[-1].ops:
             show(out, op_table(rows[-1]))
             out.print()
-    show(out, step_table(cases, rows, kind))
+    show(out, step_table(cases, rows, kind, published))
     if beside := company(cases, rows):
         show(out, company_table(beside))
     entries: list[Ablated] = []
@@ -244,14 +247,15 @@ def _measure(
             entries.append(entry)
             out.print(f"without {entry.name}: {entry.problem or entry.layers}")
         show(out, ablation_table(rows, entries))
+    data = to_json(rows, kind, published, entries, per_ms)
     if args.output:
-        kept.write(args.output, to_json(rows, entries, per_ms))
+        kept.write(args.output, data)
     if args.json:
-        print_json(to_json(rows, entries, per_ms))
+        print_json(data)
     if args.markdown:
-        args.markdown.write_text(to_markdown(cases, rows, kind), encoding="utf-8")
+        args.markdown.write_text(to_markdown(cases, rows, kind, published), encoding="utf-8")
     if args.plot:
-        plot(args.plot, cases, rows)
+        plot(args.plot, cases, rows, published)
     return 0
 
 

@@ -11,7 +11,7 @@ from dsa_compile.bench.step.cases import Decode, Mixed, Prefill
 from dsa_compile.bench.step.floor import decode_bytes
 from dsa_compile.bench.step.mixed import company, mixed_cases
 from dsa_compile.bench.step.model import Compiled, Compiler
-from dsa_compile.bench.step.published import VLLM
+from dsa_compile.bench.step.published import VLLM, of_this_layer
 from dsa_compile.bench.step.released import write_released
 from dsa_compile.bench.step.run import Row, blocks_for
 from dsa_compile.bench.step.timeline import Share
@@ -120,12 +120,30 @@ def test_the_released_configuration(tmp_path: Path) -> None:
 def test_figures_of_another_run_are_dated_and_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report, "machine", lambda: {"gpu": "some GPU", "torch": "2"})
     case = Decode(16, 8192)
-    page = report.to_markdown([case], [Row(case.label(), 5.5, 1.0, 0.1, 6.0)], "moe")
+    page = report.to_markdown([case], [Row(case.label(), 5.5, 1.0, 0.1, 6.0)], "moe", True)
     head, _, row = [line for line in page.splitlines() if line.startswith("|")]
     assert VLLM in head
     assert "202" in VLLM, "without its date"
     assert "÷" not in head
     assert "1.199" in row, "the figure itself"
+
+
+def test_figures_of_another_model_do_not_stand_beside(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(report, "machine", lambda: {"gpu": "some GPU", "torch": "2"})
+    released = load_spec(write_released(tmp_path))
+    glm = load_spec(Path(__file__).parents[2] / "examples" / "configs" / "glm_5")
+    assert of_this_layer(released, "moe", "fp8")
+    assert not of_this_layer(glm, "moe", "fp8")
+    assert not of_this_layer(released, "dense", "fp8")
+    assert not of_this_layer(released, "moe", "bf16")
+    case = Decode(16, 8192)
+    page = report.to_markdown([case], [Row(case.label(), 5.5, 1.0, 0.1, 6.0)], "moe", False)
+    assert VLLM not in page
+    assert "goal" not in page
+    lines = [line for line in page.splitlines() if line.startswith("|")]
+    assert {line.count("|") for line in lines} == {11}
 
 
 def test_a_row_is_json() -> None:

@@ -8,8 +8,15 @@ is no comparison: the tables say which it is, and make no ratio of it.
 """
 
 from dsa_compile.bench.step.cases import Case, Decode, Mixed
+from dsa_compile.bench.step.released import CONFIG
+from dsa_compile.model_spec import ModelSpec
 
 VLLM = "vLLM 0.25.1, one H200, 2026-11-22"
+_SIZES = (
+    "hidden_size", "num_attention_heads", "n_routed_experts", "num_experts_per_tok",
+    "moe_intermediate_size", "q_lora_rank", "kv_lora_rank", "v_head_dim", "index_n_heads",
+    "index_topk",
+)  # fmt: skip
 _VLLM_DECODE = {
     (1, 1024): 0.251,
     (1, 8192): 0.261,
@@ -34,6 +41,12 @@ _GOAL_DECODE = {
     (128, 8192): 3.00,
 }
 _GOAL_PREFILL = {2048: 6.5, 8192: 19.0, 32768: 85.0, 65536: 190.0}
+
+
+def of_this_layer(spec: ModelSpec, kind: str, recipe: str) -> bool:
+    """Whether these figures are of such a layer: with experts, as DeepSeek-V3.2 is released."""
+    sizes = all(getattr(spec, name) == CONFIG[name] for name in _SIZES)
+    return sizes and kind == "moe" and recipe == "fp8"
 
 
 def vllm(case: Case) -> float | None:

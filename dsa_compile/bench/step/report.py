@@ -18,24 +18,36 @@ _HEADS = (
     "", "ms", "floor", "of floor", VLLM, "goal", "launches", "experts", "step ms",
     "gaps µs", "host ms", "wall ms",
 )  # fmt: skip
+_PUBLISHED = slice(_HEADS.index(VLLM), _HEADS.index("goal") + 1)
 
 
-def step_table(cases: Sequence[Case], rows: Sequence[Row], kind: str) -> Table:
-    """A row a case."""
+def step_table(cases: Sequence[Case], rows: Sequence[Row], kind: str, published: bool) -> Table:
+    """A row a case.
+
+    Args:
+        cases: what was timed.
+        rows: of each.
+        kind: of the layer.
+        published: another engine's times and our goals, which are of a certain layer, stand beside.
+    """
     table = Table(title=f"One {kind} layer (difference of models), GPU", box=None, pad_edge=False)
-    for head in _HEADS:
+    for head in _shown_columns(_HEADS, published):
         table.add_column(head, justify="right" if head else "left", no_wrap=bool(head))
     for case, row in zip(cases, rows, strict=True):
-        table.add_row(*_cells(case, row))
+        table.add_row(*_shown_columns(_cells(case, row), published))
     return table
 
 
-def to_markdown(cases: Sequence[Case], rows: Sequence[Row], kind: str) -> str:
+def to_markdown(cases: Sequence[Case], rows: Sequence[Row], kind: str, published: bool) -> str:
     """The same as :func:`step_table`, with the machine, and the ops of each traced case."""
     versions = ", ".join(f"{name} {value}" for name, value in machine().items() if name != "gpu")
     lines = [f"{machine()['gpu']}; {versions}.", "", f"One {kind} layer:", ""]
-    lines += [_line(_HEADS), _line(["---", *["---:"] * (len(_HEADS) - 1)])]
-    lines += [_line(_cells(case, row)) for case, row in zip(cases, rows, strict=True)]
+    heads = _shown_columns(_HEADS, published)
+    lines += [_line(heads), _line(["---", *["---:"] * (len(heads) - 1)])]
+    lines += [
+        _line(_shown_columns(_cells(case, row), published))
+        for case, row in zip(cases, rows, strict=True)
+    ]
     for row in rows:
         if row.ops:
             lines += [
@@ -68,6 +80,13 @@ def _cells(case: Case, row: Row) -> list[str]:
         f"{row.host:.3f}",
         f"{row.wall:.3f}" if row.wall else "–",
     ]
+
+
+def _shown_columns(cells: Sequence[str], published: bool) -> list[str]:
+    shown = list(cells)
+    if not published:
+        del shown[_PUBLISHED]
+    return shown
 
 
 def _line(cells: Sequence[str]) -> str:
@@ -111,14 +130,21 @@ def _shown(value: float | None, digits: int) -> str:
 
 
 def to_json(
-    rows: Sequence[Row], ablation: Sequence[Ablated] = (), bytes_per_ms: float = 0.0
+    rows: Sequence[Row],
+    kind: str,
+    published: bool,
+    ablation: Sequence[Ablated] = (),
+    bytes_per_ms: float = 0.0,
 ) -> dict[str, Any]:
     """Everything measured, with machine, command and the memory bandwidth that floors are of.
 
     Milliseconds but for what ends in ``us``; ``of_floor`` is the floor's share of a layer's time.
+    ``published`` says whether another engine's times are of such a layer.
     """
     return {
         **provenance(),
+        "kind": kind,
+        "published": published,
         "bytes_per_ms": rounded(bytes_per_ms),
         "rows": [rounded(_kept(row)) for row in rows],
         "ablation": [rounded(asdict(entry)) for entry in ablation],
@@ -130,21 +156,17 @@ def _kept(row: Row) -> dict[str, Any]:
     return asdict(row) | share
 
 
-def plot(path: Path, cases: Sequence[Case], rows: Sequence[Row]) -> None:
-    """Bars: a layer's time, the other engine's, and the floor."""
+def plot(path: Path, cases: Sequence[Case], rows: Sequence[Row], published: bool) -> None:
+    """Bars: a layer's time, where they are of such a layer the other engine's, and the floor."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 1.2 + 0.45 * len(rows)), layout="constrained")
     axes = figure.add_subplot()
     places = range(len(rows))
     axes.barh([p - 0.2 for p in places], [r.layer for r in rows], 0.4, label="dsa-compile")
-    axes.barh(
-        [p + 0.2 for p in places],
-        [vllm(case) or 0.0 for case in cases],
-        0.4,
-        label=VLLM,
-        color="0.7",
-    )
+    if published:
+        others = [vllm(case) or 0.0 for case in cases]
+        axes.barh([p + 0.2 for p in places], others, 0.4, label=VLLM, color="0.7")
     floors = [(p, r.floor) for p, r in zip(places, rows, strict=True) if r.floor is not None]
     axes.plot(
         [f for _, f in floors], [p for p, _ in floors], "k|", ms=18, label="bytes ÷ bandwidth"
@@ -152,6 +174,6 @@ def plot(path: Path, cases: Sequence[Case], rows: Sequence[Row]) -> None:
     axes.set_yticks(list(places), [r.case for r in rows], fontsize=8)
     axes.invert_yaxis()
     axes.set_xscale("log")
-    axes.set_xlabel("ms per MoE layer")
+    axes.set_xlabel("ms per layer")
     axes.legend()
     figure.savefig(path, dpi=110)

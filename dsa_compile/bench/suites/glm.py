@@ -14,10 +14,10 @@ from dsa_compile.kernels.cuda.mla_decode import Format
 
 HEADS, NOPE, VALUES, INDEX_HEADS = 64, 192, 256, 32
 SHAPES = {
-    "GLM q_a+wk+kv_a": (2752, 6144),
-    "GLM q_b": (16384, 2048),
-    "GLM wq_b": (4096, 2048),
-    "GLM o_proj": (6144, 16384),
+    "q_a+wk+kv_a": (2752, 6144),
+    "q_b": (16384, 2048),
+    "wq_b": (4096, 2048),
+    "o_proj": (6144, 16384),
 }
 """Name → ``[N, K]`` of the projections of a layer with an indexer."""
 TOKENS = (1, 16, 64, 128)
@@ -26,16 +26,18 @@ TOKENS = (1, 16, 64, 128)
 def plans() -> Iterator[Plan]:
     """Decode of a few batches, then a chunk of a prompt."""
     for tokens, (name, shape) in product((*TOKENS, 4096), SHAPES.items()):
-        yield Plan("linear_fp8", f"{tokens:,}×{name}", partial(gemm_fp8.linear, tokens, *shape))
+        yield Plan(
+            "GLM-5 linear_fp8", f"{tokens:,}×{name}", partial(gemm_fp8.linear, tokens, *shape)
+        )
     for requests, context in product(TOKENS, (8192, 65536)):
         yield Plan(
-            "index logits decode",
-            f"{requests} × {context:,}, 32 heads",
+            "GLM-5 index logits decode",
+            f"{requests} × {context:,}",
             partial(index_logits.decode, requests, context, 1, INDEX_HEADS),
         )
     yield Plan(
-        "index logits prefill",
-        "2,048 × 8,192, 32 heads",
+        "GLM-5 index logits prefill",
+        "2,048 × 8,192",
         partial(index_logits.prefill, 2048, 8192, INDEX_HEADS),
     )
     for tokens in (16, 128):
@@ -45,5 +47,5 @@ def plans() -> Iterator[Plan]:
     for tokens in (*TOKENS, 4096):
         absorb = partial(head_products.absorb, tokens, HEADS, NOPE)
         expand = partial(head_products.expand, tokens, HEADS, VALUES)
-        yield Plan("absorb_rope_query", f"{tokens:,}, 64 heads of 192", absorb)
-        yield Plan("expand_output_quantize", f"{tokens:,}, 64 heads of 256", expand)
+        yield Plan("GLM-5 absorb_rope_query", f"{tokens:,}", absorb)
+        yield Plan("GLM-5 expand_output_quantize", f"{tokens:,}", expand)

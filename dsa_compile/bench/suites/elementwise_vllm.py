@@ -1,19 +1,18 @@
 """vLLM's elementwise ops with our ops' signatures, from its library of stable-ABI kernels."""
 
-import os
-
 import torch
 from torch import Tensor
 
+from dsa_compile.kernels.peers import vllm_files
 from dsa_compile.ops.quantize import E4M3
 
 
 def missing() -> str | None:
-    """Load vLLM's ops from ``$VLLM_C_LIBRARY``, its ``_C_stable_libtorch.abi3.so``."""
-    path = os.environ.get("VLLM_C_LIBRARY")
-    if not path:
-        return "set VLLM_C_LIBRARY to vLLM's _C_stable_libtorch.abi3.so"
-    torch.ops.load_library(path)
+    """Load vLLM's ops; why they are not to be had, or None."""
+    try:
+        vllm_files.library("_C")
+    except ModuleNotFoundError as error:
+        return str(error)
     return None
 
 

@@ -2,6 +2,7 @@
 
 import functools
 import importlib.util
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -31,14 +32,20 @@ def folder() -> Path:
 def library(name: str) -> Any:
     """The namespace ``torch.ops.NAME`` with the operators of a stable-ABI library.
 
+    ``$VLLM_C_LIBRARY`` may name the file of ``_C``; it is loaded instead of the package's.
+
     Args:
         name: ``"_C"`` or ``"_moe_C"``.
 
     Raises:
-        ModuleNotFoundError: vLLM is not installed, or has no such library.
+        ModuleNotFoundError: vLLM is not installed, or has no such library, or it does not load.
     """
-    for found in folder().glob(f"{name}_stable_libtorch*.so"):
-        torch.ops.load_library(str(found))
+    named = os.environ.get("VLLM_C_LIBRARY") if name == "_C" else None
+    for found in [named] if named else folder().glob(f"{name}_stable_libtorch*.so"):
+        try:
+            torch.ops.load_library(str(found))
+        except OSError as error:
+            raise ModuleNotFoundError(f"vllm's library does not load: {error}") from error
         return getattr(torch.ops, name)
     raise ModuleNotFoundError(f"vllm has no {name}_stable_libtorch library")
 
@@ -83,9 +90,7 @@ def _only(finder: "_Finder") -> Iterator[None]:
 class _Finder(MetaPathFinder):
     """Answers for all of vLLM: files for some modules, :class:`_Stub` for the others."""
 
-    def __init__(
-        self, root: Path, real: set[str], given: Mapping[str, Mapping[str, Any]]
-    ) -> None:
+    def __init__(self, root: Path, real: set[str], given: Mapping[str, Mapping[str, Any]]) -> None:
         self._root, self._real, self._given = root, real, given
 
     def find_spec(

@@ -1,30 +1,22 @@
 """vLLM's top-k operators, for comparison only: they come with an engine, not as a library."""
 
-import functools
-import importlib.util
-from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
+
+from dsa_compile.kernels.peers import vllm_files
 
 WORKSPACE_BYTES = 1 << 20
 """What the persistent and the cooperative operator need, zeroed once."""
 
 
-@functools.cache
 def load() -> Any:
     """The namespace of the operators, without importing vLLM.
 
     Raises:
         ModuleNotFoundError: vLLM is not installed, or has no such library.
     """
-    spec = importlib.util.find_spec("vllm")
-    for folder in spec.submodule_search_locations or () if spec else ():
-        for library in Path(folder).glob("_C_stable_libtorch*.so"):
-            torch.ops.load_library(str(library))
-            return torch.ops._C
-    raise ModuleNotFoundError("vllm with its stable-ABI library is not installed")
+    return vllm_files.library("_C")
 
 
 def per_row(scores: Tensor, starts: Tensor, ends: Tensor, out: Tensor) -> Tensor:

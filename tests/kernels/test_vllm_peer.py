@@ -82,6 +82,7 @@ class Operators:
         *_: object,
     ) -> None:  # fmt: skip
         flat = ids.flatten()
+        blocks.zero_()
         placed: list[int] = []
         for expert in range(experts):
             mine = (flat == expert).nonzero().flatten().tolist()

@@ -51,16 +51,16 @@ def library(name: str) -> Any:
 
 
 def load(module: str, real: Sequence[str], given: Mapping[str, Mapping[str, Any]]) -> ModuleType:
-    """One of vLLM's modules, run by itself.
+    """Run a module of vLLM by itself.
 
-    Other modules of vLLM that it imports have what is given for them, and besides classes by every
-    name that is asked for, which serve as annotations and cannot be made. Nothing of this is left
-    in ``sys.modules``, and a vLLM that is there stays.
+    Where it imports other modules of vLLM, these have the names in ``given``; every further name is
+    a class that serves in annotations and raises RuntimeError when it is called. ``sys.modules`` is
+    afterwards as it was before, with or without a vLLM.
 
     Args:
-        module: its whole name, also of ``real``.
-        real: those that are run from their files.
-        given: names in the others.
+        module: full name, such as ``"vllm.utils.math_utils"``.
+        real: full names of modules that run from vLLM's files, too.
+        given: full name of another module → the names in it.
 
     Raises:
         ModuleNotFoundError: vLLM is not installed, or has no such file.

@@ -168,13 +168,13 @@ def test_large_vocabularies(emulated, vocab):
 
 def test_sums_of_the_largest_vocabulary_are_whole(emulated):
     """All tokens but one in one bin, with weights whose parts add up to nearly 32 bits."""
-    distances = np.arange(12.4, 12.5, 1e-5, np.float32)
+    distances = np.arange(12.4, 12.5, 1e-6, np.float32)
     units = (np.exp(-distances.astype(np.float64)) * 2.0**42).astype(np.int64)
-    # Some below the largest part, for an exponential with other last bits.
-    below = distances[(units & 0x3FFF) // 8 == 0x3FF8 // 8][0]
+    # A little below the largest part, for an exponential with other last bits.
+    below = distances[(units & 0xFFFF) // 8 == 0xFFF8 // 8][0]
     logits = torch.full((24, MOST_TOKENS), -float(below))
     logits[:, MOST_TOKENS // 2] = 0.0
-    for options in ({"top_p": 0.999}, {"top_k": MOST_TOKENS - 1}):
+    for options in ({"top_p": 0.99999}, {"top_k": MOST_TOKENS - 1}):
         states = states_of(len(logits), MOST_TOKENS, options)
         got = np.array(kernel_tokens(logits, states))
         # A draw at the edge of two tokens may fall on the other one.

@@ -135,11 +135,6 @@ class CompileConfig:
             raise UserError(f"kv scale {self.kv_scale} is not a positive number")
         if self.kv_scale != 1.0 and self.recipe != "fp8-kv-tensor":
             raise UserError(f"recipe {self.recipe} takes no kv scale; fp8-kv-tensor does")
-        if self.draft is not None and self.layout.dp > 1:
-            raise UserError(
-                f"draft {self.draft!r} with {self.layout}: several lanes draft nothing so far; "
-                "compile with --tp alone, or without --draft"
-            )
 
     def _normalise(self) -> None:
         def put(name: str, value: object) -> None:

@@ -20,7 +20,7 @@ def ragged_inputs(inputs: StepInputs, options: NDArray[np.void], nobody: int) ->
     """A step of any form.
 
     Args:
-        inputs: the step.
+        inputs: the step; its batch may end with tokens of no request.
         options: of the requests that yield tokens, [Y].
         nobody: row of the state that is no request's.
 
@@ -29,6 +29,8 @@ def ragged_inputs(inputs: StepInputs, options: NDArray[np.void], nobody: int) ->
     """
     batch = inputs.batch
     counts = np.diff(batch.cu_seqlens)
+    owners = np.zeros(batch.num_tokens, np.int64)  # of tokens of nobody too
+    owners[: batch.cu_seqlens[-1]] = np.repeat(np.arange(batch.num_requests), counts)
     index = _places_of(inputs, nobody)
     max_new = np.array(inputs.max_new, np.int64)
     width = int(max_new.max(initial=1))
@@ -39,6 +41,7 @@ def ragged_inputs(inputs: StepInputs, options: NDArray[np.void], nobody: int) ->
     grid[places[inside]] = np.flatnonzero(inside)
     following = np.empty_like(batch.input_ids)
     following[:-1] = batch.input_ids[1:]
+    following[-1] = -1  # of nobody, unless a request ends there
     following[batch.cu_seqlens[1:] - 1] = inputs.next_ids or -1
     following[places[inside]] = -1
     return {
@@ -47,7 +50,7 @@ def ragged_inputs(inputs: StepInputs, options: NDArray[np.void], nobody: int) ->
         "slot_mapping": batch.slot_mapping,
         "block_tables": batch.block_tables,
         "cu_seqlens": batch.cu_seqlens,
-        "owners": np.repeat(np.arange(batch.num_requests), counts),
+        "owners": owners,
         "grid": grid,
         "places": places.astype(np.int64),
         "following": following,
@@ -123,7 +126,7 @@ class PaddedInputs:
         for name, padding in _PADDING.items():
             views[name].fill(padding)
         views["rows"].fill(nobody)
-        views["options"][:] = _words(np.zeros(1, OPTIONS))
+        views["options"][:] = nobodys_options()
         self._padding = self._padding[: self.layout.places["block_tables"].start].copy()
 
     def write(
@@ -174,6 +177,11 @@ def _places_of(inputs: StepInputs, rows: int) -> NDArray[np.int64]:
     place = np.zeros(rows + 1, np.int64)
     place[inputs.batch.request_rows] = np.arange(inputs.batch.num_requests)
     return place[np.array(inputs.rows, np.int64)]
+
+
+def nobodys_options() -> NDArray[np.int64]:
+    """The record of sampling options of a row that is no request's, int64 ``[1, 5]``."""
+    return _words(np.zeros(1, OPTIONS))
 
 
 def _words(options: NDArray[np.void]) -> NDArray[np.int64]:

@@ -10,10 +10,13 @@ W]`` is the ``j``-th token of request ``y`` from its last one on; drafts are tho
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
+
+from dsa_compile.runtime.execution.step_shape import DEEPER_FROM, StepShape
 
 STEP = 4
 """The word of a record of sampling options that counts a request's tokens; see ``OPTIONS``."""
@@ -56,6 +59,7 @@ class DraftedRows:
         last: int64 ``[Y]``, that token.
         max_new: int64 ``[Y]``, rows of each in the grid.
         options: int64 ``[Y, 5]``, records of sampling options for that row.
+        lanes: the shape that the step has on all lanes; None where it is that of these rows.
     """
 
     values: dict[str, Tensor]
@@ -68,6 +72,7 @@ class DraftedRows:
     last: Tensor
     max_new: Tensor
     options: Tensor
+    lanes: StepShape | None = None
 
     @property
     def width(self) -> int:
@@ -119,7 +124,8 @@ def corrected_rows(
         values["logit_rows"] = step["every_row"]
     else:
         values["block_tables"] = tables
-        values["context_lens"] = (positions[step["cu_seqlens"][1:] - 1] + 1).int()
+        ends = step["cu_seqlens"][1:] - 1
+        values["context_lens"] = (positions[ends] + 1).masked_fill(padding[ends], 0).int()
         values["logit_rows"] = places.flatten()
     mine = tables[owners[firsts]]
     return DraftedRows(
@@ -153,6 +159,34 @@ def deeper_rows(rows: DraftedRows, depth: int, block_size: int) -> dict[str, Ten
         "cu_seqlens": torch.arange(count + 1, dtype=torch.int32, device=positions.device),
         "logit_rows": torch.arange(count, device=positions.device),
     }
+
+
+def rows_on_lanes(rows: DraftedRows, row: int, options: Tensor) -> DraftedRows:
+    """The rows of deeper drafts as every lane has them: of as many requests, and as wide.
+
+    Rows of nobody stand behind the lane's own requests, or alone where those want no such drafts.
+
+    Args:
+        rows: of the step, which knows its shape on all lanes.
+        row: of the state, that is no request's.
+        options: int64 ``[1, 5]``, a record of sampling options for it.
+
+    Returns:
+        Rows whose ``places`` mean nothing.
+    """
+    assert rows.lanes is not None, "of a step on several lanes"
+    own = len(rows.rows) if rows.width >= DEEPER_FROM else 0
+    nobodys = rows.rows.new_zeros(rows.lanes.drafting - own)
+    return replace(
+        rows,
+        rows=torch.cat([rows.rows[:own], nobodys + row]),
+        places=rows.places.new_zeros(rows.lanes.drafting, rows.lanes.width),
+        tables=pad(rows.tables[:own], (0, 0, 0, len(nobodys)), value=-1),
+        start=torch.cat([rows.start[:own], nobodys]),
+        last=torch.cat([rows.last[:own], nobodys]),
+        max_new=torch.cat([rows.max_new[:own], nobodys + 1]),
+        options=torch.cat([rows.options[:own], options.expand(len(nobodys), -1)]),
+    )
 
 
 def with_drafts(rows: DraftedRows, drafts: Tensor) -> Tensor:

@@ -9,13 +9,16 @@ from torch import Tensor
 from dsa_compile.ir.execution import BoundCall
 from dsa_compile.ir.plan import DEEPER, DRAFT, LONG, Plan
 from dsa_compile.ir.region import Region, open_values
+from dsa_compile.runtime.execution.draft_inputs import nobodys_options
 from dsa_compile.runtime.execution.draft_rows import (
     DraftedRows,
     RowState,
     deeper_rows,
     following_tokens,
     options_at,
+    rows_on_lanes,
 )
+from dsa_compile.runtime.execution.step_shape import DEEPER_FROM
 from dsa_compile.runtime.sampling.draw_options import sample_rows
 
 LOGITS = "logits"
@@ -61,6 +64,7 @@ class Drafter:
         self._run_calls = run
         self._state = state
         self._block_size = block_size
+        self._nobody = torch.from_numpy(nobodys_options()).to(state.first.device)
         self.observer: Callable[[int, Mapping[str, Tensor]], None] | None = None
         taken = {
             name: open_values(
@@ -74,6 +78,17 @@ class Drafter:
             key: _nothing(node.meta["val"], len(state.first), state.first.device)
             for key, node in taken[DEEPER].items()
         }
+
+    def drafts_of(self, rows: DraftedRows, variant: str) -> Tensor:
+        """Drafts of a step, int64 ``[Y, W - 1]``, on whose depths all lanes meet."""
+        lanes = rows.lanes
+        if lanes is None or not lanes.drafting:
+            return self.deepen(rows, variant)
+        nobody = len(self._state.first) - 1
+        drafts = self.deepen(rows_on_lanes(rows, nobody, self._nobody), variant)
+        if rows.width < DEEPER_FROM:  # the lane met the others with rows of nobody
+            return self.deepen(rows, variant)
+        return drafts[: len(rows.rows), : rows.width - 1]
 
     def deepen(self, rows: DraftedRows, variant: str) -> Tensor:
         """Drafts of a step, int64 ``[Y, W - 1]``: the first, and those made from its state."""

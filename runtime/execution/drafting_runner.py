@@ -21,17 +21,16 @@ tokens chosen on the host, which waits for the step then; so does everything wit
 host looks up.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from dsa_compile.ir.execution import BoundCall, run_calls
 from dsa_compile.ir.plan import LONG, Plan
-from dsa_compile.kernels.cuda.sample_tokens import MOST_TOKENS, OPTIONS
+from dsa_compile.kernels.cuda.sample_tokens import MOST_TOKENS
 from dsa_compile.runtime.execution.draft_inputs import fits_padded, ragged_inputs
 from dsa_compile.runtime.execution.draft_rows import (
     DraftedRows,
@@ -47,9 +46,19 @@ from dsa_compile.runtime.execution.drafted_graphs import DraftedGraphs
 from dsa_compile.runtime.execution.drafted_tokens import TokenSlots
 from dsa_compile.runtime.execution.drafter import Drafter, Values
 from dsa_compile.runtime.execution.graph_plan import GraphKey, GraphPlan
-from dsa_compile.runtime.execution.host_choice import Chosen, Observer, Records, choose_on_host
+from dsa_compile.runtime.execution.host_choice import (
+    CheckedRows,
+    Chosen,
+    HostChoice,
+    Observer,
+    Records,
+    choose_on_host,
+)
 from dsa_compile.runtime.execution.model_runner import LOGITS, ModelRunner
+from dsa_compile.runtime.execution.open_step import OpenStep
 from dsa_compile.runtime.execution.runner import LaunchedTokens, StepInputs
+from dsa_compile.runtime.execution.step_shape import StepShape, pad_tokens
+from dsa_compile.runtime.requests.logprobs import TokenLogprobs
 from dsa_compile.runtime.sampling.draft_verification import step_tokens
 from dsa_compile.runtime.sampling.draw_options import DrawOptions, sample_rows
 from dsa_compile.runtime.sampling.host_sampler import KnownTokens
@@ -72,8 +81,6 @@ class DraftingRunner(ModelRunner):
         **options: as for :class:`ModelRunner`.
 
     Attributes:
-        on_chosen: called with what the host has chosen of a step, before first drafts are made of
-            it. None: not called.
         observer: called with every step; the host chooses the tokens of all steps then, and waits
             for them. None: not called.
     """
@@ -88,7 +95,6 @@ class DraftingRunner(ModelRunner):
     ) -> None:
         super().__init__(*args, **options)
         rows = self.max_running
-        self.on_chosen: Callable[[Chosen], None] | None = None
         self.observer: Observer | None = None
         self._num_drafts = num_drafts
         self._per_thousand = None if force_accept is None else round(1000 * force_accept)
@@ -173,69 +179,101 @@ class DraftingRunner(ModelRunner):
         Raises:
             StepError: an op failed, or the GPU did.
         """
-        options = self.draw_options(inputs)
-        with torch.inference_mode(), self.shipped_kernels.in_use():
-            if self.chooses_tokens(inputs):
-                return self._launch_whole(inputs, options)
-            return self._wait_for_step(inputs, options, self._variant(inputs))
-
-    def follow(
-        self,
-        inputs: StepInputs,
-        options: Records,
-        chosen: Callable[[], Chosen] | None,
-    ) -> None:
-        """Launch a step whose requests another rank knows, which launches it too.
-
-        Args:
-            inputs: of that rank, without states.
-            options: of that rank's :meth:`draw_options`.
-            chosen: waits for what that rank's :attr:`on_chosen` was called with; None for a step
-                that :meth:`chooses_tokens`.
-        """
-        with torch.inference_mode(), self.shipped_kernels.in_use():
-            if chosen is None:
-                self._launch_whole(inputs, options)
-                return
-            variant = self._variant(inputs)
-            rows, _, values = self._run_step(inputs, options, variant)
-            if inputs.prompt is not None:
-                self._score(values, inputs.batch, inputs.prompt)
-            if self._drafter is not None:
-                self._draft_behind(rows, values, variant, chosen())
-
-    def draw_options(self, inputs: StepInputs) -> Records:
-        """How the tokens of a step are drawn, ``[Y]`` records of ``OPTIONS``."""
-        options = np.empty(len(inputs.rows), OPTIONS)
-        self._draw_options.take(inputs.rows, inputs.states, inputs.counts, options)
-        return options
+        options = self._draw_options.records(inputs.rows, inputs.states, inputs.counts)
+        if self.chooses_tokens(inputs):
+            return self.launch_whole(inputs, options)
+        step = self.open_step(inputs, options)
+        choice = self.choose(inputs, checked := step.checked())
+        if self.observer is not None:
+            self.observer(checked.logits, checked.drafts, choice.chosen)
+        tokens = replace(step_tokens(choice.chosen), prompt_logprobs=self.score(step))
+        self.close_step(step, (choice.sampled, choice.kept))
+        return KnownTokens(tokens)
 
     def chooses_tokens(self, inputs: StepInputs) -> bool:
         """Whether the tokens of a step are chosen on the device, and not by the host."""
         return inputs.prompt is None and self.samples_ahead(inputs.states)
 
-    def _launch_whole(self, inputs: StepInputs, options: Records) -> LaunchedTokens:
-        variant = self._variant(inputs)
-        if (key := self._padded_size(inputs, variant)) is not None:
-            return self._slots.send(*self._padded.launch(key, inputs, options))
-        rows, drafts, values = self._run_step(inputs, options, variant)
-        return self._slots.send(self._choose_and_draft(rows, drafts, values, variant), None)
+    @torch.inference_mode()
+    def launch_whole(
+        self, inputs: StepInputs, options: Records, lanes: StepShape | None = None
+    ) -> LaunchedTokens:
+        """Launch a step that :meth:`chooses_tokens`.
+
+        Args:
+            inputs: the step; states are not needed.
+            options: how its tokens are drawn, ``[Y]`` records.
+            lanes: the shape that the step has on all lanes, which launch theirs with the same one;
+                None for that of the step.
+        """
+        with self.shipped_kernels.in_use():
+            variant = self._variant(inputs)
+            if (key := self._padded_size(inputs, variant, lanes)) is not None:
+                return self._slots.send(*self._padded.launch(key, inputs, options))
+            rows, drafts, values = self._run_step(inputs, options, variant, lanes)
+            return self._slots.send(self._choose_and_draft(rows, drafts, values, variant), None)
+
+    @torch.inference_mode()
+    def open_step(
+        self, inputs: StepInputs, options: Records, lanes: StepShape | None = None
+    ) -> OpenStep:
+        """Launch a step up to its logits; the arguments are those of :meth:`launch_whole`."""
+        with self.shipped_kernels.in_use():
+            variant = self._variant(inputs)
+            rows, drafts, values = self._run_step(inputs, options, variant, lanes)
+        return OpenStep(inputs, rows, drafts, values[LOGITS], values, variant)
+
+    def choose(self, inputs: StepInputs, checked: CheckedRows) -> HostChoice:
+        """Choose the tokens of a step on the host.
+
+        Args:
+            inputs: the step, perhaps of several lanes.
+            checked: what it has checked.
+        """
+        return choose_on_host(self._choose, inputs, checked, self._per_thousand)
+
+    @torch.inference_mode()
+    def score(self, step: OpenStep) -> Sequence[TokenLogprobs]:
+        """Log-probabilities of the prompt tokens whose logits a step wants, an entry a row."""
+        if step.inputs.prompt is None:
+            return ()
+        with self.shipped_kernels.in_use():
+            return self._score(step.values, step.inputs.batch, step.inputs.prompt)
+
+    @torch.inference_mode()
+    def close_step(self, step: OpenStep, chosen: Chosen) -> None:
+        """Keep what was chosen of a step, and make the first drafts of the next one.
+
+        Args:
+            step: the newest; nothing follows it where the host looks drafts up.
+            chosen: tokens of its requests, W of each, and how many count.
+        """
+        if self._drafter is None:
+            return
+        with self.shipped_kernels.in_use():
+            sent = self._upload(dict(zip(("sampled", "kept"), chosen, strict=True)))
+            sampled, kept = sent["sampled"], sent["kept"]
+            keep(self._state, step.rows, sampled, kept)
+            self._drafter.begin(step.rows, step.values, step.variant, sampled, kept)
 
     def _variant(self, inputs: StepInputs) -> str:
         alike = self._deterministic and fits_padded(inputs)
         return LONG if alike else self.variant_of(inputs.batch)
 
-    def _padded_size(self, inputs: StepInputs, variant: str) -> GraphKey | None:
-        """The size to which a step is rounded up, or None if it is launched as it is."""
-        if not fits_padded(inputs):
+    def _padded_size(
+        self, inputs: StepInputs, variant: str, lanes: StepShape | None
+    ) -> GraphKey | None:
+        """The size to which a step is rounded up, of one number of rows on all lanes; None if it
+        is launched as it is."""
+        shape = lanes or StepShape.of([inputs])
+        if not shape.even:
             return None
-        count, each = inputs.batch.num_requests, max(inputs.max_new, default=1)
         key = None
         if self._sizes is not None:
             columns = inputs.batch.block_tables.shape[1]
-            key = self._sizes.choose_size(count, each, columns, variant)
+            key = self._sizes.choose_size(shape.requests, shape.width, columns, variant)
         if key is None and self._deterministic:
-            key = GraphKey(LONG, count, self._all_columns, each)
+            key = GraphKey(LONG, shape.requests, self._all_columns, shape.width)
         return key
 
     @property
@@ -248,10 +286,12 @@ class DraftingRunner(ModelRunner):
         return self._choose_and_draft(rows, drafts, values, variant)
 
     def _run_step(
-        self, inputs: StepInputs, options: Records, variant: str
+        self, inputs: StepInputs, options: Records, variant: str, lanes: StepShape | None
     ) -> tuple[DraftedRows, Tensor, Values]:
         """A step up to its logits: its rows, their drafts, and every value of the model."""
         self._eager_steps[StepKind(EAGER, variant)] += 1
+        if lanes is not None:
+            inputs = replace(inputs, batch=pad_tokens(inputs.batch, lanes.tokens))
         step = self._upload(ragged_inputs(inputs, options, self.max_running))
         flat = self._deterministic and fits_padded(inputs)
         if flat:
@@ -259,7 +299,7 @@ class DraftingRunner(ModelRunner):
             step["cu_seqlens"] = torch.arange(
                 inputs.batch.num_tokens + 1, dtype=torch.int32, device=self.device
             )
-        rows = corrected_rows(step, self._state, self.block_size, flat=flat)
+        rows = replace(corrected_rows(step, self._state, self.block_size, flat=flat), lanes=lanes)
         if self._wait is not None:  # for the first op not to be blamed for what was before it
             self._wait()
         drafts, values = self._drafts_and_model(rows, variant, flat=flat)
@@ -271,7 +311,7 @@ class DraftingRunner(ModelRunner):
         self, rows: DraftedRows, variant: str, *, flat: bool
     ) -> tuple[Tensor, Values]:
         if self._drafter is not None:
-            drafts = self._drafter.deepen(rows, variant)
+            drafts = self._drafter.drafts_of(rows, variant)
         else:
             drafts = rows.values["input_ids"][rows.places[:, 1:]]
         values: Values = {**rows.values, "input_ids": with_drafts(rows, drafts)}
@@ -295,33 +335,6 @@ class DraftingRunner(ModelRunner):
         keep(self._state, rows, sampled, kept)
         self._drafter.begin(rows, values, variant, sampled, kept)
         return torch.cat([kept[:, None], sampled], 1)
-
-    def _wait_for_step(self, inputs: StepInputs, options: Records, variant: str) -> KnownTokens:
-        """Run a step and choose its tokens on the host."""
-        rows, drafted, values = self._run_step(inputs, options, variant)
-        choice = choose_on_host(
-            self._choose, inputs, rows, drafted, values[LOGITS], self._per_thousand
-        )
-        if self.observer is not None:
-            self.observer(choice.logits, choice.drafts, choice.chosen)
-        tokens = step_tokens(choice.chosen)
-        if inputs.prompt is not None:
-            entries = self._score(values, inputs.batch, inputs.prompt)
-            tokens = replace(tokens, prompt_logprobs=entries)
-        if self._drafter is not None:
-            if self.on_chosen is not None:
-                self.on_chosen((choice.sampled, choice.kept))
-            self._draft_behind(rows, values, variant, (choice.sampled, choice.kept))
-        return KnownTokens(tokens)
-
-    def _draft_behind(
-        self, rows: DraftedRows, values: Values, variant: str, chosen: Chosen
-    ) -> None:
-        """Keep what the host chose of a step, and make the first drafts of the next one."""
-        assert self._drafter is not None, "the host looks up its drafts"
-        sent = self._upload(dict(zip(("sampled", "kept"), chosen, strict=True)))
-        keep(self._state, rows, sent["sampled"], sent["kept"])
-        self._drafter.begin(rows, values, variant, sent["sampled"], sent["kept"])
 
     def _run(
         self, calls: Mapping[str, Sequence[BoundCall]], plan: Plan, values: Values, variant: str

@@ -20,22 +20,16 @@ from dsa_compile.layout import DP, Layout
 from dsa_compile.ops.collectives import communicating
 from dsa_compile.runtime.engine_options import EngineOptions
 from dsa_compile.runtime.execution.drafting_runner import DraftingRunner
-from dsa_compile.runtime.execution.host_choice import Chosen
 from dsa_compile.runtime.execution.model_runner import ModelRunner
 from dsa_compile.runtime.execution.runner import LaunchedTokens, StepInputs, StepTokens
 from dsa_compile.runtime.failures.interrupts import Uninterrupted
 from dsa_compile.runtime.loading.load_runner import load_runner
 from dsa_compile.runtime.ranks.connect import GroupCommunicator, choose_device, connect
+from dsa_compile.runtime.ranks.drafted_steps import DraftedSteps
 from dsa_compile.runtime.ranks.gloo import open_store
 from dsa_compile.runtime.ranks.lane_results import LaneResults, lane_logits
 from dsa_compile.runtime.ranks.lanes import lane_inputs
-from dsa_compile.runtime.ranks.messages import (
-    ChosenTokens,
-    DraftedPlan,
-    PlanWriter,
-    Start,
-    StepPlan,
-)
+from dsa_compile.runtime.ranks.messages import DraftedPlan, PlanWriter, Start, StepPlan
 from dsa_compile.runtime.ranks.peers import LOADING_TIMEOUT, StorePeers
 from dsa_compile.runtime.ranks.processes import (
     RankProcess,
@@ -85,8 +79,10 @@ class RankGroup:
         self._host_sampler = HostSampler(runner.vocab_size)
         self._number = 0  # of the newest step
         self.num_drafts = runner.num_drafts
+        self._drafted: DraftedSteps | None = None
         if isinstance(runner, DraftingRunner):
-            runner.on_chosen = partial(_send_chosen, self._others)
+            given = (layout, self._others, self._results, max_running)
+            self._drafted = DraftedSteps(runner, *given)
         self.num_blocks, self.block_size = runner.num_blocks, runner.block_size
         self.vocab_size, self.max_model_len = runner.vocab_size, runner.max_model_len
         self.eos_token_ids, self.device = runner.eos_token_ids, runner.device
@@ -120,26 +116,27 @@ class RankGroup:
         # an interrupt in between would leave the ranks in different steps
         with Uninterrupted(), self._watch.working():
             self._number += 1
+            if self._drafted is not None:
+                drafted = self._drafted.plans(inputs, self._number)
+                return self._run(drafted, partial(self._drafted.launch, inputs, drafted))
             steps = [inputs]
             if self.num_lanes > 1:
                 steps = lane_inputs(inputs, self.num_lanes, self._max_running)
-            plans = self._plans(steps)
-            with self._watch.waiting(self._timeout):  # one that hangs may take no more messages
-                for other in self._others:
-                    lane = self._layout.numbers(other.rank)[DP]
-                    other.connection.send(plans[lane])
-            with communicating(self._communicator), self._device_wait():
-                return _WatchedTokens(self._launch(inputs, steps[0]), self)
+            writers = zip(self._writers, steps, strict=True)
+            plans = [writer.plan(step, self._number) for writer, step in writers]
+            return self._run(plans, partial(self._launch, inputs, steps[0]))
 
-    def _plans(self, steps: Sequence[StepInputs]) -> Sequence[StepPlan | DraftedPlan]:
-        """What the ranks of each lane are sent for a step."""
-        if isinstance(self._runner, DraftingRunner):
-            (step,) = steps
-            options = self._runner.draw_options(step)
-            later = not self._runner.chooses_tokens(step)
-            return [DraftedPlan(replace(step, states=()), options, later)]
-        writers = zip(self._writers, steps, strict=True)
-        return [writer.plan(step, self._number) for writer, step in writers]
+    def _run(
+        self,
+        plans: Sequence[StepPlan | DraftedPlan],
+        launch: Callable[[], LaunchedTokens],
+    ) -> LaunchedTokens:
+        """Send the plan of each lane to its ranks, and launch the step on this one."""
+        with self._watch.waiting(self._timeout):  # one that hangs may take no more messages
+            for other in self._others:
+                other.connection.send(plans[self._layout.numbers(other.rank)[DP]])
+        with communicating(self._communicator), self._device_wait():
+            return _WatchedTokens(launch(), self)
 
     def _launch(self, inputs: StepInputs, own: StepInputs) -> LaunchedTokens:
         """Launch a step on this rank; ``own`` is that of its lane."""
@@ -147,9 +144,9 @@ class RankGroup:
             return self._runner.launch(own)
         if own.ahead:
             return self._results.joined(self._number, self._runner.launch(own))
-        logits, entries = self._results.logits(self._number, *lane_logits(self._runner, own))
-        tokens = self._host_sampler.launch(logits, inputs).wait()
-        return KnownTokens(replace(tokens, prompt_logprobs=entries))
+        lanes = self._results.logits(lane_logits(self._runner, own, self._number))
+        tokens = self._host_sampler.launch(torch.from_numpy(lanes.logits), inputs).wait()
+        return KnownTokens(replace(tokens, prompt_logprobs=lanes.prompt))
 
     def wait(self, tokens: LaunchedTokens) -> StepTokens:
         """Wait for a step.
@@ -183,11 +180,6 @@ class _WatchedTokens:
 
     def wait(self) -> StepTokens:
         return self.group.wait(self.tokens)
-
-
-def _send_chosen(others: Sequence[RankProcess], chosen: Chosen) -> None:
-    for other in others:
-        other.connection.send(ChosenTokens(*chosen))
 
 
 def _end(
@@ -246,21 +238,9 @@ def load_ranks(path: Path | str, target: str, options: EngineOptions, layout: La
     )
 
 
-def require_no_drafts(path: Path | str, options: EngineOptions) -> None:
-    """Raise UserError for options that draft tokens, which several lanes do not so far."""
-    named = {"draft": options.draft, "force_accept": options.force_accept}
-    for name, value in named.items():
-        if value not in (None, "none"):
-            raise UserError(
-                f"{path}: compiled with --dp for several lanes, which draft nothing so far; leave "
-                f"out {name}={value!r}, or compile with --tp alone"
-            )
-
-
 def _check_lanes(path: Path | str, options: EngineOptions) -> None:
     """Refuse what several lanes cannot do."""
     several = f"{path}: compiled with --dp for several lanes, whose steps are padded to one length"
-    require_no_drafts(path, options)
     if options.deterministic:
         raise UserError(
             f"{several}; deterministic=True needs steps of the same shape: leave it out, or "

@@ -1,7 +1,7 @@
 """Results of the steps of other lanes: sent by each lane's first rank, joined by the first of all.
 
-Tokens of a step that runs ahead are chosen in its lane, and sent when they are there. Of other
-steps the logits are sent, as only the first rank of all has what their tokens are chosen from.
+Tokens that are chosen in their lane are sent when they are there. Of other steps the logits are
+sent, as only the first rank of all has what their tokens are chosen from.
 """
 
 import os
@@ -13,32 +13,28 @@ from multiprocessing.connection import Connection
 from typing import TypeVar
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
-from torch import Tensor
 
 from dsa_compile.runtime.execution.model_runner import ModelRunner
 from dsa_compile.runtime.execution.runner import LaunchedTokens, StepInputs, StepTokens
 from dsa_compile.runtime.ranks.messages import Failed, LaneLogits, LaneTokens, StepPlan
 from dsa_compile.runtime.ranks.processes import RankProcess
-from dsa_compile.runtime.requests.logprobs import TokenLogprobs
 from dsa_compile.runtime.scheduling.step import Failure
 
 Message = TypeVar("Message", LaneTokens, LaneLogits)
 
 
-def lane_logits(
-    runner: ModelRunner, step: StepInputs | StepPlan
-) -> tuple[NDArray[np.float32], Sequence[TokenLogprobs]]:
-    """Run a lane's step and wait for it.
+def lane_logits(runner: ModelRunner, step: StepInputs | StepPlan, number: int) -> LaneLogits:
+    """Run a lane's step without drafts and wait for it.
 
-    Returns:
-        fp32 logits ``[N, V]``, and log-probabilities of prompt tokens.
+    Args:
+        runner: of this rank.
+        step: the lane's.
+        number: of the step.
     """
     if step.prompt is None:
-        return runner.execute(step.batch).numpy(), ()
+        return LaneLogits(number, runner.execute(step.batch).numpy())
     logits, entries = runner.score_prompt(step.batch, step.prompt)
-    return logits.numpy(), entries
+    return LaneLogits(number, logits.numpy(), entries)
 
 
 class LaneAnswers:
@@ -60,11 +56,9 @@ class LaneAnswers:
         """Send the tokens of a step when they are there."""
         self._launched.put((number, tokens))
 
-    def logits(
-        self, number: int, logits: NDArray[np.float32], prompt: Sequence[TokenLogprobs]
-    ) -> None:
+    def logits(self, logits: LaneLogits) -> None:
         """Send the logits of a step."""
-        self._send(LaneLogits(number, logits, prompt))
+        self._send(logits)
 
     def _send(self, message: LaneLogits | LaneTokens | Failed) -> None:
         with self._sending:
@@ -93,18 +87,21 @@ class LaneResults:
     def __init__(self, heads: Sequence[RankProcess], timeout: float) -> None:
         self._heads, self._timeout = tuple(heads), timeout
 
-    def logits(
-        self, number: int, own: NDArray[np.float32], entries: Sequence[TokenLogprobs]
-    ) -> tuple[Tensor, list[TokenLogprobs]]:
-        """Join the logits of all lanes, and the log-probabilities of their prompts' tokens.
+    def logits(self, own: LaneLogits) -> LaneLogits:
+        """Join the logits of all lanes, and what comes with them, in the order of lanes.
 
         Raises:
             EOFError: a rank is gone.
             OSError: likewise, or it did not answer.
         """
-        others = [self._receive(head, number, LaneLogits) for head in self._heads]
-        logits = np.concatenate([own, *(other.logits for other in others)])
-        return torch.from_numpy(logits), [*entries, *(e for other in others for e in other.prompt)]
+        others = [self._receive(head, own.number, LaneLogits) for head in self._heads]
+        every = (own, *others)
+        return LaneLogits(
+            own.number,
+            np.concatenate([lane.logits for lane in every]),
+            [entry for lane in every for entry in lane.prompt],
+            [drafts for lane in every for drafts in lane.drafts],
+        )
 
     def joined(self, number: int, own: LaunchedTokens) -> LaunchedTokens:
         """The tokens of all lanes, as those of one step."""

@@ -1,8 +1,8 @@
 """Steps of all lanes cut into those of each: its requests, and padding up to the longest lane's.
 
-Experts take the tokens of all lanes, so every lane computes as many. What pads them belongs to
-nobody: tokens that write no cache row, and requests with an empty context. A lane without requests
-runs a step of nothing else, as collectives need all ranks.
+Experts take the tokens of all lanes, so every lane computes as many
+(:mod:`dsa_compile.runtime.execution.step_shape`). A lane without requests runs a step of padding
+alone, as collectives need all ranks.
 """
 
 from collections.abc import Sequence
@@ -14,10 +14,29 @@ from numpy.typing import NDArray
 from dsa_compile.runtime.execution.batch import Batch
 from dsa_compile.runtime.execution.prompt_rows import PromptRows
 from dsa_compile.runtime.execution.runner import StepInputs
+from dsa_compile.runtime.execution.step_shape import pad_requests, pad_tokens
 
 
 def lane_inputs(inputs: StepInputs, lanes: int, max_running: int) -> list[StepInputs]:
-    """The step of each lane.
+    """The step of each lane, padded.
+
+    Args:
+        inputs: as for :func:`lane_steps`.
+        lanes: likewise.
+        max_running: likewise.
+
+    Returns:
+        As :func:`lane_steps`. Batches have as many tokens; where all requests decode, also as many
+        rows.
+    """
+    steps = lane_steps(inputs, lanes, max_running)
+    most = max(step.batch.num_tokens for step in steps)
+    pad = _padded_rows if inputs.batch.tokens_each == 1 else pad_tokens
+    return [replace(step, batch=pad(step.batch, most)) for step in steps]
+
+
+def lane_steps(inputs: StepInputs, lanes: int, max_running: int) -> list[StepInputs]:
+    """The step of each lane as it is, which may be empty.
 
     Args:
         inputs: of all lanes; requests of a lane follow one another, and lane n has the rows of the
@@ -26,23 +45,20 @@ def lane_inputs(inputs: StepInputs, lanes: int, max_running: int) -> list[StepIn
         max_running: rows of one.
 
     Returns:
-        For each lane its requests under rows from 0 on. Batches have as many tokens; where all
-        requests decode, also as many rows.
+        For each lane its requests under rows from 0 on.
     """
     batch = inputs.batch
     bounds = _bounds(batch.request_rows, lanes, max_running)
     tokens = batch.cu_seqlens[bounds]
     yields = _bounds(np.asarray(inputs.rows, np.int64), lanes, max_running)
-    most = int(np.diff(tokens).max())
     found = []
     for lane in range(lanes):
         of_lane = slice(bounds[lane], bounds[lane + 1])
         yielding = slice(yields[lane], yields[lane + 1])
-        own = _requests(batch, of_lane, lane * max_running)
         found.append(
             replace(
                 inputs,
-                batch=_padded_rows(own, most) if batch.tokens_each == 1 else _padded(own, most),
+                batch=_requests(batch, of_lane, lane * max_running),
                 rows=[row - lane * max_running for row in inputs.rows[yielding]],
                 states=inputs.states[yielding],
                 counts=inputs.counts[yielding],
@@ -76,33 +92,10 @@ def _requests(batch: Batch, chosen: slice, first_row: int) -> Batch:
     )
 
 
-def _padded(batch: Batch, tokens: int) -> Batch:
-    """Put tokens of no request behind those of a batch."""
-    missing = tokens - batch.num_tokens
-    batch = replace(
-        batch,
-        input_ids=np.pad(batch.input_ids, (0, missing)),
-        positions=np.pad(batch.positions, (0, missing)),
-        slot_mapping=np.pad(batch.slot_mapping, (0, missing), constant_values=-1),
-    )
-    return batch if batch.num_requests else _with_requests(batch, 1, np.zeros(2, np.int32))
-
-
 def _padded_rows(batch: Batch, rows: int) -> Batch:
     """Put requests of one token and an empty context behind those of a batch that decodes."""
     bounds = np.arange(rows + 1, dtype=np.int32)
-    return _with_requests(_padded(batch, rows), rows, bounds)
-
-
-def _with_requests(batch: Batch, requests: int, cu_seqlens: NDArray[np.int32]) -> Batch:
-    missing = requests - batch.num_requests
-    return replace(
-        batch,
-        block_tables=np.pad(batch.block_tables, ((0, missing), (0, 0)), constant_values=-1),
-        cu_seqlens=cu_seqlens,
-        context_lens=np.pad(batch.context_lens, (0, missing)),
-        request_rows=np.pad(batch.request_rows, (0, missing), constant_values=-1),
-    )
+    return pad_requests(pad_tokens(batch, rows), rows, bounds)
 
 
 def _prompt(prompt: PromptRows | None, start: int, end: int) -> PromptRows | None:

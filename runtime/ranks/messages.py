@@ -14,6 +14,7 @@ from dsa_compile.runtime.engine_options import EngineOptions
 from dsa_compile.runtime.execution.batch import Batch
 from dsa_compile.runtime.execution.prompt_rows import PromptRows
 from dsa_compile.runtime.execution.runner import StepInputs, StepTokens
+from dsa_compile.runtime.execution.step_shape import StepShape
 from dsa_compile.runtime.requests.logprobs import TokenLogprobs
 from dsa_compile.runtime.sampling.sampler import SamplingState
 
@@ -76,24 +77,28 @@ class StepPlan:
 
 @dataclass(frozen=True)
 class DraftedPlan:
-    """A step for every rank to run, of engines that draft.
+    """A step for every rank of a lane to run, of engines that draft.
 
     Args:
-        inputs: of the first rank, without states.
-        options: how its tokens are drawn, ``[Y]`` records of the first rank's
-            :meth:`~dsa_compile.runtime.execution.drafting_runner.DraftingRunner.draw_options`.
-        chosen_later: whether the first rank chooses the tokens, and sends a :class:`ChosenTokens`
-            behind this.
+        inputs: the lane's, without states.
+        options: how its tokens are drawn, ``[Y]`` records of
+            :class:`~dsa_compile.runtime.sampling.draw_options.DrawOptions`.
+        chosen_later: whether the first rank of all chooses the tokens, and sends a
+            :class:`ChosenTokens` behind this.
+        shape: that the step has on all lanes; None where there is one.
+        number: of the step.
     """
 
     inputs: StepInputs
     options: NDArray[np.void]
     chosen_later: bool
+    shape: StepShape | None = None
+    number: int = 0
 
 
 @dataclass(frozen=True)
 class ChosenTokens:
-    """What the first rank chose of a step that it drafts behind.
+    """What the first rank chose for a lane, of a step that ranks draft behind.
 
     Args:
         sampled: int64 ``[Y, W]``.
@@ -106,7 +111,7 @@ class ChosenTokens:
 
 @dataclass(frozen=True)
 class LaneTokens:
-    """From the first rank of a lane but the first one: what it chose of a step that is ``ahead``.
+    """From the first rank of a lane but the first one: what it chose of a step.
 
     Args:
         number: of the step.
@@ -125,11 +130,13 @@ class LaneLogits:
         number: of the step.
         logits: fp32 ``[N, V]``, those that the lane's batch wants.
         prompt: log-probabilities of prompt tokens, an entry a row of the lane's ``prompt``.
+        drafts: those that the step checked of each request; empty where nothing is drafted.
     """
 
     number: int
     logits: NDArray[np.float32]
     prompt: Sequence[TokenLogprobs] = ()
+    drafts: Sequence[Sequence[int]] = ()
 
 
 class PlanWriter:

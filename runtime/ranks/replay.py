@@ -22,7 +22,7 @@ from dsa_compile.runtime.execution.devices import device_of
 from dsa_compile.runtime.execution.model_runner import ModelRunner
 from dsa_compile.runtime.loading.load_runner import load_runner
 from dsa_compile.runtime.loading.peers import Alone
-from dsa_compile.runtime.ranks.group import RankGroup, require_no_drafts
+from dsa_compile.runtime.ranks.group import RankGroup
 from dsa_compile.runtime.ranks.latencies import NCCL, Estimate, LatencyTable, read_latencies
 from dsa_compile.runtime.ranks.watch import Watch
 
@@ -201,8 +201,6 @@ def load_replayed(
         raise UserError(f"{path}: rank {rank}{of} of an artifact of {count}; compile with --tp")
     if rank >= world:
         raise UserError(f"{path}: rank={rank} of {world} ranks: they count from 0")
-    if layout.dp > 1:
-        require_no_drafts(path, options)
     table = read_latencies(options.latencies)
     _LOG.warning(
         "rank %d of %d alone, collectives replayed: times are projected, and what is generated "

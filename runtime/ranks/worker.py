@@ -17,14 +17,13 @@ from dsa_compile.errors import UserError
 from dsa_compile.layout import DP, TP
 from dsa_compile.ops.collectives import communicating
 from dsa_compile.runtime.execution.drafting_runner import DraftingRunner
-from dsa_compile.runtime.execution.host_choice import Chosen
 from dsa_compile.runtime.execution.model_runner import ModelRunner
 from dsa_compile.runtime.loading.load_runner import load_runner
 from dsa_compile.runtime.ranks.connect import choose_device, connect
+from dsa_compile.runtime.ranks.drafted_steps import follow_step
 from dsa_compile.runtime.ranks.gloo import join_store
 from dsa_compile.runtime.ranks.lane_results import LaneAnswers, lane_logits
 from dsa_compile.runtime.ranks.messages import (
-    ChosenTokens,
     DraftedPlan,
     Failed,
     PlanReader,
@@ -79,7 +78,8 @@ def _serve(connection: "Connection[object, object]", store: Store | None) -> Non
         reader, unfinished = PlanReader(), UnfinishedSteps(start.options.rank_timeout)
         while (plan := _next_plan(connection, unfinished)) is not None:
             if isinstance(plan, DraftedPlan):
-                _follow(runner, plan, connection)
+                assert isinstance(runner, DraftingRunner)
+                follow_step(runner, plan, answers, connection.recv)
             else:
                 _run(runner, reader, plan, answers)
             if runner.device.type == "cuda":
@@ -97,19 +97,6 @@ def _next_plan(
     return plan
 
 
-def _follow(
-    runner: ModelRunner, plan: DraftedPlan, connection: "Connection[object, object]"
-) -> None:
-    assert isinstance(runner, DraftingRunner)
-
-    def chosen() -> Chosen:
-        message = connection.recv()
-        assert isinstance(message, ChosenTokens)
-        return message.sampled, message.kept
-
-    runner.follow(plan.inputs, plan.options, chosen if plan.chosen_later else None)
-
-
 def _run(
     runner: ModelRunner, reader: PlanReader, plan: StepPlan, answers: LaneAnswers | None
 ) -> None:
@@ -119,7 +106,7 @@ def _run(
             answers.tokens(plan.number, tokens)
         return
     if answers is not None:
-        answers.logits(plan.number, *lane_logits(runner, plan))
+        answers.logits(lane_logits(runner, plan, plan.number))
         return
     with torch.inference_mode():
         if plan.prompt is None:

@@ -31,6 +31,14 @@ class DrawOptions:
         self._owners: list[SamplingState | None] = [None] * rows
         self._on_change = on_change
 
+    def records(
+        self, rows: Sequence[int], states: Sequence[SamplingState], counts: Sequence[int]
+    ) -> NDArray[np.void]:
+        """As :meth:`take`, in ``[Y]`` records of their own."""
+        made = np.empty(len(rows), OPTIONS)
+        self.take(rows, states, counts, made)
+        return made
+
     def take(
         self,
         rows: Sequence[int],

@@ -124,6 +124,6 @@ def test_a_lanes_messages_are_sent_one_at_a_time() -> None:
                 both.set()
 
     answers = LaneAnswers(Watched())
-    answers.logits(1, np.zeros((1, 4), np.float32), ())
+    answers.logits(LaneLogits(1, np.zeros((1, 4), np.float32)))
     assert both.wait(60)
     assert (sent, clashes) == ([1, 2], [])

@@ -14,7 +14,7 @@ import torch
 from torch._C._distributed_c10d import Store
 
 from dsa_compile.errors import UserError
-from dsa_compile.layout import DP, TP
+from dsa_compile.layout import DP, TP, Layout
 from dsa_compile.ops.collectives import communicating
 from dsa_compile.runtime.execution.drafting_runner import DraftingRunner
 from dsa_compile.runtime.execution.model_runner import ModelRunner
@@ -73,17 +73,40 @@ def _serve(connection: "Connection[object, object]", store: Store | None) -> Non
     with communicating(communicator):
         runner = load_runner(start.path, start.options, peers)
         peers.least("loaded", 0)
-        numbers = layout.numbers(start.rank)
-        answers = LaneAnswers(connection) if numbers[DP] and not numbers[TP] else None
-        reader, unfinished = PlanReader(), UnfinishedSteps(start.options.rank_timeout)
-        while (plan := _next_plan(connection, unfinished)) is not None:
-            if isinstance(plan, DraftedPlan):
-                assert isinstance(runner, DraftingRunner)
-                follow_step(runner, plan, answers, connection.recv)
-            else:
-                _run(runner, reader, plan, answers)
-            if runner.device.type == "cuda":
-                unfinished.launched()
+        follow_steps(runner, layout, start.rank, connection, start.options.rank_timeout)
+
+
+def follow_steps(
+    runner: ModelRunner,
+    layout: Layout,
+    rank: int,
+    connection: "Connection[object, object]",
+    timeout: float,
+) -> None:
+    """Run the steps that the first rank sends, until it closes its engine.
+
+    Args:
+        runner: of this rank; what its collectives meet is said by the caller
+            (:func:`~dsa_compile.ops.collectives.communicating`).
+        layout: of all ranks.
+        rank: the number of this one, from 1.
+        connection: to the first rank.
+        timeout: seconds that a step may take on a GPU.
+
+    Raises:
+        EOFError: the first rank is gone.
+    """
+    numbers = layout.numbers(rank)
+    answers = LaneAnswers(connection) if numbers[DP] and not numbers[TP] else None
+    reader, unfinished = PlanReader(), UnfinishedSteps(timeout)
+    while (plan := _next_plan(connection, unfinished)) is not None:
+        if isinstance(plan, DraftedPlan):
+            assert isinstance(runner, DraftingRunner)
+            follow_step(runner, plan, answers, connection.recv)
+        else:
+            _run(runner, reader, plan, answers)
+        if runner.device.type == "cuda":
+            unfinished.launched()
 
 
 def _next_plan(

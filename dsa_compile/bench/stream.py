@@ -8,7 +8,7 @@ from torch import Tensor
 TILE = 8192
 """Whole numbers that a program loads at once: 32 KB, four loads of 16 bytes a thread and more."""
 TILES = 4
-"""Tiles of a program, all asked for before the first is used."""
+"""Tiles that a program reads; their loads do not wait for each other."""
 
 
 @triton.jit

@@ -1,5 +1,6 @@
 """Whole models on a Hopper GPU: the registry's kernels, CUDA graphs, overlapping steps."""
 
+import json
 import os
 import subprocess
 import sys
@@ -18,11 +19,13 @@ from dsa_compile.runtime import Engine, SamplingParams
 from dsa_compile.runtime.engine_options import EngineOptions
 from dsa_compile.runtime.loading.load_runner import load_runner
 from dsa_compile.runtime.requests.prompts import load_tokenizer
+from dsa_compile.runtime.sampling import device_sampler
 from dsa_compile.weights.device_copies import DeviceCopies
 
 pytestmark = pytest.mark.gpu(capability=(9, 0))
 TRAINED = Path(__file__).parents[2] / "examples" / "tiny_v32" / "checkpoint"
 HELD_OUT = TRAINED.parent / "heldout.txt"
+GLM = TRAINED.parents[1] / "tiny_glm" / "checkpoint" / "config.json"
 
 
 def load(path, **options):
@@ -183,7 +186,35 @@ def test_overlapping_steps_give_the_tokens_of_waiting_ones(trained):
 @pytest.mark.parametrize("cuda_graphs", [True, False])
 def test_steps_wait_for_nothing(trained, cuda_graphs):
     """Scheduling, forward and sampling launches never synchronise; only tokens are waited for."""
-    engine = load(trained("sm_90a", "bf16"), cuda_graphs=cuda_graphs, max_running=8)
+    generate_without_waiting(
+        load(trained("sm_90a", "bf16"), cuda_graphs=cuda_graphs, max_running=8)
+    )
+
+
+def test_steps_of_a_large_vocabulary_wait_for_nothing(tmp_path, monkeypatch):
+    """As many tokens as GLM-5 has are sampled on the device, by each of its steps."""
+    config = json.loads(GLM.read_text()) | {"vocab_size": 154_880}
+    del config["quantization_config"]
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config))
+    path = tmp_path / "artifact"
+    compile_model(tmp_path / "model", path, target="sm_90a", recipe="bf16", weights="none")
+    sampled = []
+
+    def noted(logits, *arguments):
+        sampled.append(tuple(logits.shape))
+        sample_tokens(logits, *arguments)
+
+    sample_tokens = device_sampler.sample_tokens
+    monkeypatch.setattr(device_sampler, "sample_tokens", noted)
+    engine = load(path, load_format="dummy", max_running=8)
+    sampled.clear()  # of whatever loading runs
+    generate_without_waiting(engine)
+    assert {width for _, width in sampled} == {154_880}
+    assert sum(rows for rows, _ in sampled) >= 2 * 4 * 24, "twice four requests of 24 tokens"
+
+
+def generate_without_waiting(engine):
     asked = prompts([5, 65, 130, 30])
     engine.generate(asked, SAMPLED[:4])  # whatever is set up at first use
     torch.cuda.set_sync_debug_mode("error")

@@ -189,6 +189,11 @@ def test_parts_of_weights_lose_nothing(emulated, step, ulps):
     check_units(64, 1, step, ulps, "cpu")
 
 
+@on_gpu
+def test_parts_of_weights_lose_nothing_on_the_gpu():
+    check_units(1024, 264, 1, 0, "cuda")
+
+
 def check_units(threads, blocks, step, ulps, device):
     seen, wrong = (torch.zeros(1, dtype=torch.int32, device=device) for _ in range(2))
     source = str(Path(__file__).with_name("sample_units.cu"))
@@ -233,9 +238,9 @@ def test_options_are_as_the_kernel_reads_them():
 @on_gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("rows", [1, 13, 256])
-def test_on_the_gpu(dtype, rows):
-    """The released vocabulary; a token differs only where a draw falls on the edge between two."""
-    vocab = 129_280
+@pytest.mark.parametrize("vocab", [129_280, 154_880, MOST_TOKENS])
+def test_on_the_gpu(dtype, rows, vocab):
+    """V3.2's, GLM-5's and the largest; a token differs only where a draw falls between two."""
     generator = torch.Generator().manual_seed(rows)
     logits = (torch.randn(rows, vocab, generator=generator) * 3).to(dtype)
     states = states_of(rows, vocab)

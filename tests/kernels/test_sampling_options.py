@@ -14,7 +14,8 @@ pytest.importorskip("triton")
 from tests.kernels.compile_only import compiling_for
 
 ROOT = Path(__file__).parents[2]
-VOCAB = 129_280
+# V3.2's and GLM-5's.
+vocabularies = pytest.mark.parametrize("vocab", [129_280, 154_880])
 
 
 def test_interpreted_kernels_agree_with_the_cpu():
@@ -34,11 +35,11 @@ def meta(*shape, dtype=torch.int32):
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
-def launch_all(dtype):
-    logits = meta(8, VOCAB, dtype=dtype)
-    last, seen = meta(256, dtype=torch.int64), meta(256, VOCAB, dtype=torch.int16)
-    masks, bias = meta(1, 4040), (meta(9), meta(9), meta(9))
-    out = meta(64, VOCAB, dtype=torch.float32)
+def launch_all(dtype, vocab):
+    logits = meta(8, vocab, dtype=dtype)
+    last, seen = meta(256, dtype=torch.int64), meta(256, vocab, dtype=torch.int16)
+    masks, bias = meta(1, vocab // 32), (meta(9), meta(9), meta(9))
+    out = meta(64, vocab, dtype=torch.float32)
     changed_rows.store_seen(seen, meta(5), meta(5), meta(5))
     changed_rows.change_rows(logits, meta(3, 7), seen, last, masks, bias, out)
     row_logprobs.row_logprobs(logits, meta(3), meta(3), last, 20)
@@ -46,9 +47,10 @@ def launch_all(dtype):
 
 @pytest.mark.parametrize("capability", [90, 100])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_compiles_without_spills(capability, dtype):
+@vocabularies
+def test_compiles_without_spills(capability, dtype, vocab):
     with compiling_for(capability) as found:
-        launch_all(dtype)
+        launch_all(dtype, vocab)
     names = ["store_seen", "change_rows", "bias_tokens", "describe_blocks", "join_blocks"]
     assert [kernel.name.removesuffix("_kernel") for kernel in found] == names
     assert all(kernel.local_bytes == 0 for kernel in found)
@@ -57,16 +59,17 @@ def test_compiles_without_spills(capability, dtype):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_on_the_gpu(dtype):
-    """The released vocabulary; nothing waits for the device."""
-    given = problem(40, VOCAB, dtype)
+@vocabularies
+def test_on_the_gpu(dtype, vocab):
+    """Nothing waits for the device."""
+    given = problem(40, vocab, dtype)
     on_gpu = [tuple(t.cuda() for t in x) if isinstance(x, tuple) else x.cuda() for x in given]
-    want = torch.empty(40, VOCAB)
+    want = torch.empty(40, vocab)
     out = torch.full_like(want, torch.nan, device="cuda")
-    stored = entries(40, VOCAB)
+    stored = entries(40, vocab)
     seen, seen_there = given[2].clone(), on_gpu[2].clone()
     stored_there = [t.cuda() for t in stored]
-    row = described(40, VOCAB, dtype)
+    row = described(40, vocab, dtype)
     row_there = [t.cuda() for t in row]
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")

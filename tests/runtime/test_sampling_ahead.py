@@ -212,9 +212,10 @@ def special_states(vocab):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_nothing_is_read_from_the_device_before_it_is_waited_for(dtype):
+@pytest.mark.parametrize("vocab", [64, 154_880])
+def test_nothing_is_read_from_the_device_before_it_is_waited_for(dtype, vocab):
     """On tensors without memory, which nobody can read, for the launches of a GPU."""
-    vocab, rows = 64, 70
+    rows = 70
     sampler = DeviceSampler(vocab, torch.zeros(rows, dtype=torch.int64, device="meta"))
     for slot in sampler._slots:
         slot.logprobs = slot.logprobs.to("meta")

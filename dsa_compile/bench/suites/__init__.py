@@ -18,6 +18,7 @@ SUITES = (
     "elementwise",
     "head_products",
     "glm",
+    "sampling",
     "copies",
 )
 

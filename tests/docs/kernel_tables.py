@@ -30,11 +30,11 @@ HIGHLIGHTS: tuple[tuple[str, str, str], ...] = (
         )
     ),
     *(
-        (f"sparse MLA decode, {n} tokens", "sparse MLA decode, fp8 rows", f"{n}x128 heads")
+        (f"sparse MLA decode, tokens: {n}", "sparse MLA decode, fp8 rows", f"{n}x128 heads")
         for n in (1, 16, 64, 96, 256)
     ),
     *(
-        (f"sparse MLA decode to heads, {n} tokens", "sparse MLA decode to heads, fp8 rows", f"{n}")
+        (f"sparse MLA decode to heads, tokens: {n}", "sparse MLA decode to heads, fp8 rows", f"{n}")
         for n in (1, 16, 64)
     ),
     *(
@@ -42,14 +42,14 @@ HIGHLIGHTS: tuple[tuple[str, str, str], ...] = (
         for n in ("1,024 × 128", "4,096 × 128")
     ),
     *(
-        (f"a layer's six FP8 projections, {n} tokens", "linear_fp8", f"{n}×[!d]*")
+        (f"a layer's six FP8 projections, tokens: {n}", "linear_fp8", f"{n}×[!d]*")
         for n in ("1", "16", "64", "256", "4,096")
     ),
     *(
-        (f"FP8 experts, {n} tokens, whole op", "experts_fp8", f"{n} tokens")
+        (f"FP8 experts, whole op, tokens: {n}", "experts_fp8", f"{n} tokens")
         for n in ("1", "16", "128", "1,024", "8,192")
     ),
-    ("router, 1 tokens", "router", "1 tokens"),
+    ("router, tokens: 1", "router", "1 tokens"),
     ("add + RMSNorm + FP8 quantisation, 4,096 tokens", "add_rms_norm_quantize", "4,096×7,168"),
     ("RMSNorm + FP8 quantisation, 4,096 tokens", "rms_norm_quantize", "4,096×7,168"),
 )  # fmt: skip

@@ -152,8 +152,8 @@ def test_highlights_have_a_row_each(root: Path) -> None:
     rows = lines("results/k.json highlights")[1:]
     assert len(rows) == len(HIGHLIGHTS)
     assert rows[0] == "| top-k 2,048 of 64 × 9,295 | 4.0 | 6.0 (`vllm/per row`) | 1.50 | 50% |"
-    (projections,) = [row for row in rows if "projections, 1 tokens" in row]
-    assert projections == "| a layer's six FP8 projections, 1 tokens | 38.3 | 40.0 | 1.04 | 10% |"
+    (projections,) = [row for row in rows if "projections, tokens: 1 " in row]
+    assert projections == "| a layer's six FP8 projections, tokens: 1 | 38.3 | 40.0 | 1.04 | 10% |"
     assert rows[1].endswith("| – | – | – | – |"), "not measured in this run"
 
 

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import NoReturn
 
 from dsa_compile.cli.bench_collectives import add_collectives, run_collectives
 from dsa_compile.cli.bench_drafts import add_drafts, run_drafts
@@ -176,5 +177,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     return guarded(PROGRAM, lambda: run(argv))
 
 
+def program() -> NoReturn:
+    """Run the command and end the process."""
+    status = main()
+    if profiling := sys.modules.get("dsa_compile.bench.profiled"):  # imports torch
+        profiling.leave(status)
+    sys.exit(status)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    program()

@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 from torch._ops import OpOverload
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.profiler import ProfilerActivity, record_function
 
+from dsa_compile.bench.profiled import profiled
 from dsa_compile.bench.step.timeline import (
     Event,
     Share,
@@ -110,7 +111,7 @@ def by_op(
 
 def _trace(run: Callable[[], object]) -> list[Event]:
     torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+    with profiled(ProfilerActivity.CPU, ProfilerActivity.CUDA) as profiler:
         run()
         torch.cuda.synchronize()
     with tempfile.TemporaryDirectory() as folder:

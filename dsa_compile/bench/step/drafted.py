@@ -15,10 +15,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import ProfilerActivity
 
 from dsa_compile.artifact.acceptance import AcceptanceRecord
 from dsa_compile.artifact.manifest import Manifest
+from dsa_compile.bench.profiled import profiled
 from dsa_compile.bench.step.model import fill_caches
 from dsa_compile.errors import UserError
 from dsa_compile.ir.plan import DRAFT, LONG, SHORT
@@ -220,7 +221,7 @@ def wall_time(runner: ModelRunner, inputs: StepInputs, repeats: int) -> tuple[fl
 def kernels(runner: ModelRunner, inputs: StepInputs) -> int:
     """Kernels, fills and copies of a step."""
     torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CUDA]) as found:
+    with profiled(ProfilerActivity.CUDA) as found:
         runner.launch(inputs).wait()
         torch.cuda.synchronize()
     events: list[Any] = list(found.events())

@@ -71,7 +71,6 @@ def test_a_rank_alone_generates_and_says_projected(artifact, capsys) -> None:
         ("one", {"rank": 0}, r"rank 0 of an artifact of one rank; compile with --tp"),
         ("tp2", {"rank": 0, "ranks": 8}, r"rank 0 of 8 of an artifact of 2 ranks"),
         ("tp2", {"rank": 2}, r"rank=2 of 2 ranks: they count from 0"),
-        ("dp2ep2", {"rank": 0, "draft": "ngram"}, r"several lanes, which draft nothing so far"),
         ("tp2", {"rank": 0, "latencies": "/nowhere.json"}, r"/nowhere.json: No such file"),
     ],
 )
@@ -87,3 +86,15 @@ def test_a_replayed_engine_serves_many_requests(artifact) -> None:
         assert "projected: rank 0 of 2 alone" in repr(engine)
         outputs = engine.generate([list(range(3, 90)), [5] * 14, [7, 8]], params)
     assert [output.num_tokens for output in outputs] == [5, 5, 5]
+
+
+@pytest.mark.parametrize("draft", ["mtp", "ngram"])
+def test_a_replayed_lane_drafts(artifact, draft: str) -> None:
+    """It meets copies of itself, of the shape of its own step."""
+    params = SamplingParams(max_tokens=9, temperature=0.0, ignore_eos=True)
+    options = {"num_blocks": 13, "max_running": 4, "draft": draft, "num_speculative_tokens": 3}
+    name = "dp2ep2-mtp"
+    with Engine.load(artifact(name), collectives="replay", rank=1, **options) as engine:
+        outputs = engine.generate([list(range(3, 90)), [5] * 14], params)
+        assert sum(engine.stats().drafted) > 0
+    assert [output.num_tokens for output in outputs] == [9, 9]

@@ -125,7 +125,8 @@ def test_a_lane_that_dies_ends_the_group_by_name(artifact) -> None:
 
 @pytest.mark.parametrize("layout", ["tp2", "dp2ep2", "dp2ep2-mtp"])
 def test_an_aborted_request_leaves_the_others_alone(artifact, wanted, layout) -> None:
-    with Engine.load(artifact(layout), num_blocks=64, max_batched_tokens=48) as engine:
+    limits = {"num_blocks": 64, "max_running": 9, "max_batched_tokens": 48}
+    with Engine.load(artifact(layout), **limits) as engine:
         pids = engine._runner.pids
         for number, prompt in enumerate(PROMPTS[:3]):
             engine.add_request(str(number), prompt, GREEDY)

@@ -68,6 +68,8 @@ def padded_constants(requests: int, width: int, device: torch.device) -> dict[st
         "grid": every,
         "places": every.view(requests, width),
         "every_row": every,
+        "every_request": every[:requests],
+        "request_seqlens": torch.arange(requests + 1, dtype=torch.int32, device=device),
         "cu_seqlens": torch.arange(requests * width + 1, dtype=torch.int32, device=device),
     }
 

@@ -21,6 +21,9 @@ from dsa_compile.runtime.execution.step_shape import DEEPER_FROM, StepShape
 STEP = 4
 """The word of a record of sampling options that counts a request's tokens; see ``OPTIONS``."""
 
+ROW = 0
+"""The word of 32 bits of such a record that says where its token is kept."""
+
 
 @dataclass(frozen=True, slots=True)
 class RowState:
@@ -44,8 +47,29 @@ class RowState:
 
 
 @dataclass(frozen=True, slots=True)
+class SettledRows:
+    """What follows from the tokens of a step.
+
+    Args:
+        outcome: int64 ``[Y, 1 + W]``, how many tokens count of each request, and its tokens.
+        ends: int64 ``[Y]``, the place of the last one that counts among the step's tokens.
+        following: int64 ``[T]``, the token behind each one of the step.
+        options: int64 ``[Y, 5]``, records of sampling options for the drafts behind; they name the
+            rows of :class:`RowState`.
+    """
+
+    outcome: Tensor
+    ends: Tensor
+    following: Tensor
+    options: Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class DraftedRows:
     """A step where its requests really are.
+
+    Its methods are what a step does with its rows, here by the functions of this module;
+    :mod:`dsa_compile.runtime.execution.padded_rows` has a GPU do the same in fewer launches.
 
     Args:
         values: what the model's plan takes, by name; ``input_ids`` are without drafts.
@@ -78,6 +102,58 @@ class DraftedRows:
     def width(self) -> int:
         """W."""
         return self.places.shape[1]
+
+    def first_drafts(self, state: RowState) -> Tensor:
+        """Memory for the drafts of the step, int64 ``[W - 1, Y]``, with the first ones written."""
+        drafts = self.start.new_empty(self.width - 1, len(self.rows))
+        drafts[0] = state.first[self.rows]
+        return drafts
+
+    def deeper(self, depth: int, block_size: int) -> tuple[dict[str, Tensor], Tensor]:
+        """What drafts of a depth are made from, and records of sampling options for them.
+
+        Returns:
+            As :func:`deeper_rows`; and int64 ``[Y, 5]``, records that name each request's place
+            among the Y.
+        """
+        every = torch.arange(len(self.rows), device=self.rows.device)
+        options = options_of_drafts(self.options, depth - 1, every)
+        return deeper_rows(self, depth, block_size), options
+
+    def with_drafts(self, drafts: Tensor) -> Tensor:
+        """As :func:`with_drafts`."""
+        return with_drafts(self, drafts)
+
+    def grid_options(self) -> Tensor:
+        """As :func:`options_of_grid`."""
+        return options_of_grid(self)
+
+    def settle(
+        self, state: RowState, sampled: Tensor, drafts: Tensor, per_thousand: int | None
+    ) -> SettledRows:
+        """Count the tokens that hold, and remember with which each request ends.
+
+        Args:
+            state: of the requests.
+            sampled: int64 ``[Y, W]``, a token of every row, -1 of one that failed.
+            drafts: int64 ``[Y, W - 1]``.
+            per_thousand: as for :func:`force_count`; None to count those that are right.
+        """
+        if per_thousand is None:
+            kept = count_right(sampled, drafts, self.max_new)
+        else:
+            kept = force_count(self, sampled, per_thousand)
+        return self.settle_known(state, sampled, kept)
+
+    def settle_known(self, state: RowState, sampled: Tensor, kept: Tensor) -> SettledRows:
+        """As :meth:`settle` where it is known how many tokens count, int64 ``[Y]``."""
+        keep(state, self, sampled, kept)
+        return SettledRows(
+            torch.cat([kept[:, None], sampled], 1),
+            self.places.gather(1, kept[:, None] - 1)[:, 0],
+            following_tokens(self, sampled),
+            options_of_drafts(self.options, kept, self.rows),
+        )
 
 
 def corrected_rows(
@@ -203,6 +279,13 @@ def options_at(options: Tensor, ahead: Tensor | int) -> Tensor:
     """Records of sampling options for tokens that are ``ahead`` behind those of the records."""
     made = options.clone()
     made[..., STEP] += ahead
+    return made
+
+
+def options_of_drafts(options: Tensor, ahead: Tensor | int, rows: Tensor) -> Tensor:
+    """As :func:`options_at`, of records ``[Y, 5]`` that have their tokens kept in ``rows``."""
+    made = options_at(options, ahead)
+    made.view(torch.int32)[:, ROW] = rows
     return made
 
 

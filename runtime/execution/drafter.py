@@ -13,13 +13,11 @@ from dsa_compile.runtime.execution.draft_inputs import nobodys_options
 from dsa_compile.runtime.execution.draft_rows import (
     DraftedRows,
     RowState,
-    deeper_rows,
-    following_tokens,
-    options_at,
+    SettledRows,
     rows_on_lanes,
 )
 from dsa_compile.runtime.execution.step_shape import DEEPER_FROM
-from dsa_compile.runtime.sampling.draw_options import sample_rows
+from dsa_compile.runtime.sampling.draw_options import sample_into
 
 LOGITS = "logits"
 Values = dict[str, Any]
@@ -94,35 +92,31 @@ class Drafter:
         """Drafts of a step, int64 ``[Y, W - 1]``: the first, and those made from its state."""
         if rows.width == 1:
             return rows.places[:, 1:]
-        draft = self._state.first[rows.rows]
-        drafts = [draft]
-        states = {key: kept[rows.rows] for key, kept in self.states.items()}
+        drafts = rows.first_drafts(self._state)
+        states = {key: kept[rows.rows] for key, kept in self.states.items() if rows.width > 2}
         for depth in range(2, rows.width):
-            values: Values = deeper_rows(rows, depth, self._block_size)
-            values |= {"input_ids": draft, **states}
+            values: Values
+            values, options = rows.deeper(depth, self._block_size)
+            values |= {"input_ids": drafts[depth - 2], **states}
             self._run(DEEPER, values, variant)
             made = {key: values[key] for key in self.carried}
             if self.observer is not None:
                 self.observer(depth, made)
             states |= made
-            draft = self._drafted(values, rows.options, depth - 1)
-            drafts.append(draft)
-        return torch.stack(drafts, 1)
+            sample_into(drafts[depth - 1], values[LOGITS], options)
+        return drafts.T
 
-    def begin(
-        self, rows: DraftedRows, values: Values, variant: str, sampled: Tensor, kept: Tensor
-    ) -> None:
+    def begin(self, rows: DraftedRows, values: Values, variant: str, settled: SettledRows) -> None:
         """Write the draft layer's rows of a step, and make the first drafts of the next one.
 
         Args:
             rows: of the step.
             values: of the model's step.
             variant: of that step.
-            sampled: int64 ``[Y, W]``, a token of every row.
-            kept: int64 ``[Y]``, how many of them count.
+            settled: what follows from its tokens.
         """
-        ends = rows.places.gather(1, kept[:, None] - 1)[:, 0]
-        values["input_ids"] = following_tokens(rows, sampled)
+        ends = settled.ends
+        values["input_ids"] = settled.following
         values["logit_rows"] = ends
         self._run(DRAFT, values, variant)
         if not len(ends):
@@ -132,14 +126,10 @@ class Drafter:
             states[rows.rows] = first[key]
         if self.observer is not None:
             self.observer(1, {key: first[key] for key in self.carried})
-        self._state.first[rows.rows] = self._drafted(values, rows.options, kept)
+        sample_into(self._state.first, values[LOGITS], settled.options)
 
     def _run(self, plan: str, values: Values, variant: str) -> None:
         self._run_calls(self._calls[plan], self._plans[plan], values, variant)
-
-    def _drafted(self, values: Values, options: Tensor, ahead: Tensor | int) -> Tensor:
-        """Drafts of the tokens that are ``ahead`` behind those of the records."""
-        return sample_rows(values[LOGITS], options_at(options, ahead)).clamp(min=0)
 
 
 def _nothing(value: Tensor, rows: int, device: torch.device) -> Tensor:

@@ -32,16 +32,7 @@ from dsa_compile.ir.execution import BoundCall, run_calls
 from dsa_compile.ir.plan import LONG, Plan
 from dsa_compile.kernels.cuda.sample_tokens import MOST_TOKENS
 from dsa_compile.runtime.execution.draft_inputs import fits_padded, ragged_inputs
-from dsa_compile.runtime.execution.draft_rows import (
-    DraftedRows,
-    RowState,
-    corrected_rows,
-    count_right,
-    force_count,
-    keep,
-    options_of_grid,
-    with_drafts,
-)
+from dsa_compile.runtime.execution.draft_rows import DraftedRows, RowState, corrected_rows
 from dsa_compile.runtime.execution.drafted_graphs import DraftedGraphs
 from dsa_compile.runtime.execution.drafted_tokens import TokenSlots
 from dsa_compile.runtime.execution.drafter import Drafter, Values
@@ -56,6 +47,7 @@ from dsa_compile.runtime.execution.host_choice import (
 )
 from dsa_compile.runtime.execution.model_runner import LOGITS, ModelRunner
 from dsa_compile.runtime.execution.open_step import OpenStep
+from dsa_compile.runtime.execution.padded_rows import padded_rows
 from dsa_compile.runtime.execution.runner import LaunchedTokens, StepInputs
 from dsa_compile.runtime.execution.step_shape import StepShape, pad_tokens
 from dsa_compile.runtime.requests.logprobs import TokenLogprobs
@@ -252,9 +244,8 @@ class DraftingRunner(ModelRunner):
             return
         with self.shipped_kernels.in_use():
             sent = self._upload(dict(zip(("sampled", "kept"), chosen, strict=True)))
-            sampled, kept = sent["sampled"], sent["kept"]
-            keep(self._state, step.rows, sampled, kept)
-            self._drafter.begin(step.rows, step.values, step.variant, sampled, kept)
+            settled = step.rows.settle_known(self._state, sent["sampled"], sent["kept"])
+            self._drafter.begin(step.rows, step.values, step.variant, settled)
 
     def _variant(self, inputs: StepInputs) -> str:
         alike = self._deterministic and fits_padded(inputs)
@@ -281,7 +272,7 @@ class DraftingRunner(ModelRunner):
         return -(-self.max_model_len // self.block_size)
 
     def _padded_step(self, step: dict[str, Tensor], variant: str) -> Tensor:
-        rows = corrected_rows(step, self._state, self.block_size, flat=True)
+        rows = padded_rows(step, self._state, self.block_size)
         drafts, values = self._drafts_and_model(rows, variant, flat=True)
         return self._choose_and_draft(rows, drafts, values, variant)
 
@@ -314,7 +305,7 @@ class DraftingRunner(ModelRunner):
             drafts = self._drafter.drafts_of(rows, variant)
         else:
             drafts = rows.values["input_ids"][rows.places[:, 1:]]
-        values: Values = {**rows.values, "input_ids": with_drafts(rows, drafts)}
+        values: Values = {**rows.values, "input_ids": rows.with_drafts(drafts)}
         if flat and self._deterministic:
             carried = self._drafter.carried if self._drafter is not None else ()
             values |= self._run_alike(values, [*carried, LOGITS])
@@ -326,15 +317,11 @@ class DraftingRunner(ModelRunner):
         self, rows: DraftedRows, drafts: Tensor, values: Values, variant: str
     ) -> Tensor:
         """The outcome of a step, int64 ``[Y, 1 + W]``: how many tokens count, and the tokens."""
-        sampled = sample_rows(values[LOGITS], options_of_grid(rows)).view(rows.places.shape)
-        if self._per_thousand is None:
-            kept = count_right(sampled, drafts, rows.max_new)
-        else:
-            kept = force_count(rows, sampled, self._per_thousand)
         assert self._drafter is not None, "see samples_ahead"
-        keep(self._state, rows, sampled, kept)
-        self._drafter.begin(rows, values, variant, sampled, kept)
-        return torch.cat([kept[:, None], sampled], 1)
+        sampled = sample_rows(values[LOGITS], rows.grid_options()).view(rows.places.shape)
+        settled = rows.settle(self._state, sampled, drafts, self._per_thousand)
+        self._drafter.begin(rows, values, variant, settled)
+        return settled.outcome
 
     def _run(
         self, calls: Mapping[str, Sequence[BoundCall]], plan: Plan, values: Values, variant: str

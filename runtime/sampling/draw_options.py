@@ -86,15 +86,31 @@ def sample_rows(logits: Tensor, options: Tensor) -> Tensor:
         int64 ``[N]``, -1 where a row holds NaN or +inf, or nothing finite.
     """
     tokens = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
-    if not len(logits):
-        return tokens
-    if logits.is_cuda:
-        sample_tokens(logits, options.contiguous().view(torch.uint8).view(-1), tokens, tokens)
-        return tokens
-    records = options.contiguous().numpy().view(OPTIONS)[:, 0]
-    assert (records["row"] < 0).all(), "a record that names a row overwrites that row's token"
-    sample_on_host(logits, records, tokens, tokens)
+    _sample(logits, options, tokens, tokens)
     return tokens
+
+
+def sample_into(kept: Tensor, logits: Tensor, options: Tensor) -> None:
+    """Choose a token for each row of logits and keep it, without waiting for it.
+
+    Args:
+        kept: int64 ``[R]``; the entry that a record names takes its row's token, 0 if it has none.
+            Where records name one entry, any of their tokens stays.
+        logits: as for :func:`sample_rows`.
+        options: int64 ``[N, 5]``, records of ``OPTIONS``.
+    """
+    _sample(logits, options, kept, torch.empty_like(options[:, 0]))
+
+
+def _sample(logits: Tensor, options: Tensor, kept: Tensor, tokens: Tensor) -> None:
+    if not len(logits):
+        return
+    if logits.is_cuda:
+        sample_tokens(logits, options.contiguous().view(torch.uint8).view(-1), kept, tokens)
+        return
+    records = options.contiguous().numpy().view(OPTIONS)[:, 0]
+    assert kept is not tokens or (records["row"] < 0).all(), "a record that names a row"
+    sample_on_host(logits, records, kept, tokens)
 
 
 def sample_on_host(logits: Tensor, records: NDArray[np.void], last: Tensor, out: Tensor) -> None:

@@ -13,7 +13,7 @@ from dsa_compile.debugging.bisect.runtime_check import wrong_option_on_device
 from dsa_compile.debugging.bisect.runtime_scenes import Scene, drafted_scenes
 from dsa_compile.debugging.execution.recorded_drafts import RecordedDrafts
 from dsa_compile.debugging.recompiled_artifact import RecompiledArtifact
-from dsa_compile.runtime.execution import draft_rows, drafter
+from dsa_compile.runtime.execution import draft_rows
 from dsa_compile.runtime.execution.graph_plan import GraphPlan
 from dsa_compile.runtime.requests.sampling_params import SamplingParams
 from dsa_compile.testing.models import save_hub, tiny_config, tiny_model
@@ -39,7 +39,9 @@ def scenes_of(recompiled: RecompiledArtifact) -> list[Scene]:
 def deeper_one_too_far(patch: Patch) -> None:
     """A deeper draft's row is one position too far."""
     right = draft_rows.deeper_rows
-    patch.setattr(drafter, "deeper_rows", lambda rows, depth, block: right(rows, depth + 1, block))
+    patch.setattr(
+        draft_rows, "deeper_rows", lambda rows, depth, block: right(rows, depth + 1, block)
+    )
 
 
 def test_a_device_has_the_scenes_of_the_cpu_and_graphs() -> None:

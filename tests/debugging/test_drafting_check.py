@@ -13,7 +13,7 @@ from dsa_compile.debugging.bisect.runtime_answers import Answers
 from dsa_compile.debugging.bisect.runtime_scenes import drafted_scenes
 from dsa_compile.debugging.execution.exact_drafting_runner import CheckedDrafts
 from dsa_compile.debugging.recompiled_artifact import RecompiledArtifact
-from dsa_compile.runtime.execution import drafter, drafting_runner
+from dsa_compile.runtime.execution import draft_rows
 from dsa_compile.runtime.sampling import draft_verification
 from dsa_compile.testing.models import save_hub, tiny_config, tiny_model
 
@@ -40,7 +40,7 @@ def kept_behind_a_wrong_draft(patch: Patch) -> None:
     def count(sampled: Tensor, drafts: Tensor, max_new: Tensor) -> Tensor:
         return 1 + (sampled[:, :-1] == drafts).long().sum(1).minimum(max_new - 1)
 
-    patch.setattr(drafting_runner, "count_right", count)
+    patch.setattr(draft_rows, "count_right", count)
 
 
 def kept_behind_a_wrong_draft_on_the_host(patch: Patch) -> None:
@@ -55,14 +55,16 @@ def kept_behind_a_wrong_draft_on_the_host(patch: Patch) -> None:
 
 def no_draft_is_kept(patch: Patch) -> None:
     """Tokens are right, and drafting gains nothing."""
-    right = drafting_runner.count_right
-    patch.setattr(drafting_runner, "count_right", lambda *args: right(*args).clamp(max=1))
+    right = draft_rows.count_right
+    patch.setattr(draft_rows, "count_right", lambda *args: right(*args).clamp(max=1))
 
 
 def deeper_one_too_far(patch: Patch) -> None:
     """A deeper draft's row is one position too far."""
-    right = drafter.deeper_rows
-    patch.setattr(drafter, "deeper_rows", lambda rows, depth, block: right(rows, depth + 1, block))
+    right = draft_rows.deeper_rows
+    patch.setattr(
+        draft_rows, "deeper_rows", lambda rows, depth, block: right(rows, depth + 1, block)
+    )
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dsa_compile.runtime import SamplingParams
-from dsa_compile.runtime.execution import draft_rows, drafter, drafting_runner
+from dsa_compile.runtime.execution import draft_rows, drafting_runner
 from dsa_compile.runtime.execution.drafter import Drafter
 
 from .walks import (
@@ -53,10 +53,8 @@ def tokens_not_shifted(patch, runner):
     """Give a draft the token at the position of its state."""
     run = Drafter.begin
 
-    def unshifted(self, rows, values, *args):
-        tokens = values["input_ids"].clone()
-        patch.setattr(drafter, "following_tokens", lambda *args: tokens)
-        run(self, rows, values, *args)
+    def unshifted(self, rows, values, variant, settled):
+        run(self, rows, values, variant, replace(settled, following=values["input_ids"]))
 
     patch.setattr(Drafter, "begin", unshifted)
 
@@ -112,7 +110,7 @@ def deeper_drafts_one_position_ahead(patch, runner):
         made = deeper(*args)
         return {**made, "positions": made["positions"] + 1}
 
-    patch.setattr(drafter, "deeper_rows", ahead)
+    patch.setattr(draft_rows, "deeper_rows", ahead)
 
 
 @fault
@@ -134,7 +132,7 @@ def one_token_too_many(patch, runner):
     def too_far(sampled, drafts, max_new):
         return (count(sampled, drafts, max_new) + 1).minimum(max_new)
 
-    patch.setattr(drafting_runner, "count_right", too_far)
+    patch.setattr(draft_rows, "count_right", too_far)
 
 
 @fault
@@ -142,10 +140,9 @@ def states_of_rejected_rows(patch, runner):
     """Begin the next drafts at the last row of a step, whether it was right or not."""
     begin = Drafter.begin
 
-    def last(self, rows, values, variant, sampled, kept):
-        places = rows.places.gather(1, rows.max_new[:, None] - 1)
-        other = replace(rows, places=places.expand_as(rows.places))
-        begin(self, other, values, variant, sampled, kept)
+    def last(self, rows, values, variant, settled):
+        places = rows.places.gather(1, rows.max_new[:, None] - 1)[:, 0]
+        begin(self, rows, values, variant, replace(settled, ends=places))
 
     patch.setattr(Drafter, "begin", last)
 

@@ -14,7 +14,7 @@ from dsa_compile.evaluation.acceptance_record import counted
 from dsa_compile.evaluation.texts import HELD_OUT
 from dsa_compile.runtime import Engine, SamplingParams
 from dsa_compile.runtime.acceptance_watch import AcceptanceWatch
-from dsa_compile.runtime.execution import drafter
+from dsa_compile.runtime.execution import draft_rows
 
 LONG = SamplingParams(max_tokens=80, temperature=0.0, ignore_eos=True)
 
@@ -127,8 +127,10 @@ def test_an_engine_warns_when_drafting_breaks(artifact, tmp_path, text, monkeypa
     path = shutil.copytree(artifact, tmp_path / "broken")
     digest = Artifact.open(path).manifest.digest
     record_of(Counted(2000, 1500, 2.0), digest=digest).write(path)
-    tokens_of = drafter.following_tokens
-    monkeypatch.setattr(drafter, "following_tokens", lambda *given: torch_zeros(tokens_of(*given)))
+    tokens_of = draft_rows.following_tokens
+    monkeypatch.setattr(
+        draft_rows, "following_tokens", lambda *given: torch_zeros(tokens_of(*given))
+    )
     with Engine.load(path, num_blocks=200, num_speculative_tokens=1) as engine:
         prompts = [text[1000 * n : 1000 * n + 20] for n in range(4)]
         with caplog.at_level(logging.WARNING, "dsa_compile.runtime"):

@@ -62,8 +62,8 @@ class Recording(PlannedDrafter):
         if plan == DEEPER:
             self.chains[-1].append(values["normed"][0].clone())
 
-    def begin(self, rows, values, variant, sampled, kept):
-        super().begin(rows, values, variant, sampled, kept)
+    def begin(self, rows, values, variant, settled):
+        super().begin(rows, values, variant, settled)
         if len(rows.rows):
             self.chains.append([self.states["normed"][rows.rows[0]].clone()])
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from dsa_compile.ir.plan import DRAFT
 from dsa_compile.ir.program import Program
 from dsa_compile.kernels.cuda.launch import CudaKernel
 from dsa_compile.kernels.implementation import Implementation
@@ -34,6 +35,7 @@ def bound_graphs(program: Program, bindings: Sequence[Binding]) -> BoundGraphs:
         {binding.op: binding.records() for binding in bindings},
         program.config.target,
         program.spec.vocab_size,
+        DRAFT in program.plans,
     )
 
 

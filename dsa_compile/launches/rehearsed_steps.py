@@ -13,6 +13,7 @@ from torch import fx
 
 from dsa_compile.artifact.records import KernelRecord
 from dsa_compile.ir.region import Region
+from dsa_compile.kernels.cuda import draft_rows
 from dsa_compile.kernels.cuda.device import Rehearsal, rehearse
 from dsa_compile.kernels.cuda.sample_tokens import MOST_TOKENS, OPTIONS, sample_tokens
 from dsa_compile.kernels.implementation import Implementation
@@ -31,12 +32,14 @@ class BoundGraphs:
         kernels: providers of each op, by the op's full name.
         target: ``"sm_90a"`` or ``"sm_100a"``.
         vocab_size: of the logits that tokens are sampled from.
+        drafts: whether steps may make drafts of their own.
     """
 
     regions: tuple[Region, ...]
     kernels: Kernels
     target: str
     vocab_size: int
+    drafts: bool
 
     def calls(
         self, wanted: Callable[[Implementation], bool], device: str = "meta"
@@ -69,7 +72,8 @@ def rehearse_steps(
         steps: values of the symbols, see :func:`~dsa_compile.launches.step_sizes.step_sizes`.
         wanted: which implementations to call.
         processors: multiprocessors of the device; None for the target's usual.
-        also: functions that launch what steps launch beside the graphs; sampling is included.
+        also: functions that launch what steps launch beside the graphs; sampling and the rows of
+            drafts are included.
     """
     steps = tuple(steps)
     with rehearse(graphs.target, processors) as rehearsal:
@@ -77,6 +81,8 @@ def rehearse_steps(
             for sizes in steps:
                 call.make(sizes)
         _rehearse_sampling(graphs.vocab_size)
+        if graphs.drafts:
+            draft_rows.launch_each()
         for function in also:
             function()
     return rehearsal

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from dsa_compile.artifact.manifest import Manifest
+from dsa_compile.ir.plan import DRAFT
 from dsa_compile.ir.region import Region
 from dsa_compile.kernels.cuda.compiler import cubin_name
 from dsa_compile.kernels.cuda.device import multiprocessors
@@ -67,7 +68,9 @@ def prepare_kernels(manifest: Manifest, regions: Iterable[Region], limits: StepL
         UserError: a kernel does not compile, or its compiler is not installed.
     """
     vocab = manifest.model.spec.vocab_size
-    graphs = BoundGraphs(tuple(regions), manifest.kernels, manifest.target, vocab)
+    graphs = BoundGraphs(
+        tuple(regions), manifest.kernels, manifest.target, vocab, DRAFT in manifest.plans
+    )
     rehearsal = rehearse_steps(
         graphs,
         step_sizes(limits, manifest.block_size),

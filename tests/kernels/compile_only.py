@@ -18,7 +18,7 @@ from triton.runtime.jit import JITFunction
 
 @dataclass(frozen=True)
 class Binary:
-    """One compiled kernel: its SASS, and what ``cuobjdump`` says it uses."""
+    """Compiled kernels: their SASS, and the most that one uses as ``cuobjdump`` says."""
 
     name: str
     sass: str
@@ -63,8 +63,9 @@ def inspect(name: str, cubin: bytes, shared_bytes: int = 0) -> Binary:
         file.flush()
         usage = _cuobjdump("--dump-resource-usage", file.name)
         sass = _cuobjdump("-sass", file.name)
-    used = {key: int(value) for key, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", usage)}
-    return Binary(name, sass, used["REG"], used["STACK"] + used["LOCAL"], shared_bytes)
+    each = re.findall(r"REG:(\d+) STACK:(\d+) .*?LOCAL:(\d+)", usage)
+    registers, stack, local = (max(map(int, some)) for some in zip(*each, strict=True))
+    return Binary(name, sass, registers, stack + local, shared_bytes)
 
 
 def _cuobjdump(*arguments: str) -> str:

@@ -229,7 +229,7 @@ def _parts(
     size = math.prod(shape)
     each = _APART // dtype.itemsize
     made = torch.empty(count, -(-size // each) * each, dtype=dtype, device=like.device)
-    return made[:, :size].unflatten(1, shape)
+    return made[:, :size].view(count, *shape)
 
 
 def launch_each() -> None:

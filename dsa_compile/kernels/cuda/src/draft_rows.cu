@@ -37,6 +37,14 @@ DEVICE Request request_of(i64 id, i64 position, i64 row, const i64* last, const 
   return {ends[row], last[row], position - ends[row]};
 }
 
+// The block table of a row, with all threads of a block.
+DEVICE void copy_table(int* to, const int* from, int columns, bool nobody) {
+#pragma unroll 2
+  for (int column = threadIdx.x; column < columns; column += THREADS) {
+    to[column] = nobody ? -1 : from[column];
+  }
+}
+
 // A block of threads for each row of the step, and behind them for each deeper draft of a request:
 // depth 2 of all requests, depth 3, and so on up to W - 1.
 extern "C" __global__ void __launch_bounds__(THREADS)
@@ -64,9 +72,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     table_to = part_of(deeper_tables, part, i64(requests) * columns) + i64(y) * columns;
     options_to = part_of(deeper_options, part, i64(requests) * WORDS) + y * WORDS;
   }
-  for (int column = threadIdx.x; column < columns; column += THREADS) {
-    table_to[column] = nobody ? -1 : table[column];
-  }
+  copy_table(table_to, table, columns, nobody);
   if (threadIdx.x < WORDS) {
     const int word = threadIdx.x;
     const i64 made = option_word(options + y * WORDS, word, ahead - request.excess);
@@ -74,8 +80,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   }
   if (threadIdx.x > 0) return;
 
-  const i64 page = table[position / block_size];
-  const i64 slot = nobody ? -1 : page * block_size + position % block_size;
+  const u32 at = u32(position), size = u32(block_size);  // positions have 31 bits, as contexts do
+  const i64 slot = nobody ? -1 : i64(table[at / size]) * size + at % size;
   const int length = nobody ? 0 : int(position + 1);
   if (deeper) {
     part_of(deeper_positions, part, requests)[y] = position;

@@ -88,8 +88,9 @@ class EngineOptions:
             ``mtp`` if the artifact has the plans.
         num_speculative_tokens: the most tokens drafted for a request in a step, 0 to 4. None: as
             the artifact was compiled for, 3 with ``ngram``.
-        draft_max_rows: while more requests than these run, steps check no drafts: under load their
-            rows cost more time than they save. None: however many run.
+        draft_max_rows: while more requests than these run (of a lane, where there are several),
+            steps check no drafts: under load their rows cost more time than they save. None:
+            however many run.
         force_accept: with ``mtp``, and to time random weights: tokens that a step keeps of a
             request on average, 1 to ``1 + num_speculative_tokens``, whichever of its drafts are
             right. The tokens are not the model's. None: those up to the first wrong draft.

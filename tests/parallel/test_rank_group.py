@@ -112,8 +112,9 @@ def test_ranks_that_draft_give_the_tokens_of_one(artifact, wanted, layout, optio
         assert stats.owned_blocks == 0
 
 
-def test_a_lane_that_dies_ends_the_group_by_name(artifact) -> None:
-    with Engine.load(artifact("dp2ep2"), num_blocks=64) as engine:
+@pytest.mark.parametrize("layout", ["dp2ep2", "dp2ep2-mtp"])
+def test_a_lane_that_dies_ends_the_group_by_name(artifact, layout) -> None:
+    with Engine.load(artifact(layout), num_blocks=64) as engine:
         (pid,) = engine._runner.pids
         engine.add_request("a", [5, 6, 7], SamplingParams(max_tokens=400, ignore_eos=True))
         engine.step()

@@ -223,6 +223,20 @@ def test_one_lane_has_too_many_requests_to_draft(make_engine, text, mode) -> Non
     assert {(1, 4), (4, 0)} <= set(widths.found)
 
 
+def test_drafts_are_the_same_whoever_chooses(make_engine, text) -> None:
+    """The host or the device, where lanes check no drafts, one and three in one step."""
+    prompts = [text[350 * n : 350 * n + 20 + n] for n in range(5)]
+    counts = (6, 20, 30, 20, 30)
+    found = []
+    for logprobs in (None, 0):
+        engine = make_engine(3, draft_max_rows=2, enable_prefix_cache=False)
+        params = [greedy(count) for count in counts[:-1]]
+        outputs = engine.generate(prompts, [*params, greedy(counts[-1], logprobs=logprobs)])
+        found.append(list(map(drafts_of, outputs)))
+    assert found[0] == found[1]
+    assert sum(sum(accepted) for _, _, accepted in found[0]) > 0
+
+
 def test_the_host_chooses_for_all_lanes(make_engine, text) -> None:
     """One request asks for log-probabilities, in the second lane; those of its prompt, too."""
     prompts = [text[600 * n : 600 * n + 40 + 9 * n] for n in range(4)]

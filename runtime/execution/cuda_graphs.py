@@ -210,8 +210,7 @@ class DecodeGraphs:
         return self._logits[: batch.num_requests]
 
     def _upload(self, layout: Layout, batch: Batch | None) -> None:
-        host = self._ring.take(layout.nbytes)
-        write_padded(batch, layout.in_numpy(host))
+        write_padded(batch, self._ring.take_views(layout))
         self._ring.send(self._inputs[: layout.nbytes])
 
     def _run(self, key: GraphKey, layout: Layout) -> None:

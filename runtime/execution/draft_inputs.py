@@ -1,6 +1,7 @@
 """What the host sends for a step with drafts, ragged or padded to a size that a graph has."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -123,55 +124,94 @@ class PaddedInputs:
         )
         self._width, self._nobody = width, nobody
         # All but the block tables, which may be large and are behind the rest.
-        self._padding = np.zeros(self.layout.nbytes, np.uint8)
-        views = self.layout.in_numpy(self._padding)
-        for name, padding in _PADDING.items():
-            views[name].fill(padding)
+        padding = np.zeros(self.layout.nbytes, np.uint8)
+        views = self.layout.in_numpy(padding)
+        for name, value in _PADDING.items():
+            views[name].fill(value)
         views["rows"].fill(nobody)
         views["options"][:] = nobodys_options()
-        self._padding = self._padding[: self.layout.places["block_tables"].start].copy()
+        self._padding = padding[: self.layout.places["block_tables"].start].copy()
+
+    @property
+    def nbytes(self) -> int:
+        """Of a step."""
+        return self.layout.nbytes
+
+    def in_numpy(self, buffer: NDArray[np.uint8]) -> "PaddedMemory":
+        """How a buffer on the host is filled with a step."""
+        views = self.layout.in_numpy(buffer)
+        return PaddedMemory(
+            buffer[: len(self._padding)],
+            views,
+            views["following"].reshape(-1, self._width)[:, 0],
+            views["options"].view(np.int32)[:, 0],
+        )
 
     def write(
         self,
-        memory: NDArray[np.uint8],
+        memory: "PaddedMemory",
         inputs: StepInputs | None,
         options: NDArray[np.void] | None,
-    ) -> NDArray[np.int64]:
+    ) -> Sequence[int]:
         """Fill the memory of a step.
 
         Args:
-            memory: as large as the layout.
+            memory: from :meth:`in_numpy`.
             inputs: a step that fits (:func:`fits_padded`); None for padding only.
             options: of its requests that yield, [Y].
 
         Returns:
-            int64 [Y], the places of the requests that yield among those of the step.
+            [Y], the places of the requests that yield among those of the step.
         """
-        memory[: len(self._padding)] = self._padding
-        views = self.layout.in_numpy(memory)
-        views["block_tables"].fill(-1)
+        memory.head[:] = self._padding
+        views = memory.views
+        tables = views["block_tables"]
         if inputs is None or options is None:
-            return np.empty(0, np.int64)
-        batch = inputs.batch
-        requests, width = batch.num_requests, self._width
+            tables.fill(-1)
+            return ()
+        batch, width = inputs.batch, self._width
+        requests, columns = batch.block_tables.shape
         filled: slice | NDArray[np.int64] = slice(0, batch.num_tokens)
         if batch.tokens_each != width:
             counts = np.diff(batch.cu_seqlens)
             grid = np.arange(requests * width).reshape(requests, width)
             filled = grid[np.arange(width) < counts[:, None]]
-        for name in ("input_ids", "positions", "slot_mapping"):
-            views[name][filled] = getattr(batch, name)
-        index = _places_of(inputs, self._nobody)
-        if len(index) < requests:
+        views["input_ids"][filled] = batch.input_ids
+        views["positions"][filled] = batch.positions
+        views["slot_mapping"][filled] = batch.slot_mapping
+        index: slice | NDArray[np.int64] = slice(0, requests)
+        places: Sequence[int] = range(requests)
+        if len(inputs.rows) < requests:
+            index = _places_of(inputs, self._nobody)
+            places = index.tolist()
             silent = np.ones(requests, bool)
             silent[index] = False
-            known = np.array(inputs.next_ids, np.int64)[silent]
-            views["following"].reshape(-1, width)[:requests][silent, 0] = known
+            memory.first_following[:requests][silent] = np.array(inputs.next_ids, np.int64)[silent]
         views["rows"][index] = inputs.rows
         views["max_new"][index] = inputs.max_new
-        views["options"][index] = _words(options)
-        views["block_tables"][:requests, : batch.block_tables.shape[1]] = batch.block_tables
-        return index
+        views["options"][index] = options.view(np.int64).reshape(-1, _WORDS)
+        memory.named_rows[index] = -1
+        tables[:requests, :columns] = batch.block_tables
+        tables[:requests, columns:] = -1
+        tables[requests:] = -1
+        return places
+
+
+@dataclass(frozen=True, slots=True)
+class PaddedMemory:
+    """Views of the host's buffer of a padded step; see :class:`PaddedInputs`.
+
+    Attributes:
+        head: uint8, everything before the block tables.
+        views: the arrays by name.
+        first_following: int64, the token behind the first row of each request.
+        named_rows: int32, the entry that each record of sampling options names.
+    """
+
+    head: NDArray[np.uint8]
+    views: Arrays
+    first_following: NDArray[np.int64]
+    named_rows: NDArray[np.int32]
 
 
 def _places_of(inputs: StepInputs, rows: int) -> NDArray[np.int64]:

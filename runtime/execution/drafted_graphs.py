@@ -35,6 +35,22 @@ of each request, and a token of every row."""
 class _Captured:
     graph: torch.cuda.CUDAGraph
     outcome: Tensor
+    kind: StepKind
+
+
+@dataclass(frozen=True)
+class _Size:
+    """What steps of a size share.
+
+    Attributes:
+        sent: what is sent for one.
+        memory: uint8, where a graph reads it.
+        step: views of that memory, and constants, by name.
+    """
+
+    sent: PaddedInputs
+    memory: Tensor
+    step: dict[str, Tensor]
 
 
 class DraftedGraphs:
@@ -52,7 +68,7 @@ class DraftedGraphs:
     ) -> None:
         self._step, self._device, self._nobody, self._ring = step, device, nobody, ring
         self._inputs = torch.empty(0, dtype=torch.uint8, device=device)
-        self._sizes: dict[tuple[int, int, int], PaddedInputs] = {}
+        self._sizes: dict[tuple[int, int, int], _Size] = {}
         self._constants: dict[tuple[int, int], dict[str, Tensor]] = {}
         self._captured: dict[GraphKey, _Captured] = {}
         self.steps: Counter[StepKind] = Counter()
@@ -64,7 +80,7 @@ class DraftedGraphs:
             StepError: an op failed, or the GPU did; names the op where one raised.
         """
         pool = torch.cuda.graph_pool_handle()
-        self._reserve(max(self._inputs_of(key).layout.nbytes for key in plan.graphs()))
+        self._reserve(max(self._inputs_of(key).nbytes for key in plan.graphs()))
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -85,6 +101,7 @@ class DraftedGraphs:
     def drop(self) -> None:
         """Give captured steps up, with the memory of their inputs; later ones may be larger."""
         self._captured.clear()
+        self._sizes.clear()
         self._inputs = torch.empty(0, dtype=torch.uint8, device=self._device)
 
     def _graph_of(self, key: GraphKey, pool: Any, stream: torch.cuda.Stream) -> _Captured:
@@ -93,11 +110,11 @@ class DraftedGraphs:
         shape = (key.rows, 1 + key.tokens_each)
         outcome = torch.empty(shape, dtype=torch.int64, device=self._device)
         graph = captured_graph(lambda: outcome.copy_(self._run(key)), pool, stream)
-        return _Captured(graph, outcome)
+        return _Captured(graph, outcome, StepKind(str(key.rows), key.variant))
 
     def launch(
         self, key: GraphKey, inputs: StepInputs, options: NDArray[np.void]
-    ) -> tuple[Tensor, list[int]]:
+    ) -> tuple[Tensor, Sequence[int]]:
         """Launch a step.
 
         Args:
@@ -108,30 +125,25 @@ class DraftedGraphs:
         Returns:
             Its outcome, to be used before the next step, and the places in it of these requests.
         """
-        places = self._send(key, inputs, options).tolist()
+        places = self._send(key, inputs, options)
         captured = self._captured.get(key)
         if captured is None:
             self.steps[StepKind(EAGER, key.variant)] += 1
             return self._run(key), places
         captured.graph.replay()
-        self.steps[StepKind(str(key.rows), key.variant)] += 1
+        self.steps[captured.kind] += 1
         return captured.outcome, places
 
     def _send(
         self, key: GraphKey, inputs: StepInputs | None, options: NDArray[np.void] | None
-    ) -> NDArray[np.int64]:
+    ) -> Sequence[int]:
         """Bring a step's inputs to where its graph reads them."""
-        sent = self._inputs_of(key)
-        nbytes = sent.layout.nbytes
-        self._reserve(nbytes)
+        size = self._size_of(key)
+        sent = size.sent
         if self._ring is None:
-            places = sent.write(self._inputs[:nbytes].numpy(), inputs, options)
-        else:
-            places = sent.write(self._ring.take(nbytes), inputs, options)
-            self._ring.send(self._inputs[:nbytes])
-        size = key.rows, key.tokens_each
-        if size not in self._constants:
-            self._constants[size] = padded_constants(*size, self._device)
+            return sent.write(sent.in_numpy(size.memory.numpy()), inputs, options)
+        places = sent.write(self._ring.take_views(sent), inputs, options)
+        self._ring.send(size.memory)
         return places
 
     def _reserve(self, nbytes: int) -> None:
@@ -139,14 +151,23 @@ class DraftedGraphs:
         if len(self._inputs) < nbytes:
             assert not self._captured, "a graph reads its inputs where they were"
             self._inputs = torch.empty(nbytes, dtype=torch.uint8, device=self._device)
+            self._sizes.clear()
 
     def _inputs_of(self, key: GraphKey) -> PaddedInputs:
-        size = key.rows, key.tokens_each, key.columns
-        if size not in self._sizes:
-            self._sizes[size] = PaddedInputs(*size, self._nobody)
-        return self._sizes[size]
+        return PaddedInputs(key.rows, key.tokens_each, key.columns, self._nobody)
+
+    def _size_of(self, key: GraphKey) -> _Size:
+        shape = key.rows, key.tokens_each, key.columns
+        if shape not in self._sizes:
+            sent = self._inputs_of(key)
+            self._reserve(sent.nbytes)
+            size = shape[:2]
+            if size not in self._constants:
+                self._constants[size] = padded_constants(*size, self._device)
+            memory = self._inputs[: sent.nbytes]
+            step = sent.layout.in_torch(memory) | self._constants[size]
+            self._sizes[shape] = _Size(sent, memory, step)
+        return self._sizes[shape]
 
     def _run(self, key: GraphKey) -> Tensor:
-        step = self._inputs_of(key).layout.in_torch(self._inputs)
-        step |= self._constants[key.rows, key.tokens_each]
-        return self._step(step, key.variant)
+        return self._step(self._size_of(key).step, key.variant)

@@ -1,5 +1,8 @@
 """The tokens of a step with drafts on their way to the host."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
 import torch
 from torch import Tensor
 
@@ -9,6 +12,19 @@ from dsa_compile.runtime.scheduling.step import Failure
 
 # One that is read, one on the device, one that is filled, as steps in flight are two.
 _SLOTS = 3
+
+
+@dataclass(frozen=True)
+class _Slot:
+    memory: Tensor
+    event: torch.cuda.Event | None
+    views: dict[torch.Size, Tensor] = field(default_factory=dict)
+
+    def view(self, shape: torch.Size) -> Tensor:
+        """The start of the memory, made once for each shape."""
+        if shape not in self.views:
+            self.views[shape] = self.memory[: shape.numel()].view(shape)
+        return self.views[shape]
 
 
 class TokenSlots:
@@ -23,7 +39,7 @@ class TokenSlots:
     def __init__(self, rows: int, width: int, device: torch.device) -> None:
         pinned = device.type == "cuda"
         self._slots = [
-            (
+            _Slot(
                 torch.zeros(rows * (1 + width), dtype=torch.int64, pin_memory=pinned),
                 torch.cuda.Event() if pinned else None,
             )
@@ -31,17 +47,18 @@ class TokenSlots:
         ]
         self._next = 0
 
-    def send(self, outcome: Tensor, places: list[int] | None) -> "DraftedTokens":
+    def send(self, outcome: Tensor, places: Sequence[int] | None) -> "DraftedTokens":
         """Start the copy of an outcome; the host does not wait.
 
         Args:
             outcome: int64 ``[Y, 1 + W]``, how many tokens count of each request, and its tokens.
             places: of the requests that yield, or None for all.
         """
-        memory, event = self._slots[self._next]
+        slot = self._slots[self._next]
+        event = slot.event
         if event is not None:
             event.synchronize()  # at once, but for a step that was given up
-        here = memory[: outcome.numel()].view(outcome.shape)
+        here = slot.view(outcome.shape)
         here.copy_(outcome, non_blocking=True)
         if event is not None:
             event.record()
@@ -53,7 +70,7 @@ class DraftedTokens:
     """Tokens of a step that may still run; see :class:`TokenSlots`."""
 
     def __init__(
-        self, outcome: Tensor, event: torch.cuda.Event | None, places: list[int] | None
+        self, outcome: Tensor, event: torch.cuda.Event | None, places: Sequence[int] | None
     ) -> None:
         self._outcome, self._event, self._places = outcome, event, places
 

@@ -7,7 +7,7 @@ buffers, each guarded by an event, lets the host fill the next while earlier one
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 _ALIGNMENT = 256  # of every array, as torch's own allocations
+
+Views = TypeVar("Views", covariant=True)
 
 _TORCH = {np.dtype(np.int32): torch.int32, np.dtype(np.int64): torch.int64}
 
@@ -69,11 +71,28 @@ class Layout:
         return {name: place.in_torch(buffer) for name, place in self.places.items()}
 
 
+class Staged(Protocol[Views]):
+    """What is sent in one size again and again."""
+
+    @property
+    def nbytes(self) -> int:
+        """Of its buffer."""
+        ...
+
+    def in_numpy(self, buffer: NDArray[np.uint8]) -> Views:
+        """Views through which a buffer on the host is filled."""
+        ...
+
+
 class _Slot:
     def __init__(self, nbytes: int) -> None:
+        self.copied: torch.cuda.Event | None = None
+        self.make(nbytes)
+
+    def make(self, nbytes: int) -> None:
         self.pinned = torch.empty(nbytes, dtype=torch.uint8, pin_memory=nbytes > 0)
         self.host: NDArray[np.uint8] = self.pinned.numpy()
-        self.copied: torch.cuda.Event | None = None
+        self.views: dict[Staged[Any], tuple[Any, Tensor]] = {}  # and the part that is sent
 
 
 class StagingRing:
@@ -87,17 +106,25 @@ class StagingRing:
     def __init__(self, depth: int = 4, nbytes: int = 0) -> None:
         self._slots = [_Slot(nbytes) for _ in range(depth)]
         self._next = 0
+        self._part: Tensor | None = None  # that is sent next, where it is known
 
     def take(self, nbytes: int) -> NDArray[np.uint8]:
         """The next buffer, to be filled and then sent; waits while its last copy runs."""
-        slot = self._slots[self._next]
+        slot, self._part = self._slots[self._next], None
         if slot.copied is not None:
             slot.copied.synchronize()
         if len(slot.host) < nbytes:
-            size = max(nbytes, 2 * len(slot.host), 1 << 16)
-            slot.pinned = torch.empty(size, dtype=torch.uint8, pin_memory=True)
-            slot.host = slot.pinned.numpy()
+            slot.make(max(nbytes, 2 * len(slot.host), 1 << 16))
         return slot.host
+
+    def take_views(self, staged: Staged[Views]) -> Views:
+        """As :meth:`take`, by views that are made once for each buffer."""
+        host, slot = self.take(staged.nbytes), self._slots[self._next]
+        if staged not in slot.views:
+            slot.views[staged] = staged.in_numpy(host), slot.pinned[: staged.nbytes]
+        views: Views
+        views, self._part = slot.views[staged]
+        return views
 
     def send(self, target: Tensor) -> None:
         """Copy the start of the buffer taken last to ``target``, uint8 ``[n]`` on the GPU.
@@ -106,7 +133,8 @@ class StagingRing:
         """
         slot = self._slots[self._next]
         self._next = (self._next + 1) % len(self._slots)
-        target.copy_(slot.pinned[: target.shape[0]], non_blocking=True)
+        part = slot.pinned[: target.shape[0]] if self._part is None else self._part
+        target.copy_(part, non_blocking=True)
         if slot.copied is None:
             slot.copied = torch.cuda.Event()
         slot.copied.record()

@@ -104,7 +104,7 @@ def padded_step(
     assert fits_padded(inputs)
     sent = PaddedInputs(requests, shape.width, columns, shape.rows)
     memory = np.full(sent.layout.nbytes, 0x55, np.uint8)
-    places = torch.tensor(sent.write(memory, inputs, options), dtype=torch.int64)
+    places = torch.tensor(sent.write(sent.in_numpy(memory), inputs, options), dtype=torch.int64)
     step = sent.layout.in_torch(torch.from_numpy(memory))
     return step | padded_constants(requests, shape.width, torch.device("cpu")), places
 

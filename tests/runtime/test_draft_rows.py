@@ -70,8 +70,8 @@ def ragged():
 def padded(requests=4, columns=5):
     sent = PaddedInputs(requests, WIDTH, columns, ROWS)
     memory = np.full(sent.layout.nbytes, 0x55, np.uint8)
-    places = sent.write(memory, inputs_of(), options_of())
-    assert places.tolist() == [0, 1]
+    places = sent.write(sent.in_numpy(memory), inputs_of(), options_of())
+    assert list(places) == [0, 1]
     tensors = sent.layout.in_torch(torch.from_numpy(memory))
     return tensors | padded_constants(requests, WIDTH, torch.device("cpu"))
 

@@ -134,7 +134,7 @@ class PaddedInputs:
 
     @property
     def nbytes(self) -> int:
-        """Of a step."""
+        """Bytes of a step."""
         return self.layout.nbytes
 
     def in_numpy(self, buffer: NDArray[np.uint8]) -> "PaddedMemory":

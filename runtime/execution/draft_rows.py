@@ -2,7 +2,8 @@
 
 A step of a pipeline is laid out before the host knows how many tokens the step before it yielded.
 So the host sends the most there can be, and these functions take off what was not yielded, put
-drafts into their places, and find how many of them were right. They are captured in CUDA graphs.
+drafts into their places, and find how many of them were right. Steps that are captured do the same
+in fewer launches (:mod:`dsa_compile.runtime.execution.padded_rows`).
 
 Names of sizes: T tokens of the step, R requests, Y requests that yield tokens, W the most tokens
 that one of these may yield, C columns of the block table. Row ``y * W + j`` of the *grid* ``[Y,
@@ -18,11 +19,7 @@ from torch.nn.functional import pad
 
 from dsa_compile.runtime.execution.step_shape import DEEPER_FROM, StepShape
 
-STEP = 4
-"""The word of a record of sampling options that counts a request's tokens; see ``OPTIONS``."""
-
-ROW = 0
-"""The word of 32 bits of such a record that says where its token is kept."""
+from dsa_compile.runtime.execution.token_options import STEP, options_at, options_of_drafts
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,20 +270,6 @@ def with_drafts(rows: DraftedRows, drafts: Tensor) -> Tensor:
     tokens = torch.cat([rows.last[:, None], drafts], 1).flatten()
     here = (rows.grid >= 0) & (ids < 0)
     return torch.where(here, tokens[rows.grid.clamp(min=0)], ids)
-
-
-def options_at(options: Tensor, ahead: Tensor | int) -> Tensor:
-    """Records of sampling options for tokens that are ``ahead`` behind those of the records."""
-    made = options.clone()
-    made[..., STEP] += ahead
-    return made
-
-
-def options_of_drafts(options: Tensor, ahead: Tensor | int, rows: Tensor) -> Tensor:
-    """As :func:`options_at`, of records ``[Y, 5]`` that have their tokens kept in ``rows``."""
-    made = options_at(options, ahead)
-    made.view(torch.int32)[:, ROW] = rows
-    return made
 
 
 def options_of_grid(rows: DraftedRows) -> Tensor:

@@ -76,7 +76,7 @@ class Staged(Protocol[Views]):
 
     @property
     def nbytes(self) -> int:
-        """Of its buffer."""
+        """Bytes of its buffer."""
         ...
 
     def in_numpy(self, buffer: NDArray[np.uint8]) -> Views:

@@ -14,7 +14,6 @@ from dsa_compile.runtime.execution.draft_inputs import (
     ragged_inputs,
 )
 from dsa_compile.runtime.execution.draft_rows import (
-    STEP,
     RowState,
     corrected_rows,
     count_right,
@@ -27,6 +26,7 @@ from dsa_compile.runtime.execution.draft_rows import (
     with_drafts,
 )
 from dsa_compile.runtime.execution.runner import StepInputs
+from dsa_compile.runtime.execution.token_options import STEP
 from dsa_compile.runtime.sampling.draw_options import sample_rows
 from dsa_compile.runtime.sampling.sampler import SamplingState
 

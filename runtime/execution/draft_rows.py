@@ -18,7 +18,6 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from dsa_compile.runtime.execution.step_shape import DEEPER_FROM, StepShape
-
 from dsa_compile.runtime.execution.token_options import STEP, options_at, options_of_drafts
 
 

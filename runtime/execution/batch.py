@@ -57,7 +57,7 @@ class Batch:
 
     def is_short(self, topk: int) -> bool:
         """Whether no request's context exceeds ``topk``, so that a top-k would keep every key."""
-        return int(self.context_lens.max(initial=0)) <= topk
+        return not self.num_requests or int(self.context_lens.max()) <= topk
 
 
 _ARRAYS = tuple(field.name for field in fields(Batch) if field.name != "tokens_each")

@@ -1,9 +1,9 @@
 """Steps with drafts on several ranks: what the first rank sends, and what all of them do with it.
 
-Lanes run a step of one shape (:mod:`dsa_compile.runtime.execution.step_shape`), as they
-meet in the model, in first drafts, and at every depth of deeper ones: a lane without requests, or
-without drafts, meets the others with rows of nobody. How many drafts of a request are right is the
-matter of its lane alone.
+Lanes run a step of one shape (:mod:`dsa_compile.runtime.execution.step_shape`), as they meet in the
+model, in first drafts, and at every depth of deeper ones: a lane without requests, or without
+drafts, meets the others with rows of nobody. How many drafts of a request are right is the matter
+of its lane alone.
 
 Where the host chooses the tokens of a request, it chooses those of all: every lane sends its logits
 to the first rank, and gets its tokens before the first drafts of the next step are made.

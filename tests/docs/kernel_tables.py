@@ -57,12 +57,19 @@ HIGHLIGHTS: tuple[tuple[str, str, str], ...] = (
 
 
 def run(data: Data) -> list[str]:
-    """A sentence a run: machine, versions, ceilings, command."""
-    lines = [textwrap.wrap(_sentence(head), 105, break_on_hyphens=False) for head in data["runs"]]
+    """A sentence a machine: versions, the ceilings of its first run, the commands of all."""
+    machines: list[list[Data]] = []
+    for head in data["runs"]:
+        if machines and machines[-1][0]["machine"] == head["machine"]:
+            machines[-1].append(head)
+        else:
+            machines.append([head])
+    lines = [textwrap.wrap(_sentence(runs), 105, break_on_hyphens=False) for runs in machines]
     return list(chain.from_iterable(lines))
 
 
-def _sentence(head: Data) -> str:
+def _sentence(runs: Sequence[Data]) -> str:
+    head = runs[0]
     machine = dict(head["machine"])
     parts = [machine.pop("gpu"), machine.pop("date")]
     parts += [f"{name} {value}" for name, value in machine.items()]
@@ -71,8 +78,8 @@ def _sentence(head: Data) -> str:
         parts += [f"{k} {v / 1e6:,.0f} TFLOP/s" for k, v in ceilings["flops_per_us"].items()]
     if rate := head.get("bytes_per_ms"):
         parts.append(f"memory {rate / 1e9:.2f} TB/s")
-    command = head.get("command", "")
-    return ", ".join(parts) + (f"; `{command}`." if command else ".")
+    commands = [f"`{run['command']}`" for run in runs if run.get("command")]
+    return "; ".join([", ".join(parts), ", ".join(commands)] if commands else parts) + "."
 
 
 def cases(

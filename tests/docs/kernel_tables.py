@@ -198,15 +198,17 @@ def families(data: Data, op: str, usual: str) -> list[str]:
 
 
 def highlights(data: Data) -> list[str]:
-    """The rows of :data:`HIGHLIGHTS`: our best, the best peer and the quotient."""
+    """The rows of :data:`HIGHLIGHTS` that were measured: ours, the best peer, the quotient."""
     rows = []
     for label, op, shape in HIGHLIGHTS:
         some = [c for c in data["cases"] if c["op"] == op and _matches(c["shape"], shape)]
         own, peer = _sum(map(_ours, some)), _sum(map(_peer, some))
+        if own is None:
+            continue
         name = min(_peers(some[0]).items(), key=lambda item: item[1])[0] if peer else ""
         beaten = f"{us(peer)} (`{name}`)" if peer and len(some) == 1 else us(peer)
         limit = _sum(case.get("limit_us") for case in some)
-        share = f"{limit / own:.0%}" if limit and own else "–"
+        share = f"{limit / own:.0%}" if limit else "–"
         rows.append([label, us(own), beaten, _ratio(peer, own), share])
     return table(["", "ours", "best peer", "peer ÷ ours", "of limit"], rows)
 

@@ -21,8 +21,8 @@ from dsa_compile.errors import UserError
 PROGRAM = "dsa-bench"
 
 _KERNELS = """\
-Check and time every kernel on the shapes of DeepSeek-V3.2, with all providers
-installed.
+Check and time every kernel on the shapes of DeepSeek-V3.2 and GLM-5, with all
+providers installed.
 
 Each candidate is first compared with a reference in higher precision; one that
 is wrong is not timed. Times are medians of CUDA graph replays. "of limit" is

@@ -227,7 +227,7 @@ def build_parser() -> argparse.ArgumentParser:
     engine.add_argument(
         "--draft-max-rows",
         **count,
-        help="check no drafts while more requests than these run (default: always do)",
+        help="check no drafts while more requests than these run in a lane (default: always do)",
     )
     engine.add_argument(
         "--force-accept",

@@ -230,7 +230,7 @@ def _add_engine(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     engine.add_argument(
         "--draft-max-rows", type=int, metavar="N",
-        help="check no drafts while more requests than these run (default: always do)",
+        help="check no drafts while more requests than these run in a lane (default: always do)",
     )  # fmt: skip
     engine.add_argument(
         "--force-accept", type=float, metavar="N",

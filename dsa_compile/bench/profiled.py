@@ -23,9 +23,9 @@ def profiled(*activities: ProfilerActivity) -> Iterator[profile]:
 def leave(status: int) -> NoReturn:
     """End the process with a status, its output written.
 
-    Behind a profile no library is unloaded: two of three such processes were ended by glibc's "double
-    free or corruption" when all work was done. The likely cause is torch's profiler, which frees
-    buffers that CUPTI still holds (https://github.com/pytorch/pytorch/pull/195207).
+    Behind a profile no library is unloaded: two of three such processes were ended by glibc's
+    "double free or corruption" when all work was done. Likely torch's profiler is the cause, as it
+    frees buffers that CUPTI still holds (https://github.com/pytorch/pytorch/pull/195207).
     """
     sys.stdout.flush()
     sys.stderr.flush()

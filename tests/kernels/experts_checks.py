@@ -92,10 +92,15 @@ HOPPER_CASES = [
     (70, 4, 512, 256, 2, True),  # the wide kernel from here on
     (300, 5, 256, 128, 3, True),
     (1500, 3, 768, 384, 1, False),  # experts of several sets of groups
+    (1, 64, 7168, 256, 9, False),  # items of few tokens that share K: seven, of narrow experts
+    (2, 80, 7168, 256, 9, True),
+    (3, 64, 1024, 128, 5, False),
+    (9, 80, 2048, 128, 3, True),  # more rows than the narrowest product has
     (64, 256, 7168, 2048, 8, False),
     (200, 4, 512, 256, 2, False),  # rows put in order from here on
     (2500, 9, 1024, 512, 4, True),
     (700, 8, 512, 768, 2, False),
+    (1500, 16, 7168, 2048, 8, False),
 ]
 
 
@@ -123,6 +128,48 @@ def test_cuda_experts_fp8(tokens, experts, hidden, inner, top_k, absent, index):
     got = experts_fp8(*args)
     assert error(got, reference("experts_fp8")(*args)) < 6e-3
     assert all(torch.equal(got, experts_fp8(*args)) for _ in range(20))
+
+
+def check_many_rows(indices, experts, hidden, inner):
+    """The kernels for many rows, whatever the mean number of rows."""
+    from dsa_compile.kernels.cuda.experts_fp8_many import experts_many
+
+    args = fp8_arguments(len(indices), experts, hidden, inner, indices)
+    got = experts_many(*args)
+    assert error(got, reference("experts_fp8")(*args)) < 6e-3
+    assert all(torch.equal(got, experts_many(*args)) for _ in range(20))
+
+
+@pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")
+@pytest.mark.parametrize("index", [torch.int64, torch.int32], ids=str)
+@pytest.mark.parametrize(
+    "counts",
+    [
+        (1,),
+        (64, 65, 128),  # one warpgroup's rows, one block's
+        (129, 0, 192, 193, 256),  # of two blocks, the second with half of its rows or more
+        (257, 320, 0, 1, 321, 384, 7, 385, 449, 513),  # more than a cluster takes
+        (4, 0, 3000, 60, 11, 0, 0, 0, 140),  # skewed
+    ],
+    ids=str,
+)
+def test_cuda_many_rows_of_an_expert(counts, index):
+    indices = torch.repeat_interleave(
+        torch.arange(len(counts), dtype=index, device=DEVICE), torch.tensor(counts, device=DEVICE)
+    )
+    indices = indices[torch.randperm(len(indices), device=DEVICE)].unsqueeze(1)
+    check_many_rows(indices, len(counts), 1024, 768)
+
+
+@pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")
+@pytest.mark.parametrize(
+    ("tokens", "experts", "inner"),
+    [(700, 256, 2048), (800, 8, 256)],  # an eighth of 256 experts, or an eighth of each
+    ids=["EP", "TP"],
+)
+def test_cuda_many_rows_of_a_rank(tokens, experts, inner):
+    indices = torch.rand(tokens, experts, device=DEVICE).topk(8).indices
+    check_many_rows(indices, min(experts, 32), 7168, inner)
 
 
 @pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")

@@ -126,6 +126,7 @@ def run(*command: str, **environment: str) -> str:
 
 
 CHECKS = ("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "tests/kernels/experts_checks.py")
+SHAPE_CHECKS = "tests/kernels/experts_shape_checks.py"
 
 
 @pytest.mark.slow
@@ -135,10 +136,10 @@ def test_under_the_interpreter() -> None:
 
 @pytest.mark.gpu(alone=True)
 def test_on_the_gpu() -> None:
-    run(*CHECKS, TRITON_INTERPRET="0")
+    run(*CHECKS, SHAPE_CHECKS, TRITON_INTERPRET="0")
 
 
-SHAPES = {"few": cuda_experts.FEW, "narrow": cuda_experts.NARROW, "wide": cuda_experts.WIDE}
+SHAPES = {name: getattr(cuda_experts, name) for name in ("ONE", "FEW", "STREAM", "WIDE")}
 
 
 @pytest.mark.slow
@@ -155,17 +156,51 @@ def test_triton_compiles_without_spills(capability: int) -> None:
     assert sum(bool(re.search(wide_product, k["sass"])) for k in products) == 6
 
 
+def test_items_share_k_where_they_would_leave_multiprocessors_idle() -> None:
+    """A rank of eight has experts 256 wide: nine of a token are 18 items of 56 blocks of K."""
+    parts = [cuda_experts.parts_of_k(9 * tokens, 2, 56, 132) for tokens in (1, 2, 3, 4, 8)]
+    assert parts == [8, 4, 2, 2, 1]
+    parts = [cuda_experts.parts_of_k(9 * tokens, 4, 56, 132) for tokens in (1, 2, 3, 4)]
+    assert parts == [4, 2, 1, 1]
+    assert cuda_experts.parts_of_k(1, 1, 56, 132) == 14, "a part has four blocks or more"
+    assert cuda_experts.parts_of_k(2, 2, 4, 132) == cuda_experts.parts_of_k(2, 2, 3, 132) == 1
+    assert cuda_experts.FEW.parted(256, 9)
+    assert not cuda_experts.FEW.parted(2048, 9)
+    assert not cuda_experts.STREAM.parted(256, 9)
+
+
+@pytest.mark.parametrize(
+    ("experts", "inner", "top_k", "last"),
+    [
+        (256, 2048, 8, {"ONE": 1, "FEW": 2, "STREAM": 384, "WIDE": 1536}),
+        (257, 2048, 9, {"FEW": 1, "STREAM": 342, "WIDE": 1370}),  # 144 items for 132
+        (32, 2048, 8, {"ONE": 1, "FEW": 2, "STREAM": 48, "WIDE": 192}),  # 32 of 256 are here
+        (257, 256, 9, {"FEW": 14, "STREAM": 342, "WIDE": 1370}),  # an eighth of each
+    ],
+)
+def test_the_shape_follows_from_the_number_of_tokens(experts, inner, top_k, last) -> None:
+    found = {}
+    for tokens in range(1, last["WIDE"] + 1):
+        shape = cuda_experts._shape(tokens * top_k, experts, inner, top_k, 132)
+        found[next(name for name in SHAPES if SHAPES[name] == shape)] = tokens
+    assert found == last
+
+
+@pytest.mark.parametrize("inner", [256, 2048])
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_cuda_compiles_to_tensor_cores_and_bulk_copies(shape: cuda_experts.Shape) -> None:
+def test_cuda_compiles_to_tensor_cores_and_bulk_copies(
+    shape: cuda_experts.Shape, inner: int
+) -> None:
     # every block takes 1 KB for the system, and one may have all the rest
     assert shape.blocks * (shape.shared_bytes() + 1024) <= SHARED_LIMIT + 1024
-    defines = shape.defines(7168, 2048, 8)
+    defines = shape.defines(7168, inner, 8)
     sass, used = inspect(build("experts_fp8.cu", arch="sm_90a", defines=defines))
     assert used["STACK"] == used["LOCAL"] == 0, "registers are spilled"
     assert used["REG"] == {1: 168, 2: 80}[shape.blocks], "384 threads a block take all registers"
     assert "UTMALDG.2D" in sass
     assert "LDGSTS.E.BYPASS.128" in sass, "rows are gathered 16 bytes a thread"
     assert "STSM.16.MT88" in sass
+    assert ("ATOMG.E.ADD" in sass) == (shape.claimed or shape.parted(inner, 8))
     # four in a row for each wait: ptxas has not serialised them
     assert sass.count("QGMMA.64x") == 4 * sass.count("WARPGROUP.DEPBAR") > 0
 
@@ -186,7 +221,8 @@ def inspect(cubin: bytes) -> tuple[str, dict[str, int]]:
 @pytest.mark.parametrize("index", ["int", "long long"])
 def test_cuda_small_kernels_compile(index: str) -> None:
     common = {"INDEX": index, "EXPERTS": 256}
-    plan = build("experts_fp8_plan.cu", arch="sm_90a", defines=common | {"TOKENS": 32})
+    few = common | {"TOKENS": 32, "COUNTERS": 3}
+    plan = build("experts_fp8_plan.cu", arch="sm_90a", defines=few)
     combine = build(
         "experts_fp8_combine.cu", arch="sm_90a", defines=common | {"TOP_K": 8, "HIDDEN": 7168}
     )

@@ -1,5 +1,7 @@
 """The kernels that put rows into the order of their experts, on the CPU, a thread for a thread."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 
@@ -15,21 +17,17 @@ pytestmark = pytest.mark.skipif(not emulator.available(), reason="needs g++")
 HIDDEN, TOP_K, EXPERTS = 256, 3, 5
 
 
-def order(indices: torch.Tensor, x: torch.Tensor, x_scale: torch.Tensor) -> many.Rows:
-    kernels = many.row_kernels(EXPERTS, HIDDEN, TOP_K, indices.dtype, many.SHAPE.tokens)
-    return many.order_rows(kernels, indices, x, x_scale, EXPERTS, many.SHAPE.tokens)
-
-
 @pytest.mark.parametrize("index", quick_first([torch.int64, torch.int32]), ids=str)
-@pytest.mark.parametrize("tokens", [7, 800])
-def test_rows_and_units(monkeypatch: pytest.MonkeyPatch, tokens: int, index: torch.dtype) -> None:
+@pytest.mark.parametrize("tokens", [7, 190, 320, 800])
+def test_rows_and_slots(monkeypatch: pytest.MonkeyPatch, tokens: int, index: torch.dtype) -> None:
     monkeypatch.setattr(CudaKernel, "__call__", emulator.launch)
-    torch.manual_seed(0)
+    torch.manual_seed(tokens)
     indices = torch.randint(-1, EXPERTS + 1, (tokens, TOP_K), dtype=index)
     indices[indices == 3] = 1  # an expert of many, one of none
     x = torch.randint(0, 256, (tokens, HIDDEN), dtype=torch.uint8)
     x_scale = torch.rand(tokens, HIDDEN // 128)
-    rows = order(indices, x, x_scale)
+    kernels = many.row_kernels(EXPERTS, HIDDEN, TOP_K, index)
+    rows = many.order_rows(kernels, indices, x, x_scale, EXPERTS)
 
     flat = indices.flatten().long()
     present = (flat >= 0) & (flat < EXPERTS)
@@ -50,14 +48,22 @@ def test_rows_and_units(monkeypatch: pytest.MonkeyPatch, tokens: int, index: tor
         assert torch.equal(got, x.view(tokens, -1, 8, 16)[pair // TOP_K, :, chunk])
     assert torch.equal(rows.scales[:, row].T, x_scale[pair // TOP_K])
 
-    pairs, singles, end, _ = rows.unit_counts.tolist()
+    slots, end = rows.slot_counts.tolist()
     assert end == int(padded.sum())
-    work = []
-    for number, (expert, first, count, width) in enumerate(rows.units[: pairs + singles].tolist()):
-        assert width <= many.SHAPE.tokens
-        assert count <= (2 if number < pairs else 1) * width
-        assert number >= pairs or count > width  # both blocks of a cluster have rows
-        work += [(expert, r) for r in range(first, first + count)]
-        assert rows.finished[number] == 0
-    expected = zip(starts.tolist(), counts.tolist(), strict=True)
-    assert sorted(work) == [(e, s + i) for e, (s, n) in enumerate(expected) for i in range(n)]
+    assert slots <= len(rows.slots)
+    assert not rows.finished[:slots].any()
+    assert [tuple(slot) for slot in rows.slots[:slots].tolist()] == [
+        slot
+        for expert in range(EXPERTS)
+        for slot in slots_of(expert, int(starts[expert]), int(counts[expert]))
+    ]
+
+
+def slots_of(expert: int, row: int, rows: int) -> Iterator[tuple[int, int, int, int]]:
+    """256 rows at a time in two slots (kinds 1 and 2); a rest of up to 128 rows in one (0)."""
+    while rows > 128:
+        here = min(rows, 256)
+        yield from ((expert, row, here, kind) for kind in (1, 2))
+        row, rows = row + here, rows - here
+    if rows > 0:
+        yield expert, row, rows, 0

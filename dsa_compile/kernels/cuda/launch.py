@@ -169,7 +169,7 @@ class CudaKernel:
         kernel = _checked(driver, driver.cuLibraryGetKernel(library, self.name.encode()), self.name)
         function = _checked(driver, driver.cuKernelGetFunction(kernel), self.name)
         attributes = driver.CUfunction_attribute
-        if self.shared > 48 * 1024:
+        if self.shared:  # 48 KB are free to take, but of them the kernel's static part is taken
             attribute = attributes.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             _checked(driver, driver.cuFuncSetAttribute(function, attribute, self.shared), self.name)
         if self.cluster[0] * self.cluster[1] * self.cluster[2] > 8:

@@ -16,6 +16,7 @@ DEVICE void bounded_wait(u32 barrier, u32 parity) {
 
 constexpr int kGateUpItems = INNER / 128;  // a group
 constexpr int kDownItems = HIDDEN / 256;
+constexpr int kCounters = PARTED ? 1 + kGateUpItems : 1;  // of a group: finished, parts of each tile
 static_assert(INNER % 128 == 0 && HIDDEN % 256 == 0, "tiles");
 
 constexpr int kMathThreads = 256;
@@ -37,7 +38,13 @@ constexpr int kScaleBase = kTokenBase + STAGES * kTokenBytes;
 constexpr int kOutBase = kScaleBase + STAGES * kScaleBytes;
 constexpr int kAmaxBase = kOutBase + 2 * kOutBytes;
 constexpr int kBarrierBase = kAmaxBase + 3 * TOKENS * 4;
-static_assert(kBarrierBase + STAGES * 16 == SHARED, "the host reserves what is used");
+constexpr int kLastBase = kBarrierBase + STAGES * 16;
+constexpr int kQueueBase = kLastBase + (BLOCKS == 2 ? 16 : 0);
+constexpr int kQueue = 4;  // claimed items that the roles of a block may be apart
+constexpr int kSlotBytes = 32;
+static_assert(kQueueBase + (CLAIMED ? kQueue * (kSlotBytes + 16) : 0) == SHARED,
+              "the host reserves what is used");
+static_assert(!PARTED || BLOCKS == 2, "the last part says so in shared memory");
 
 extern __shared__ __align__(1024) u8 memory[];
 
@@ -48,6 +55,7 @@ DEVICE u32 full_barrier(int stage) { return smem_u32(memory + kBarrierBase) + 16
 DEVICE u32 empty_barrier(int stage) { return full_barrier(stage) + 8; }
 
 enum NamedBarrier { kAmax = 1, kOut = 2 };  // kOut + warpgroup
+constexpr int kParts = 4;                   // another one
 
 // Position in the ring.
 struct Ring {
@@ -67,34 +75,105 @@ struct Item {
   int tile;   // rows of the weight: 128 of gate and of up, or 256 of down
   bool down;
   DEVICE bool valid() const { return index >= 0; }
+#if PARTED
+  int part;  // of gate and up's K, which `parts` items share
+  int parts;
+  DEVICE int blocks() const { return down ? INNER / 128 : HIDDEN / 128 / parts; }  // of 128 of K
+  DEVICE int first_block() const { return down ? 0 : part * blocks(); }
+#else
   DEVICE int blocks() const { return (down ? INNER : HIDDEN) / 128; }  // of 128 of K
+  DEVICE int first_block() const { return 0; }
+#endif
+  DEVICE int row_blocks() const { return (down ? INNER : HIDDEN) / 128; }
 };
 
 struct Groups {
   const Group* of;
   int count;
+#if PARTED
+  int parts;  // items that share K of gate and up
+#endif
 };
 
-DEVICE Item find_item(int number, const Groups& groups) {
+// All of an item but its group.
+DEVICE Item place_item(int number, const Groups& groups) {
   Item item;
-  item.down = number >= groups.count * kGateUpItems;
+#if PARTED
+  item.parts = groups.parts;
+#define GATE_UP (kGateUpItems * groups.parts)
+#else
+#define GATE_UP kGateUpItems
+#endif
+  item.down = number >= groups.count * GATE_UP;
   if (item.down) {
-    number -= groups.count * kGateUpItems;
+    number -= groups.count * GATE_UP;
     item.index = number / kDownItems;
     item.tile = number % kDownItems;
   } else {
-    item.index = number / kGateUpItems;
-    item.tile = number % kGateUpItems;
+    item.index = number / GATE_UP;
+    item.tile = number % GATE_UP;
+#if PARTED
+    item.part = item.tile / kGateUpItems, item.tile %= kGateUpItems;
+#endif
   }
-  if (item.index >= groups.count) {
-    item.index = -1;
-    item.group = {};
-  } else {
+  if (item.index >= groups.count) item.index = -1;
+  item.group = {};
+  return item;
+}
+
+DEVICE Item find_item(int number, const Groups& groups) {
+  Item item = place_item(number, groups);
+  if (item.valid()) {
     const int4 raw = *reinterpret_cast<const int4*>(groups.of + item.index);
     item.group = {raw.x, raw.y, raw.z, raw.w};
   }
   return item;
 }
+
+#if CLAIMED
+// The slots of the queue: what the thread that streams weights has claimed for its block.
+DEVICE u8* queue_slot(int slot) { return memory + kQueueBase + kQueue * 16 + slot * kSlotBytes; }
+DEVICE u32 queue_full(int slot) { return smem_u32(memory + kQueueBase) + 16 * slot; }
+DEVICE u32 queue_empty(int slot) { return queue_full(slot) + 8; }
+constexpr int kQueueReaders = (kMathThreads + kGatherThreads) / 32;  // warps
+#endif
+
+// The items of a block in their order, as one of its roles sees them: those that fall to its number,
+// or after the first one those that it claims. Whole warps call next().
+struct Items {
+  int number = blockIdx.x;
+  DEVICE Item first(const Groups& groups) const { return find_item(number, groups); }
+#if CLAIMED
+  int turn = 0;
+  DEVICE Item next(const Groups& groups) {
+    const int slot = turn % kQueue;
+    mbarrier_wait(queue_full(slot), turn / kQueue & 1);
+    const int4 raw = *reinterpret_cast<const int4*>(queue_slot(slot));
+    number = *reinterpret_cast<const int*>(queue_slot(slot) + 16);
+    Item item = place_item(number, groups);
+    item.group = {raw.x, raw.y, raw.z, raw.w};
+    __syncwarp();
+    if (lane_id() == 0) mbarrier_arrive(queue_empty(slot));
+    ++turn;
+    return item;
+  }
+  // By the one thread that claims, of the last item too, which is none.
+  DEVICE void announce(int claimed, const Group& group) {
+    const int slot = turn % kQueue;
+    mbarrier_wait(queue_empty(slot), (turn / kQueue & 1) ^ 1);
+    const int4 raw = {group.expert, group.row, group.rows, group.width};
+    *reinterpret_cast<int4*>(queue_slot(slot)) = raw;
+    *reinterpret_cast<int*>(queue_slot(slot) + 16) = claimed;
+    mbarrier_arrive(queue_full(slot));
+    ++turn;
+  }
+#else
+  DEVICE Item next(const Groups& groups) {
+    number += gridDim.x;
+    return find_item(number, groups);
+  }
+#endif
+};
 
 DEVICE u32 load_acquire(const u32* from) {
   u32 value;
@@ -105,7 +184,6 @@ DEVICE u32 load_acquire(const u32* from) {
 DEVICE void add_release(u32* to) {
   asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(to) : "memory");
 }
-
 
 // Until all of a group's hidden values are written.
 DEVICE void wait_finished(const u32* finished) {

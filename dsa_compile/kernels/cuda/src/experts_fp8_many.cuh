@@ -1,7 +1,7 @@
 // The persistent kernel of the FP8 experts for many rows: its shared memory, its items, and how
 // blocks signal.
 #pragma once
-#include "experts_fp8_units.cuh"
+#include "experts_fp8_slots.cuh"
 #include "gemm_fp8.cuh"
 
 constexpr int kGateUpTiles = INNER / 128;  // 128 rows of gate and the same 128 of up
@@ -9,40 +9,51 @@ constexpr int kDownTiles = HIDDEN / 256;
 static_assert(kGateUpTiles % 2 == 0 && kDownTiles % 2 == 0, "a tile for each block of a cluster");
 
 constexpr int kMathThreads = 256;
+constexpr int kMathWarps = kMathThreads / 32;
 constexpr int kThreads = 128 + kMathThreads;  // the first warpgroup loads and signals
-constexpr int kCluster = 2;  // blocks
+constexpr int kCluster = 2;                   // blocks
 
-// A stage of the ring holds 128 of K: two boxes of 128 rows of the weight, up to TOKENS rows of
+// A stage of the ring holds 128 of K: two boxes of 128 rows of the weight, up to 128 rows of
 // values, their scales, and the two of the weight.
 constexpr int kBoxBytes = 128 * 128;
 constexpr int kWeightBytes = 2 * kBoxBytes;
-constexpr int kTokenBytes = TOKENS * 128;
-constexpr int kScaleBytes = TOKENS * 4 + 16;
-constexpr int kTokenBase = STAGES * kWeightBytes;
-constexpr int kStagedBase = kTokenBase + STAGES * kTokenBytes;
-// What leaves a block is staged: rows of 128 bytes, half of them filled by each warpgroup.
-constexpr int kStagedRows = TOKENS / 2;
-constexpr int kStagedBytes = kStagedRows * 128;
-constexpr int kScaleBase = kStagedBase + 2 * kStagedBytes;
+constexpr int kRowBytes = kBlockRows * 128;
+constexpr int kScaleBytes = kBlockRows * 4 + 16;
+constexpr int kRowBase = STAGES * kWeightBytes;
+// What leaves a block is staged, by each warp for itself: two times 16 rows of 128 bytes.
+constexpr int kStagedBytes = 16 * 128;
+constexpr int kStagedBase = kRowBase + STAGES * kRowBytes;
+constexpr int kScaleBase = kStagedBase + kMathWarps * 2 * kStagedBytes;
 constexpr int kAmaxBase = kScaleBase + STAGES * kScaleBytes;
-constexpr int kSlabs = 8;  // of 16 rows of a box: what a warp holds
-constexpr int kInverseBase = kAmaxBase + kSlabs * TOKENS * 4;
-constexpr int kBarrierBase = kInverseBase + TOKENS * 4;
-static_assert(TOKENS % 16 == 0 && kStagedRows % 8 == 0, "eight rows make a swizzle");
-constexpr int kTargetBase = kBarrierBase + STAGES * 16;
-static_assert(kTargetBase + kMathThreads / 32 * 16 == SHARED, "the host reserves what is used");
+constexpr int kBarrierBase = kAmaxBase + 2 * 64 * 4;
+static_assert(kBarrierBase + STAGES * 16 == SHARED, "the host reserves what is used");
 
 extern __shared__ __align__(1024) u8 memory[];
 
 DEVICE u32 stage_weights(int stage) { return smem_u32(memory) + stage * kWeightBytes; }
-DEVICE u32 stage_tokens(int stage) { return smem_u32(memory) + kTokenBase + stage * kTokenBytes; }
+DEVICE u32 stage_rows(int stage) { return smem_u32(memory) + kRowBase + stage * kRowBytes; }
 DEVICE float* stage_scales(int stage) {
   return reinterpret_cast<float*>(memory + kScaleBase + stage * kScaleBytes);
 }
 DEVICE u32 full_barrier(int stage) { return smem_u32(memory + kBarrierBase) + 16 * stage; }
 DEVICE u32 empty_barrier(int stage) { return full_barrier(stage) + 8; }
 
-enum NamedBarrier { kMath = 1, kAmax, kHidden, kOut, kTurn = kOut + 2 };  // the last two: + warpgroup
+enum NamedBarrier { kAmax = 1, kReady, kHidden = kReady + 2, kTurn = kHidden + 2 };  // + warpgroup
+
+DEVICE void named_barrier_arrive(u32 barrier, u32 threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
+// The same in all lanes, and known to the compiler to be so.
+DEVICE int uniform(int value) { return __shfl_sync(0xffffffffu, value, 0); }
+
+// Of the threads that multiply; read anew where it is used, for sums leave no register to keep what
+// could be made from it.
+DEVICE int math_thread() {
+  int thread;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+  return thread - 128;
+}
 
 // Position in the ring.
 struct Ring {
@@ -57,78 +68,46 @@ struct Ring {
 };
 
 struct Work {
-  const Unit* units;
-  const UnitCounts* counts;
+  const Slot* slots;
+  const SlotCounts* counts;
 };
 
-// What a block computes at a time: one tile of a weight for one group of rows.
+// What a block computes at a time: one tile of a weight for up to 128 rows of one expert.
 struct Item {
-  Unit of;
-  int unit;
-  int tile;    // 128 rows of gate and of up, or 256 of down
-  bool paired;
+  int expert;
+  int row;   // the block's first
+  int rows;  // of the block, or of both where they share them; at least one
+  int first_slot;  // of these rows
+  int tile;        // 128 rows of gate and of up, or 256 of down
+  bool paired;     // each block has rows of its own, and both have the tile
   bool down;
   bool valid;
-  DEVICE int blocks() const { return (down ? INNER : HIDDEN) / 128; }  // of 128 of K
-  DEVICE int row() const {  // the block's first
-    return of.row + (paired ? of.width * static_cast<int>(cluster_rank()) : 0);
-  }
+  DEVICE bool half() const { return rows <= 64; }  // one warpgroup's
 };
 
-// Where an item's sums go.
-struct Target {
-  int row;
-  int rows;  // of the group, with the gap that follows
-  int tile;
-  int down;
-};
-
-// Of the threads that multiply; read anew where it is used, for sums leave no register to keep what
-// could be made from it.
-DEVICE int math_thread() {
-  int thread;
-  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
-  return thread - 128;
-}
-
-// A warp's target, in shared memory meanwhile.
-DEVICE Target* own_target(int thread) {
-  return reinterpret_cast<Target*>(memory + kTargetBase) + thread / 32;
-}
-
-DEVICE void keep_target(const Item& item) {
-  const int thread = math_thread();
-  if (thread % 32 == 0) {
-    const int row = item.row();
-    const int rows = min(round_up(item.of.rows, kRowStep) - (row - item.of.row), item.of.width);
-    *own_target(thread) = {row, rows, item.tile, item.down};
-  }
-  __syncwarp();
-}
-
-// First all of gate and up, then all of down; in each, pairs before singles.
+// First all of gate and up, then all of down; in each, in the order of experts.
 DEVICE Item find_item(int number, const Work& work) {
-  const int pairs = work.counts->pairs, singles = work.counts->singles;
-  Item item;
+  const int slots = work.counts->slots;
   const int rank = cluster_rank();
-  const int first_down = pairs * kGateUpTiles + singles * (kGateUpTiles / 2);
+  Item item = {};
+  const int first_down = slots * (kGateUpTiles / 2);
   item.down = number >= first_down;
   if (item.down) number -= first_down;
-  const int tiles = item.down ? kDownTiles : kGateUpTiles;
-  item.paired = number < pairs * tiles;
+  const int tiles = (item.down ? kDownTiles : kGateUpTiles) / 2;  // of a slot
+  const int slot = number / tiles;
+  const int within = number - slot * tiles;
+  item.valid = slot < slots;
+  if (!item.valid) return item;
+  const int4 raw = *reinterpret_cast<const int4*>(work.slots + slot);
+  item.expert = raw.x;
+  item.row = raw.y;
+  item.rows = raw.z;
+  item.paired = raw.w != kAllTiles;
+  item.first_slot = slot - (raw.w == kLastTiles);
+  item.tile = item.paired ? within + (raw.w == kLastTiles ? tiles : 0) : 2 * within + rank;
   if (item.paired) {
-    item.unit = number / tiles;
-    item.tile = number % tiles;
-  } else {
-    number -= pairs * tiles;
-    item.unit = pairs + number / (tiles / 2);
-    item.tile = number % (tiles / 2) * 2 + rank;
-  }
-  item.valid = item.unit < pairs + singles;
-  item.of = {};
-  if (item.valid) {
-    const int4 raw = *reinterpret_cast<const int4*>(work.units + item.unit);
-    item.of = {raw.x, raw.y, raw.z, raw.w};
+    item.row += kBlockRows * rank;
+    item.rows = rank ? item.rows - kBlockRows : kBlockRows;
   }
   return item;
 }
@@ -149,10 +128,10 @@ DEVICE void add_release(u32* to) {
 // Orders what this thread has seen written before its bulk copies of it, and the reverse.
 DEVICE void fence_async() { asm volatile("fence.proxy.async;" ::: "memory"); }
 
-// Until all of a unit's hidden values are written.
+// Until all of the hidden values of an item's rows are written.
 DEVICE void wait_finished(const u32* finished, const Item& item) {
   const u32 need = item.paired ? 2 * kGateUpTiles : kGateUpTiles;
-  while (load_acquire(finished + item.unit) < need) {
+  while (load_acquire(finished + item.first_slot) < need) {
   }
   fence_async();
 }

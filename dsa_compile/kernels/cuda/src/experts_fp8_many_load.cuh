@@ -9,27 +9,11 @@ struct Rows {
 };
 
 struct Weights {
-  const CUtensorMap* map;  // [rows / 16, 2, 8, columns], boxes of 128 rows by 128 columns
+  const CUtensorMap* map;  // [rows, columns], boxes of 64 rows by 128 columns
   const float* scales;     // [rows / 128, columns / 128]
 };
 
-DEVICE void tma_load_4d(u32 to, const CUtensorMap* map, u32 barrier, int x, int w) {
-  asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
-      " [%0], [%1, {%3, %5, %5, %4}], [%2];" ::"r"(to), "l"(map), "r"(barrier), "r"(x), "r"(w),
-      "r"(0)
-      : "memory");
-}
-
 constexpr unsigned short kBoth = 3;
-
-DEVICE void tma_load_4d_both(u32 to, const CUtensorMap* map, u32 barrier, int x, int w) {
-  asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
-      ".multicast::cluster [%0], [%1, {%4, %6, %6, %5}], [%2], %3;" ::"r"(to), "l"(map),
-      "r"(barrier), "h"(kBoth), "r"(x), "r"(w), "r"(0)
-      : "memory");
-}
 
 DEVICE void bulk_load_both(u32 to, const void* from, u32 bytes, u32 barrier) {
   asm volatile(
@@ -41,14 +25,16 @@ DEVICE void bulk_load_both(u32 to, const void* from, u32 bytes, u32 barrier) {
 // What two threads do, one for an item's weight and one for its rows: a stage waits for both.
 constexpr int kLoaders = 2;
 
+// A box has 64 rows of gate and the same 64 of up, or 128 neighbouring rows of down.
 template <bool Down>
 DEVICE void load_weights(const Item& item, const Weights& weights, Ring& ring) {
   constexpr int kBlocks = (Down ? INNER : HIDDEN) / 128;
   constexpr int kHeight = Down ? HIDDEN : 2 * INNER;
-  constexpr int kBetween = Down ? 128 : INNER;  // the rows that the two boxes begin at
-  constexpr int kNextScales = kBetween / 128 * kBlocks;
-  const int box0 = item.of.expert * kHeight + item.tile * (Down ? 256 : 128);
-  const float* scales = weights.scales + static_cast<long long>(box0 / 128) * kBlocks;
+  constexpr int kBoxStep = Down ? 128 : 64;     // rows from one box to the other
+  constexpr int kHalfStep = Down ? 64 : INNER;  // from the first 64 rows of a box to the others
+  constexpr int kNextScales = (Down ? 1 : INNER / 128) * kBlocks;
+  const int row0 = item.expert * kHeight + item.tile * (Down ? 256 : 128);
+  const float* scales = weights.scales + static_cast<long long>(row0 / 128) * kBlocks;
   float2 next = {__ldg(scales), __ldg(scales + kNextScales)};
   for (int k = 0; k < kBlocks; ++k, ring.next()) {
     const u32 full = full_barrier(ring.stage);
@@ -57,38 +43,47 @@ DEVICE void load_weights(const Item& item, const Weights& weights, Ring& ring) {
     ++scales;
     if (k + 1 < kBlocks) next = {__ldg(scales), __ldg(scales + kNextScales)};
     mbarrier_wait(empty_barrier(ring.stage), ring.phase ^ 1);
-    *reinterpret_cast<float2*>(stage_scales(ring.stage) + TOKENS) = now;
+    *reinterpret_cast<float2*>(stage_scales(ring.stage) + kBlockRows) = now;
     mbarrier_expect_tx(full, kWeightBytes);
     if (item.paired) {  // one box by each block
       const int box = cluster_rank();
-      tma_load_4d_both(to + box * kBoxBytes, weights.map, full, k * 128,
-                       (box0 + box * kBetween) / 16);
+      const int row = row0 + box * kBoxStep;
+      const u32 box_to = to + box * kBoxBytes;
+      tma_load_2d_multicast(box_to, weights.map, full, k * 128, row, kBoth);
+      tma_load_2d_multicast(box_to + kBoxBytes / 2, weights.map, full, k * 128, row + kHalfStep,
+                            kBoth);
     } else {
-      tma_load_4d(to, weights.map, full, k * 128, box0 / 16);
-      tma_load_4d(to + kBoxBytes, weights.map, full, k * 128, (box0 + kBetween) / 16);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        tma_load_2d(to + i * (kBoxBytes / 2), weights.map, full, k * 128,
+                    row0 + i / 2 * kBoxStep + i % 2 * kHalfStep);
+      }
     }
   }
 }
 
 template <bool Down>
 DEVICE void load_rows(const Item& item, const Rows& rows, int capacity, Ring& ring) {
-  const int width = item.of.width;
-  const int half = item.paired ? 0 : width / 2 * static_cast<int>(cluster_rank());
-  u32 row = item.row() + half;  // of [columns / 128, capacity]
+  const int all = round_up(item.rows, kRowStep);
+  const int split = item.paired ? all : round_up(all / 2, kRowStep);  // the first block's share
+  const int rank = cluster_rank();
+  const int first = item.paired || rank == 0 ? 0 : split;
+  const int mine = item.paired || rank == 0 ? split : all - split;
+  u32 row = item.row + first;  // of [columns / 128, capacity]
   for (int left = (Down ? INNER : HIDDEN) / 128; left > 0; --left, ring.next()) {
     const u32 full = full_barrier(ring.stage);
-    const u32 to = stage_tokens(ring.stage) + half * 128;
-    const u32 scales_to = smem_u32(stage_scales(ring.stage) + half);
+    const u32 to = stage_rows(ring.stage) + first * 128;
+    const u32 scales_to = smem_u32(stage_scales(ring.stage) + first);
     mbarrier_wait(empty_barrier(ring.stage), ring.phase ^ 1);
-    mbarrier_expect_tx(full, width * (128 + 4));
+    mbarrier_expect_tx(full, all * (128 + 4));
     const u8* values = rows.values + static_cast<u64>(row) * 128;
     const float* scales = rows.scales + row;
     if (item.paired) {
-      bulk_load(to, values, width * 128, full);
-      bulk_load(scales_to, scales, width * 4, full);
-    } else {  // half by each block
-      bulk_load_both(to, values, width * 64, full);
-      bulk_load_both(scales_to, scales, width * 2, full);
+      bulk_load(to, values, mine * 128, full);
+      bulk_load(scales_to, scales, mine * 4, full);
+    } else if (mine > 0) {
+      bulk_load_both(to, values, mine * 128, full);
+      bulk_load_both(scales_to, scales, mine * 4, full);
     }
     row += capacity;
   }

@@ -2,65 +2,63 @@
 #pragma once
 #include "experts_fp8_many.cuh"
 
-DEVICE void named_barrier_arrive(u32 barrier, u32 threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
-}
-
-// The same in all lanes, and known to the compiler to be so.
-DEVICE int uniform(int value) { return __shfl_sync(0xffffffffu, value, 0); }
-
-// Of rows of 128 bytes, swizzled; the upper half is constant.
-DEVICE u64 descriptor(u32 address) {
-  constexpr u64 kRowsOfEight = 1024 >> 4, kSwizzle128 = 1;
-  return kSwizzle128 << 62 | kRowsOfEight << 32 | address >> 4;
-}
-
-// Warpgroups take turns: while one's products are added to its sums, the other's multiply. Where
-// few rows leave the tensor cores idle anyway, turns only cost.
+// Warpgroups take turns: while one's products are added to its sums, the other's multiply.
 DEVICE void wait_turn(int group) { named_barrier_sync(kTurn + group, kMathThreads); }
 DEVICE void give_turn(int group) { named_barrier_arrive(kTurn + 1 - group, kMathThreads); }
 
-// sum[box] = rows 64 * group .. + 64 of the item's box times its N rows.
-template <int N>
-DEVICE void accumulate(float (&sum)[2][N / 2], Ring& ring, int blocks) {
-  constexpr bool kTurns = N >= TURNS_FROM;
+// sum[box] = a warpgroup's 64 rows times the 128 rows of a box of the weight. Where an item has up
+// to 64 rows in all (Half), each warpgroup takes one of the boxes.
+template <bool Down, bool Half, int Boxes = Half ? 1 : 2>
+DEVICE void accumulate(float (&sum)[Boxes][64], Ring& ring) {
   const int thread = math_thread();
   const int group = uniform(thread / 128);
+  const int warp = uniform(thread % 128 / 32);
   const int lane = thread % 32;
+  const int first_row = Half ? 0 : group * 64;
+  const int row = first_row + warp * 16 + lane / 4;
 #pragma unroll
-  for (int i = 0; i < N / 2; ++i) sum[0][i] = sum[1][i] = 0.f;
-  for (int k = 0; k < blocks; ++k, ring.next()) {
+  for (int box = 0; box < Boxes; ++box) {
+#pragma unroll
+    for (int i = 0; i < 64; ++i) sum[box][i] = 0.f;
+  }
+  for (int k = 0; k < (Down ? INNER : HIDDEN) / 128; ++k, ring.next()) {
     const float* scales = stage_scales(ring.stage);
-    const u32 a = stage_weights(ring.stage) + group * 64 * 128;
-    const u32 b = stage_tokens(ring.stage);
+    const u32 rows = stage_rows(ring.stage) + first_row * 128;
+    const u64 b = matrix_descriptor(stage_weights(ring.stage), 0, 1024);
     mbarrier_wait(full_barrier(ring.stage), ring.phase);
+    const u64 a = matrix_descriptor(rows, 0, 1024);
+    const float low = scales[row], high = scales[row + 8];
+    const float2 of_weight = *reinterpret_cast<const float2*>(scales + kBlockRows);
 #pragma unroll
-    for (int box = 0; box < 2; ++box) {
-      float part[N / 2];
-      if constexpr (kTurns) wait_turn(group);
-      fence_registers(part);
+    for (int box = 0; box < Boxes; ++box) {
+      const u32 place = (Half ? group : box) * kBoxBytes;
+      float part[64];
+      wait_turn(group);
       wgmma_fence();
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        wgmma_e4m3<N>(part, descriptor(a + box * kBoxBytes + i * 32), descriptor(b + i * 32), i != 0);
+        wgmma_e4m3<128>(part, descriptor_at(a, i * 32), descriptor_at(b, place + i * 32), i);
       }
       wgmma_commit();
-      if constexpr (kTurns) give_turn(group);
-      const float weight_scale = scales[TOKENS + box];
+      give_turn(group);
       wgmma_wait<0>();
       fence_registers(part);
+      // all reads of the slot are done: the scales' above, in program order, and wgmma's
+      if (box == Boxes - 1 && lane < kCluster) {
+        mbarrier_arrive_slot(empty_barrier(ring.stage), lane);
+      }
+      // of a box's columns the first half is of gate, the second of up; or all are of down
+      const float of_first = Down && (Half ? group : box) ? of_weight.y : of_weight.x;
+      const float of_second = Down ? of_first : of_weight.y;
 #pragma unroll
-      for (int j = 0; j < N / 8; ++j) {
-        const float2 scale = reinterpret_cast<const float2*>(scales)[4 * j + (lane & 3)];
-        const float even = scale.x * weight_scale;
-        const float odd = scale.y * weight_scale;
-        sum[box][4 * j] += part[4 * j] * even;
-        sum[box][4 * j + 1] += part[4 * j + 1] * odd;
-        sum[box][4 * j + 2] += part[4 * j + 2] * even;
-        sum[box][4 * j + 3] += part[4 * j + 3] * odd;
+      for (int half = 0; half < 2; ++half) {
+        const float factor = half ? of_second : of_first;
+        const float of_low = low * factor, of_high = high * factor;
+#pragma unroll
+        for (int i = 32 * half; i < 32 * half + 32; ++i) {
+          sum[box][i] += part[i] * (i / 2 % 2 ? of_high : of_low);
+        }
       }
     }
-    __syncwarp();
-    if (lane < kCluster) mbarrier_arrive_slot(empty_barrier(ring.stage), lane);
   }
 }

@@ -10,106 +10,87 @@ struct Outputs {
   int capacity;
 };
 
-// 8x8 blocks of pairs of bytes or bf16, transposed on their way: lane l names row l % 8 of block
-// l / 8, of the first block or two.
-DEVICE void store_transposed(u32 to, u32 block) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x1.trans.shared.b16 [%0], {%1};" ::"r"(to), "r"(block)
-               : "memory");
-}
-DEVICE void store_transposed(u32 to, u32 first, u32 second) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(to),
-               "r"(first), "r"(second)
-               : "memory");
-}
-
-// The largest magnitude of every token over this warp's 16 values, to `amax` [TOKENS].
-template <int N>
-DEVICE void warp_amax(const float (&values)[N / 2], int lane, float* amax) {
-  const int column = 2 * (lane & 3);
-  constexpr u32 kAll = 0xffffffffu;
-  const auto largest = [&](int i) { return fmaxf(fabsf(values[i]), fabsf(values[i + 2])); };
-  // Four values of a thread are reduced over eight lanes; each step halves what a lane is for.
-#pragma unroll
-  for (int j = 0; j + 1 < N / 8; j += 2) {
-    const bool later = lane & 4, odd = lane & 8;
-    float mine[2], sent[2];
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const float first = largest(4 * j + i), second = largest(4 * j + 4 + i);
-      mine[i] = later ? second : first;
-      sent[i] = later ? first : second;
-      mine[i] = fmaxf(mine[i], __shfl_xor_sync(kAll, sent[i], 4));
-    }
-    float one = odd ? mine[1] : mine[0];
-    one = fmaxf(one, __shfl_xor_sync(kAll, odd ? mine[0] : mine[1], 8));
-    one = fmaxf(one, __shfl_xor_sync(kAll, one, 16));
-    if (lane < 16) amax[8 * (j + later) + column + odd] = one;
-  }
-  if constexpr (N % 16) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      float one = largest(N / 2 - 4 + i);
-#pragma unroll
-      for (int step = 4; step < 32; step *= 2) one = fmaxf(one, __shfl_xor_sync(kAll, one, step));
-      if (lane < 4) amax[N - 8 + column + i] = one;
-    }
-  }
-}
-
-DEVICE u32 to_e4m3x2(float low, float high) {
+DEVICE unsigned short to_e4m3x2(float low, float high) {
   return __nv_cvt_float2_to_fp8x2({low, high}, __NV_SATFINITE, __NV_E4M3);
 }
 
-// hidden = silu(gate) * up, quantised as dsa::quantize_blocks does it. Neighbouring columns lie
-// eight rows of a product apart (that is how the weight's map orders them), in one thread.
-template <int N>
-DEVICE void store_hidden(float (&gate)[N / 2], float (&up)[N / 2], const Outputs& to) {
-  const int math = math_thread();
-  const Target target = *own_target(math);
-  const int group = math / 128;
-  const int thread = math % 128;
-  const int lane = math % 32;
-  const int slab = group * 4 + thread / 32;
-  float* amax = reinterpret_cast<float*>(memory + kAmaxBase);
-  float* inverse = reinterpret_cast<float*>(memory + kInverseBase);
-#pragma unroll
-  for (int i = 0; i < N / 2; ++i) gate[i] = gated(gate[i], up[i]);
-  warp_amax<N>(gate, lane, amax + slab * TOKENS);
-  named_barrier_sync(kAmax, kMathThreads + 32);
+DEVICE u8* staged(int warp, int buffer) {
+  return memory + kStagedBase + (warp * 2 + buffer) * kStagedBytes;
+}
 
-  const long long to_row = static_cast<long long>(target.tile) * to.capacity + target.row;
-  if (math < N) {
-    float largest = 1e-4f;
+DEVICE float quad_largest(float value) {
 #pragma unroll
-    for (int i = 0; i < kSlabs; ++i) largest = fmaxf(largest, amax[i * TOKENS + math]);
-    const float scale = largest * (1.f / 448.f);
-    inverse[math] = 1.f / scale;
-    if (math < target.rows) to.hidden_scale[to_row + math] = scale;
+  for (int step = 1; step < 4; step *= 2) {
+    value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, step));
   }
-  named_barrier_sync(kMath, kMathThreads);
+  return value;
+}
 
-  const u32 staged = smem_u32(memory + kStagedBase) + (lane & 15) * 128 + swizzle(lane, slab);
-  const float2* factors = reinterpret_cast<const float2*>(inverse) + (lane & 3);
-  const auto packed = [&](int j) {  // two tokens, of each two neighbouring columns
-    const float2 factor = factors[4 * j];
-    const float* v = gate + 4 * j;
-    return to_e4m3x2(v[0] * factor.x, v[2] * factor.x) |
-           to_e4m3x2(v[1] * factor.y, v[3] * factor.y) << 16;
-  };
+// hidden = silu(gate) * up, quantised as dsa::quantize_blocks does it. A thread has 16 columns of a
+// box in each of two rows, in sum[box][0 .. 32] of gate and in the rest of up.
+template <bool Half, int Boxes>
+DEVICE void store_hidden(float (&sum)[Boxes][64], const Item& item, const Outputs& to) {
+  const int thread = math_thread();
+  const int group = thread / 128;
+  const int warp = thread % 128 / 32;
+  const int lane = thread % 32;
+  float low = 0.f, high = 0.f;
 #pragma unroll
-  for (int j = 0; j + 1 < N / 8; j += 2) store_transposed(staged + j * 1024, packed(j), packed(j + 1));
-  if constexpr (N % 16) store_transposed(staged + (N / 8 - 1) * 1024, packed(N / 8 - 1));
-  named_barrier_sync(kMath, kMathThreads);
-
-  // Each warpgroup copies the half it will fill itself when it stages rows of the output.
-  const int first = group * kStagedRows;
-  const int bytes = min(target.rows - first, kStagedRows) * 128;
-  const u8* from = memory + kStagedBase + first * 128;
-  u8* out = to.hidden + (to_row + first) * 128;
-  for (int i = thread * 16; i < bytes; i += 128 * 16) {
-    *reinterpret_cast<uint4*>(out + i) = *reinterpret_cast<const uint4*>(from + i);
+  for (int box = 0; box < Boxes; ++box) {
+#pragma unroll
+    for (int i = 0; i < 32; ++i) {
+      const float value = gated(sum[box][i], sum[box][32 + i]);
+      sum[box][i] = value;
+      float& largest = i / 2 % 2 ? high : low;
+      largest = fmaxf(largest, fabsf(value));
+    }
   }
-  named_barrier_arrive(kHidden, kMathThreads + 32);
+  low = quad_largest(low), high = quad_largest(high);
+  named_barrier_sync(kReady + group, 128 + 32);  // all of the item before is stored and told
+  if constexpr (Half) {  // each warpgroup has the same rows and half of the columns
+    float* amax = reinterpret_cast<float*>(memory + kAmaxBase);
+    const int row = warp * 16 + lane / 4;
+    if (lane % 4 == 0) amax[group * 64 + row] = low, amax[group * 64 + row + 8] = high;
+    named_barrier_sync(kAmax, kMathThreads);
+    low = fmaxf(low, amax[(1 - group) * 64 + row]);
+    high = fmaxf(high, amax[(1 - group) * 64 + row + 8]);
+  }
+  const float low_scale = fmaxf(low, 1e-4f) * (1.f / 448.f);
+  const float high_scale = fmaxf(high, 1e-4f) * (1.f / 448.f);
+  const float of_low = 1.f / low_scale, of_high = 1.f / high_scale;
+
+  const int warp_row = (Half ? 0 : group * 64) + warp * 16;
+  const int rows = item.rows - warp_row;  // of this warp, or more
+  const long long to_row = static_cast<long long>(item.tile) * to.capacity + item.row + warp_row;
+  if (lane % 4 == 0 && (!Half || group == 0)) {
+    const int row = lane / 4;
+    if (row < rows) to.hidden_scale[to_row + row] = low_scale;
+    if (row + 8 < rows) to.hidden_scale[to_row + row + 8] = high_scale;
+  }
+  u8* stage = staged(thread / 32, 0);
+#pragma unroll
+  for (int box = 0; box < Boxes; ++box) {
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {  // eight columns each, two of them this thread's
+      const float* v = sum[box] + 4 * j;
+      const int chunk = 4 * (Half ? group : box) + j / 2;
+      u8* at = stage + lane / 4 * 128 + swizzle(lane / 4, chunk) + j % 2 * 8 + lane % 4 * 2;
+      *reinterpret_cast<unsigned short*>(at) = to_e4m3x2(v[0] * of_low, v[1] * of_low);
+      *reinterpret_cast<unsigned short*>(at + 8 * 128) = to_e4m3x2(v[2] * of_high, v[3] * of_high);
+    }
+  }
+  __syncwarp();
+  constexpr int kChunks = Half ? 4 : 8;  // of a row
+#pragma unroll
+  for (int i = lane; i < 16 * kChunks; i += 32) {
+    const int row = i / kChunks;
+    const int at = row * 128 + swizzle(row, i % kChunks + (Half ? 4 * group : 0));
+    if (row < rows) {
+      *reinterpret_cast<uint4*>(to.hidden + to_row * 128 + at) =
+          *reinterpret_cast<const uint4*>(stage + at);
+    }
+  }
+  named_barrier_arrive(kHidden + group, 128 + 32);
 }
 
 // The warp that tells others of finished hidden values, so that no warpgroup waits for its stores.
@@ -117,11 +98,11 @@ DEVICE void signal_finished(const Work& work, u32* finished) {
   for (int number = first_item();; number += item_step()) {
     const Item item = find_item(number, work);
     if (!item.valid || item.down) return;
-    named_barrier_arrive(kAmax, kMathThreads + 32);  // they cannot be two items ahead
-    named_barrier_sync(kHidden, kMathThreads + 32);
+    for (int group = 0; group < 2; ++group) named_barrier_arrive(kReady + group, 128 + 32);
+    for (int group = 0; group < 2; ++group) named_barrier_sync(kHidden + group, 128 + 32);
     if (lane_id() == 0) {
       fence_async();
-      add_release(finished + item.unit);
+      add_release(finished + item.first_slot);
     }
   }
 }
@@ -131,37 +112,43 @@ DEVICE u32 pack_bf16(float low, float high) {
   return *reinterpret_cast<const u32*>(&pair);
 }
 
-// The group's rows of `out`, 64 columns of each box and warpgroup.
-template <int N>
-DEVICE void store_out(float (&sum)[2][N / 2], const Outputs& to) {
-  const int math = math_thread();
-  const Target target = *own_target(math);
-  const int group = math / 128;
-  const int thread = math % 128;
-  const int lane = math % 32;
-  u8* staged = memory + kStagedBase + group * kStagedBytes;
-  // Block 0 holds this warp's first eight rows, block 1 the others; their columns are tokens.
-  const int chunk = thread / 32 * 2 + (lane >> 3 & 1);
-  const u32 block_row = smem_u32(staged) + (lane & 7) * 128 + swizzle(lane, chunk);
+// Four 8 x 8 blocks of bf16: lane l names row l % 8 of block l / 8.
+DEVICE void store_matrices(u32 to, u32 a, u32 b, u32 c, u32 d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a),
+               "r"(b), "r"(c), "r"(d)
+               : "memory");
+}
+
+// A warp's 16 rows of `out`, 64 columns at a time.
+template <bool Half, int Boxes>
+DEVICE void store_out(float (&sum)[Boxes][64], const Item& item, const Outputs& to) {
+  __syncwarp();  // of what was staged before, all is read
+  const int thread = math_thread();
+  const int group = thread / 128;
+  const int lane = thread % 32;
+  const int warp_row = (Half ? 0 : group * 64) + thread % 128 / 32 * 16;
+  const int rows = item.rows - warp_row;
+  __nv_bfloat16* out = to.out + static_cast<long long>(item.row + warp_row) * HIDDEN +
+                       item.tile * 256 + (Half ? group * 128 : 0);
 #pragma unroll
-  for (int box = 0; box < 2; ++box) {
+  for (int i = 0; i < 2 * Boxes; ++i) {
+    const float* part = sum[i / 2] + i % 2 * 32;
+    const u8* stage = staged(thread / 32, i % 2);
+    const u32 stage_row = smem_u32(stage) + lane % 16 * 128;
 #pragma unroll
-    for (int first = 0; first < N; first += kStagedRows) {
-      named_barrier_sync(kOut + group, 128);
+    for (int j = 0; j < 8; j += 2) {  // 8 columns each
+      const float* v = part + 4 * j;
+      store_matrices(stage_row + swizzle(lane, j + lane / 16), pack_bf16(v[0], v[1]),
+                     pack_bf16(v[2], v[3]), pack_bf16(v[4], v[5]), pack_bf16(v[6], v[7]));
+    }
+    __syncwarp();
 #pragma unroll
-      for (int j = first / 8; j < N / 8 && j < (first + kStagedRows) / 8; ++j) {
-        store_transposed(block_row + (8 * j - first) * 128,
-                         pack_bf16(sum[box][4 * j], sum[box][4 * j + 1]),
-                         pack_bf16(sum[box][4 * j + 2], sum[box][4 * j + 3]));
-      }
-      named_barrier_sync(kOut + group, 128);
-      const int rows = min(target.rows - first, kStagedRows);
-      __nv_bfloat16* out = to.out + static_cast<long long>(target.row + first) * HIDDEN +
-                           target.tile * 256 + box * 128 + group * 64;
-      for (int i = thread; i < rows * 8; i += 128) {
-        const int row = i / 8;
-        *reinterpret_cast<uint4*>(out + static_cast<long long>(row) * HIDDEN + i % 8 * 8) =
-            *reinterpret_cast<const uint4*>(staged + row * 128 + swizzle(row, i % 8));
+    for (int pass = 0; pass < 4; ++pass) {
+      const int row = pass * 4 + lane / 8;
+      if (row < rows) {
+        *reinterpret_cast<uint4*>(out + static_cast<long long>(row) * HIDDEN + i * 64 +
+                                  lane % 8 * 8) =
+            *reinterpret_cast<const uint4*>(stage + row * 128 + swizzle(row, lane % 8));
       }
     }
   }

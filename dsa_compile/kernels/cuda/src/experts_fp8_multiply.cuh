@@ -14,12 +14,14 @@ struct WeightScales {
   }
   DEVICE void begin(const Item& item, const float* gate_up, const float* down) {
     const int blocks = item.blocks();
+    const int row_blocks = PARTED ? item.row_blocks() : blocks;
     if (item.down) {
-      rows[0] = down + (item.group.expert * (HIDDEN / 128) + item.tile * 2) * blocks;
-      rows[1] = rows[0] + blocks;
+      rows[0] = down + (item.group.expert * (HIDDEN / 128) + item.tile * 2) * row_blocks;
+      rows[1] = rows[0] + row_blocks;
     } else {
-      rows[0] = gate_up + (item.group.expert * (2 * INNER / 128) + item.tile) * blocks;
-      rows[1] = rows[0] + INNER / 128 * blocks;
+      rows[0] = gate_up + (item.group.expert * (2 * INNER / 128) + item.tile) * row_blocks;
+      if (PARTED) rows[0] += item.first_block();
+      rows[1] = rows[0] + INNER / 128 * row_blocks;
     }
 #pragma unroll
     for (int box = 0; box < 2; ++box) {

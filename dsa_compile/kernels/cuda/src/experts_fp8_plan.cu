@@ -1,6 +1,7 @@
 // Sorts the router's choice by expert and cuts every expert's rows into groups. One block.
 //
-// Built with INDEX (the type of an index), EXPERTS and TOKENS (rows of a group at most).
+// Built with INDEX (the type of an index), EXPERTS, TOKENS (rows of a group at most) and COUNTERS (of
+// a group, in `finished`).
 #include "experts_fp8_groups.cuh"
 #include "scans.cuh"
 
@@ -14,7 +15,7 @@ DEVICE void write_groups(int expert, int row, int rows, int first, int own, Grou
   for (int i = 0; i < own; ++i) {
     const int here = min(share, rows - i * share);
     groups[first + i] = {expert, row + i * share, here, width_for(share)};
-    finished[first + i] = 0;
+    for (int c = 0; c < COUNTERS; ++c) finished[(first + i) * COUNTERS + c] = 0;
   }
 }
 
@@ -40,9 +41,9 @@ DEVICE void plan_few(const INDEX* indices, int pairs, int* pair_of, int* row_of,
 }
 
 // indices [pairs]; a pair whose index is not in [0, EXPERTS) gets no row. Out: pair_of [rows],
-// row_of [pairs] (-1 for a pair without a row), the groups, their number and a zero for each in
-// `finished`. The order of the rows of one expert is that in which threads arrive; no result depends
-// on it.
+// row_of [pairs] (-1 for a pair without a row), the groups, their number and a zero (of items claimed),
+// and COUNTERS zeros for each group in `finished`. The order of the rows of one expert is that in which
+// threads arrive; no result depends on it.
 extern "C" __global__ void __launch_bounds__(kThreads)
     experts_plan(const INDEX* __restrict__ indices, int pairs, int* __restrict__ pair_of,
                  int* __restrict__ row_of, Group* __restrict__ groups, int* __restrict__ group_count,
@@ -55,6 +56,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   // Not before: the main kernel's blocks would fill what is free while others still run, two to a
   // multiprocessor, and their first items, which are most of the bytes, would use half of the device.
   dependency_release();
+  if (thread == 0) group_count[1] = 0;
   if (pairs <= 32) {
     if (thread >= 32) return;
     plan_few(indices, pairs, pair_of, row_of, groups, group_count, finished);

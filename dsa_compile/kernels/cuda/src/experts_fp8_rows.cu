@@ -1,11 +1,10 @@
-// Puts the tokens' rows into the order of their experts and cuts every expert's into units.
+// Puts the tokens' rows into the order of their experts and cuts every expert's into slots.
 //
 // Three launches: `experts_count` counts every expert's rows in a chunk of the pairs,
 // `experts_place` makes places of the counts, `experts_gather` copies the values.
 //
-// Built with INDEX (the type of an index), EXPERTS, TOP_K, HIDDEN and TOKENS (rows of a group at
-// most).
-#include "experts_fp8_units.cuh"
+// Built with INDEX (the type of an index), EXPERTS, TOP_K and HIDDEN.
+#include "experts_fp8_slots.cuh"
 #include "scans.cuh"
 
 constexpr int kThreads = 1024;
@@ -33,53 +32,30 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   if (thread < EXPERTS) counts[blockIdx.x * EXPERTS + thread] = here[thread];
 }
 
-// How an expert's rows are cut: groups of `share` rows, two of them a pair, and what is left.
-struct Cut {
-  int share;
-  int pairs, singles;
-};
-
-DEVICE Cut cut_rows(int rows) {
-  const int least = (rows + TOKENS - 1) / TOKENS;
-  const int share = least > 0 ? width_for((rows + least - 1) / least) : TOKENS;
-  const int groups = (rows + share - 1) / share;
-  return {share, groups / 2, groups % 2};
-}
-
-// The units of all experts, in their order, by the thread of each expert; a zero in `finished` for
+// The slots of all experts, in their order, by the thread of each expert; a zero in `finished` for
 // each. Gaps get no pair.
-DEVICE void write_units(int rows, int row, int* warp_sums, Unit* units, UnitCounts* counts,
+DEVICE void write_slots(int rows, int row, int* warp_sums, Slot* slots, SlotCounts* counts,
                         u32* finished, int* pair_of) {
   const int expert = threadIdx.x;
-  const Cut cut = cut_rows(rows);
-  const int first_pair = exclusive_sum(cut.pairs, warp_sums);
-  const int first_single = exclusive_sum(cut.singles, warp_sums);
-  __shared__ int all_pairs;
-  if (expert == kThreads - 1) {
-    all_pairs = first_pair + cut.pairs;
-    *counts = {first_pair + cut.pairs, first_single + cut.singles, row + round_up(rows, kRowStep)};
-  }
-  __syncthreads();
-  for (int i = 0; i < cut.pairs; ++i) {
-    const int first = 2 * i * cut.share;
-    units[first_pair + i] = {expert, row + first, min(rows - first, 2 * cut.share), cut.share};
-    finished[first_pair + i] = 0;
-  }
-  if (cut.singles) {
-    const int first = 2 * cut.pairs * cut.share;
-    const int unit = all_pairs + first_single;
-    units[unit] = {expert, row + first, rows - first, width_for(rows - first)};
-    finished[unit] = 0;
+  const int own = (rows + kBlockRows - 1) / kBlockRows;
+  const int first = exclusive_sum(own, warp_sums);
+  if (expert == kThreads - 1) *counts = {first + own, row + round_up(rows, kRowStep)};
+  for (int i = 0; i < own; ++i) {
+    const bool alone = i % 2 == 0 && i + 1 == own;
+    const int before = i / 2 * 2 * kBlockRows;
+    const int kind = alone ? kAllTiles : i % 2 == 0 ? kFirstTiles : kLastTiles;
+    slots[first + i] = {expert, row + before, min(rows - before, 2 * kBlockRows), kind};
+    finished[first + i] = 0;
   }
   for (int i = rows; i < round_up(rows, kRowStep); ++i) pair_of[row + i] = -1;
 }
 
 // indices [pairs] and the counts of all chunks to pair_of [rows], row_of [pairs] (-1 for a pair
-// whose index is not in [0, EXPERTS)) and units. The order of the rows of one expert is, within a
+// whose index is not in [0, EXPERTS)) and slots. The order of the rows of one expert is, within a
 // chunk, that in which threads arrive; no result depends on it.
 extern "C" __global__ void __launch_bounds__(kThreads)
     experts_place(const INDEX* indices, int pairs, const int* counts, int* pair_of, int* row_of,
-                  Unit* units, UnitCounts* unit_counts, u32* finished) {
+                  Slot* slots, SlotCounts* slot_counts, u32* finished) {
   __shared__ int free_row[EXPERTS];
   __shared__ int warp_sums[kThreads / 32];
   const int thread = threadIdx.x;
@@ -109,7 +85,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     pair_of[to] = pair;
   }
   if (blockIdx.x == 0) {
-    write_units(rows, row, warp_sums, units, unit_counts, finished, pair_of);
+    write_slots(rows, row, warp_sums, slots, slot_counts, finished, pair_of);
   }
 }
 
@@ -117,14 +93,14 @@ constexpr int kGatherThreads = 256;
 constexpr int kGatherRows = 16;
 
 // Values and scales of x [tokens, HIDDEN] and x_scale [tokens, HIDDEN / 128] to `rows` and
-// `scales`, laid out as experts_fp8_units.cuh says. Blocks: 16 rows each, of `capacity`.
+// `scales`, laid out as experts_fp8_slots.cuh says. Blocks: 16 rows each, of `capacity`.
 extern "C" __global__ void __launch_bounds__(kGatherThreads)
     experts_gather(const u8* x, const float* x_scale, const int* pair_of,
-                   const UnitCounts* unit_counts, u8* rows, float* scales, int capacity) {
+                   const SlotCounts* slot_counts, u8* rows, float* scales, int capacity) {
   dependency_release();
   dependency_wait();
   const int first = blockIdx.x * kGatherRows;
-  const int count = unit_counts->rows;
+  const int count = slot_counts->rows;
   if (first >= count) return;
   const int thread = threadIdx.x;
   {  // eight threads copy the 128 bytes of a row, two sets of 128 threads take turns along K

@@ -6,9 +6,60 @@
 struct Outputs {
   u8* hidden;           // e4m3 [rows, INNER]
   float* hidden_scale;  // [rows, INNER / 128]
-  u32* finished;        // [groups]
+  u32* finished;        // [groups, kCounters]
   __nv_bfloat16* out;   // [rows, HIDDEN]
+#if PARTED
+  float4* partial;  // [groups, kGateUpItems, parts, TOKENS / 8, 2, kMathThreads]
+#endif
 };
+
+#if PARTED
+
+// Adds up what the parts of an item of gate and up have, in their order, in the block that comes last;
+// false in the others. A thread whose columns are of no token has nothing to tell.
+template <int N>
+DEVICE bool joined(float (&gate)[N / 2], float (&up)[N / 2], const Item& item, const Outputs& to) {
+  if (item.parts == 1) return true;
+  constexpr int kPart = TOKENS / 8 * 2 * kMathThreads;
+  const int column = 2 * (threadIdx.x & 3);
+  const int tile = item.index * kGateUpItems + item.tile;
+  float4* all = to.partial + static_cast<long long>(tile) * item.parts * kPart + threadIdx.x;
+#pragma unroll
+  for (int j = 0; j < N / 8; ++j) {
+    if (8 * j + column >= item.group.rows) continue;
+    float4* own = all + item.part * kPart + 2 * j * kMathThreads;
+    __stcg(own, make_float4(gate[4 * j], gate[4 * j + 1], gate[4 * j + 2], gate[4 * j + 3]));
+    __stcg(own + kMathThreads, make_float4(up[4 * j], up[4 * j + 1], up[4 * j + 2], up[4 * j + 3]));
+  }
+  __threadfence();
+  named_barrier_sync(kParts, kMathThreads);
+  u32* last = reinterpret_cast<u32*>(memory + kLastBase);
+  if (threadIdx.x == 0) {
+    const u32 before = atomicAdd(to.finished + item.index * kCounters + 1 + item.tile, 1);
+    __threadfence();
+    *last = before == item.parts - 1;
+  }
+  named_barrier_sync(kParts, kMathThreads);
+  if (!*last) return false;
+#pragma unroll
+  for (int j = 0; j < N / 8; ++j) {
+    if (8 * j + column >= item.group.rows) continue;
+    float4 sums[2] = {};
+    for (int part = 0; part < item.parts; ++part) {
+#pragma unroll
+      for (int box = 0; box < 2; ++box) {
+        const float4 more = __ldcg(all + part * kPart + (2 * j + box) * kMathThreads);
+        sums[box].x += more.x, sums[box].y += more.y, sums[box].z += more.z, sums[box].w += more.w;
+      }
+    }
+    gate[4 * j] = sums[0].x, gate[4 * j + 1] = sums[0].y;
+    gate[4 * j + 2] = sums[0].z, gate[4 * j + 3] = sums[0].w;
+    up[4 * j] = sums[1].x, up[4 * j + 1] = sums[1].y;
+    up[4 * j + 2] = sums[1].z, up[4 * j + 3] = sums[1].w;
+  }
+  return true;
+}
+#endif
 
 DEVICE float block_scale(u32 amax) { return fmaxf(__uint_as_float(amax), 1e-4f) * (1.f / 448.f); }
 
@@ -77,7 +128,7 @@ DEVICE void store_hidden(float (&gate)[N / 2], float (&up)[N / 2], const Item& i
     }
   }
   named_barrier_sync(kOut + warpgroup, 128);
-  if (thread == 0) add_release(to.finished + item.index);
+  if (thread == 0) add_release(to.finished + item.index * kCounters);
 }
 
 // Two 8x8 blocks of packed bf16, transposed on their way: lane l < 16 names row l % 8 of block

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from dsa_compile.kernels import absorb
-from dsa_compile.kernels.cuda import head_products, mla, mla_decode
+from dsa_compile.kernels.cuda import head_products, mla, mla_decode, mla_decode_narrow
 from dsa_compile.kernels.cuda.launch import CudaKernel, tensor_map
-from dsa_compile.kernels.cuda.mla_decode import Format
+from dsa_compile.kernels.cuda.mla_decode import Format, Parts
+from dsa_compile.kernels.cuda.mla_decode_narrow import Plan
 from dsa_compile.ops.quantize import E4M3
 
 MOST_PARTS = 72
@@ -82,13 +83,17 @@ def expand_output_quantize(o_latent: Tensor, w_uv: Tensor, ue8m0: bool) -> tuple
     return absorb.expand_output_quantize(o_latent, w_uv, ue8m0)
 
 
-def _few_parts(form: Format, q_latent: Tensor, slots: Tensor) -> int:
-    """Blocks that share the keys of a token; 0 where that is one, or parts are too many."""
-    tokens = q_latent.shape[0]
+def choose(form: Format, q_latent: Tensor, slots: Tensor) -> Plan | None:
+    """How few tokens go on to their heads; None where one block has all keys of a token, or parts
+    are too many: then attention and the product are apart."""
+    tokens, heads, _ = q_latent.shape
     if not tokens or not slots.shape[1] or not mla.takes_few_fp8(q_latent, slots):
-        return 0
+        return None
+    if plan := mla_decode_narrow.plan(tokens, heads, slots.shape[1]):
+        return plan
     splits = mla_decode.splits_for(form, q_latent, slots)
-    return splits if splits > 1 and tokens * splits <= MOST_PARTS else 0
+    few = splits > 1 and tokens * splits <= MOST_PARTS
+    return Plan(0, splits, 1) if few else None
 
 
 def _attend(
@@ -99,12 +104,29 @@ def _attend(
     ue8m0: bool,
 ) -> tuple[Tensor, Tensor]:
     q_latent, _, _, slots, _, *scales = args
-    splits = _few_parts(form, q_latent, slots)
-    if not splits:
+    plan = choose(form, q_latent, slots)
+    if not plan:
         return expand_output_quantize(attention(*args), w_uv, ue8m0)
-    tokens, heads = q_latent.shape[:2]
     head_products.check_expand(q_latent, w_uv)
-    parts = mla_decode.attend_parts(form, *args, splits=splits)
+    tokens, cache_scale = q_latent.shape[0], scales[0] if scales else None
+    if plan.keys:
+        parts = mla_decode_narrow.attend_parts(form, *args, keys=plan.keys)
+        return mla_decode_narrow.expand(form, parts, tokens, plan, w_uv, cache_scale, ue8m0)
+    parts = mla_decode.attend_parts(form, *args, splits=plan.parts)
+    return _expand(form, parts, tokens, plan.parts, w_uv, cache_scale, ue8m0)
+
+
+def _expand(
+    form: Format,
+    parts: Parts,
+    tokens: int,
+    splits: int,
+    w_uv: Tensor,
+    cache_scale: Tensor | None,
+    ue8m0: bool,
+) -> tuple[Tensor, Tensor]:
+    """The parts of blocks of 64 heads, a block a head."""
+    heads = w_uv.shape[0]
     q = torch.empty(tokens, heads * head_products.ROWS, dtype=E4M3, device=w_uv.device)
     scale = torch.empty(tokens, heads, dtype=torch.float32, device=w_uv.device)
     kernel(form)(
@@ -113,7 +135,7 @@ def _attend(
         tensor_map(w_uv.view(-1, head_products.COLUMNS), head_products.BOX, l2_promotion=256),
         parts.values,
         parts.sums,
-        scales[0] if scales else None,
+        cache_scale,
         q,
         scale,
         tokens,

@@ -133,7 +133,7 @@ def attend(
     Raises:
         UserError: the kernel does not take such input.
     """
-    _check(form, q_latent, q_pe, cache, slots)
+    check(form, q_latent, q_pe, cache, slots)
     tokens, heads = q_latent.shape[:2]
     out = torch.empty((tokens, heads, LATENT), dtype=torch.bfloat16, device=q_latent.device)
     lse = torch.empty((tokens, heads), dtype=torch.float32, device=q_latent.device)
@@ -169,7 +169,7 @@ def attend_parts(
     Raises:
         UserError: the kernel does not take such input.
     """
-    _check(form, q_latent, q_pe, cache, slots)
+    check(form, q_latent, q_pe, cache, slots)
     parts = empty_parts(form, q_latent, splits)
     _launch(form, q_latent, q_pe, cache, slots, scale, cache_scale, splits, (None, None), parts)
     return parts
@@ -232,7 +232,12 @@ def _launch(
     )
 
 
-def _check(form: Format, q_latent: Tensor, q_pe: Tensor, cache: Tensor, slots: Tensor) -> None:
+def check(form: Format, q_latent: Tensor, q_pe: Tensor, cache: Tensor, slots: Tensor) -> None:
+    """Refuse what the kernels do not take.
+
+    Raises:
+        UserError: of operands, with what they should be.
+    """
     tokens, heads = q_latent.shape[:2]
     problem = None
     if q_latent.dtype is not torch.bfloat16 or q_pe.dtype is not torch.bfloat16:

@@ -154,6 +154,7 @@ KERNELS: tuple[Implementation, ...] = (
     triton_kernel("quantize_blocks", "quantize"),
     triton_kernel("embedding", "embedding"),
     # RoPE and the caches
+    triton_kernel("rope_tables", "rope_tables"),
     triton_kernel("rope_interleaved", "rope", size_power_of_two("x", -1)),
     triton_kernel("rope_half", "rope", size_power_of_two("x", -1)),
     triton_kernel("write_latent_cache", "latent_cache"),

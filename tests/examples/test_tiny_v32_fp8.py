@@ -64,6 +64,7 @@ def test_kernels_made_for_the_released_model_take_it(exported: Path, recipe: str
         *small_rows,
         "embedding",
         "dense_slots",
+        "rope_tables",
     }
     for op in ("experts_fp8", "linear_fp8", "paged_index_topk_fp8", "attention_inputs_fp8"):
         assert bound[op] == {"cuda"}, op

@@ -24,6 +24,7 @@ from dsa_compile.kernels.triton import (
     norm_quantize,
     quantize,
     rope,
+    rope_tables,
     slots,
 )
 from dsa_compile.ops import REFERENCE
@@ -39,7 +40,7 @@ STEP = {torch.bfloat16: 2**-7, torch.float8_e4m3fn: 2**-3, torch.float32: 2**-7}
 
 TRITON = (
     activation, attention_inputs, embedding, index_key, index_query, latent_cache, norm,
-    norm_quantize, quantize, rope, slots,
+    norm_quantize, quantize, rope, rope_tables, slots,
 )  # fmt: skip
 CUDA: tuple[ModuleType, ...] = ()
 if not INTERPRETED:
@@ -202,6 +203,22 @@ def test_gated_activation(width: int) -> None:
 @pytest.mark.parametrize("heads", [1, 3, 40])
 def test_rope_of_a_slice_of_wider_heads(op: str, heads: int) -> None:
     check(op, bf16(6, heads, 96)[..., 32:], *tables(6))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("half", [2, 32, 48])
+def test_rope_tables(dtype: torch.dtype, half: int) -> None:
+    inv_freq = 10_000 ** -(torch.arange(half) / half)
+    for scaling, shape in ((1.0, (1,)), (1.37, (3, 5))):
+        args = torch.randint(0, 163_840, shape), inv_freq, scaling, dtype
+        want = reference("rope_tables")(*args)
+        for kernel in providers("rope_tables", cuda=False):
+            for g, w in zip(kernel(*to(DEVICE, args)), want, strict=True):
+                assert g.dtype is dtype
+                assert g.is_contiguous()
+                # libraries' cosines differ in the last bit, which may cross a tie of bf16
+                step = 2**-22 if dtype is torch.float32 else 2**-8
+                torch.testing.assert_close(g.cpu(), w, rtol=0.0, atol=scaling * step)
 
 
 def test_embedding_marks_unknown_ids() -> None:

@@ -90,6 +90,12 @@ def _embedding() -> Iterator[Arguments]:
     yield torch.tensor([6, 0, 3]), randn(7, 300)
 
 
+def _rope_tables() -> Iterator[Arguments]:
+    inv_freq = 10_000 ** -(torch.arange(32) / 32)
+    for dtype in (torch.bfloat16, torch.float32):
+        yield torch.tensor([0, 1, 163_839, 77, 5]), inv_freq, 1.3, dtype
+
+
 def _rope() -> Iterator[Arguments]:
     yield randn(5, 3, 96)[..., 32:], *tables(5, torch.bfloat16)
 
@@ -289,6 +295,7 @@ SAMPLES: dict[str, Callable[[], Iterator[Arguments]]] = {
     "swiglu_packed_quantize": _quantizing(_gate_up),
     "quantize_blocks": _quantizing(_blocks),
     "embedding": _embedding,
+    "rope_tables": _rope_tables,
     "rope_interleaved": _rope,
     "rope_half": _rope,
     "write_latent_cache": _write_latent,

@@ -20,7 +20,7 @@ import json, sys
 import torch
 from dsa_compile.kernels.triton import (
     activation, embedding, index_key, index_query, latent_cache, norm, norm_quantize, quantize,
-    rope, slots,
+    rope, rope_tables, slots,
 )
 from tests.kernels.compile_only import compiling_for
 
@@ -41,6 +41,7 @@ with compiling_for(int(sys.argv[1])) as found:
     activation.swiglu_packed_quantize(empty(tokens, 4096), False)
     rope.rope_interleaved(empty(tokens, 128, 192)[..., 128:], cos, cos)
     rope.rope_half(empty(tokens, 64, 64), cos, cos)
+    rope_tables.rope_tables(slot, empty(32, dtype=f32), 1.0, torch.bfloat16)
     latent_cache.norm_rope_write_latent_cache_fp8(
         *latent, False, empty(99, 64, 656, dtype=u8), slot)
     latent_cache.norm_rope_write_latent_cache_fp8_tensor(
@@ -94,7 +95,9 @@ def test_compiles_without_spills(capability: int) -> None:
     assert done.returncode == 0, done.stderr[-4000:]
     kernels = json.loads(done.stdout)
     for kernel in kernels:
-        assert kernel["local_bytes"] == 0, kernel["name"]
+        # Angles above 105,615 are reduced in an array: local memory, which no spill is.
+        allowed = 32 * (kernel["name"] == "rope_tables_kernel")
+        assert kernel["local_bytes"] <= allowed, kernel["name"]
         assert kernel["shared_bytes"] <= SHARED_LIMIT, kernel["name"]
     narrow = [k["name"] for k in kernels if ".128" not in k["sass"]]
     assert narrow == ["layer_norm_kernel"]  # 128 values, a warp has a row

@@ -128,7 +128,7 @@ AREAS: dict[str, tuple[str, ...]] = {
         *FOUNDATION, "ops", "bench", "model_spec", "config", "weights", "ir", "overlap", "artifact",
         "frontend", "passes", "lowering", "runtime",
     ),
-    "bench.node": (*FOUNDATION, "bench", "artifact", "inspecting", "runtime"),
+    "bench.node": (*FOUNDATION, "ops", "bench", "artifact", "inspecting", "runtime"),
     # what finds a wrong rewrite: compiles again, and runs what comes of it
     "debugging": (
         *FOUNDATION, "ops", "kernels", "model_spec", "config", "weights", "ir", "overlap",

@@ -29,6 +29,7 @@ _EPILOG = """\
 examples:
   dsa-compile DIR -o tp8 --tp 8 --recipe fp8 --weights none --target sm_90a
   dsa-bench node tp8 --load-format dummy --collectives replay --rank 0 --of 8
+  dsa-bench node tp8 --load-format dummy --collectives replay --scale 1 --by-op
   dsa-bench node tp2 --load-format dummy --concurrency 1,16
 """
 _ROOM = 64  # tokens of a request beyond its load
@@ -82,6 +83,11 @@ def add_node(commands: Any) -> None:
     )  # fmt: skip
     node.add_argument("--max-batched-tokens", type=int, default=8192, metavar="N",
                       help="most tokens of a step (default: %(default)s)")  # fmt: skip
+    node.add_argument(
+        "--by-op", action="store_true",
+        help="with replay, on a GPU: profile a decode step of each row, a layer of each kind "
+        "kernel by kernel; -o has all layers",
+    )  # fmt: skip
     node.add_argument("--json", action="store_true", help="print data; tables go to stderr")
     node.add_argument("-o", "--output", type=Path, metavar="FILE", help="write data to FILE")
 
@@ -112,10 +118,14 @@ def run_node(args: argparse.Namespace) -> int:
     began = time.perf_counter()
     if args.new_tokens < 3:
         raise UserError("--new-tokens: give 3 or more, or there is no time between tokens")
+    if args.by_op and args.collectives != "replay":
+        raise UserError("--by-op profiles one rank alone: give --collectives replay with it")
     from dsa_compile.bench.node.report import (
         basis_lines,
+        layer_table,
         memory_line,
         node_table,
+        profile_line,
         published_table,
     )
     from dsa_compile.bench.node.run import Collectives, NodeBench
@@ -140,7 +150,7 @@ def run_node(args: argparse.Namespace) -> int:
     table.require_providers(args.provider)
     out = console(stderr=args.json)
     with log_to_stderr("dsa_compile.runtime"):
-        bench = NodeBench(args.artifact, options)
+        bench = NodeBench(args.artifact, options, args.by_op)
     how = [Collectives(name, scale) for name in args.provider for scale in args.scale]
     rows: list[Row] = []
     with bench:
@@ -151,6 +161,11 @@ def run_node(args: argparse.Namespace) -> int:
             data = bench.to_dict(rows)
             if args.output:  # what there is, should the next load fail
                 args.output.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    for profile in bench.profiles:
+        out.print(profile_line(profile), style="bold")
+        for layer in profile.means:
+            show(out, layer_table(layer))
+            out.print()
     show(out, node_table(rows, bench.title))
     for line in basis_lines(rows):
         out.print(line)

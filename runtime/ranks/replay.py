@@ -168,7 +168,12 @@ def _graph_us(call: Callable[[], object]) -> float:
 
 
 class ReplayedRank(RankGroup):
-    """One rank of a layout whose collectives are replayed; see :func:`load_replayed`."""
+    """One rank of a layout whose collectives are replayed; see :func:`load_replayed`.
+
+    Attributes:
+        collectives: that are replayed.
+        runner: of the rank; what it runs without a graph needs ``communicating(collectives)``.
+    """
 
     def __init__(
         self, runner: ModelRunner, communicator: ReplayCommunicator, watch: Watch, timeout: float
@@ -176,6 +181,7 @@ class ReplayedRank(RankGroup):
         alone = ONE_RANK  # it meets nobody, and schedules for its own lane
         super().__init__(runner, alone, (), communicator, watch, timeout, runner.max_running)
         self.collectives = communicator
+        self.runner = runner
 
 
 def load_replayed(

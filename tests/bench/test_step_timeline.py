@@ -16,7 +16,7 @@ EVENTS = [
     span("cuda_runtime", "cudaLaunchKernel", 3, 1, correlation=1),
     span("cuda_driver", "cuLaunchKernelEx", 14, 1, correlation=2),
     span("cuda_runtime", "cudaMemsetAsync", 30, 1, correlation=3),
-    span("kernel", "k", 50, 5, correlation=1),
+    span("kernel", "k", 50, 5, correlation=1, grid=[3, 2, 1]),
     span("gpu_memset", "Memset", 70, 1, correlation=3),
     span("kernel", "k", 56, 8, correlation=2),
     {"ph": "M", "name": "process_name"},
@@ -30,12 +30,22 @@ def test_a_kernel_belongs_to_the_range_that_launched_it():
         ("moe: b", "k", 56, 64),
         (OTHER, "Memset", 70, 71),
     ]
+    assert [(w.span, w.blocks) for w in found] == [(0, 6), (1, 0), (-1, 0)]
 
 
 def test_a_graph_is_labelled_by_the_order_of_equal_kernels():
     known = [Work("k", 0, 1, "a"), Work("l", 1, 2, "b"), Work("k", 2, 3, "c")]
     replayed = [Work("l", 0, 1), Work("k", 1, 2), Work("copy", 2, 3), Work("k", 3, 4)]
     assert [w.label for w in relabel(replayed, known)] == ["b", "a", OTHER, "c"]
+
+
+def test_equal_kernels_of_two_streams_are_told_by_their_blocks():
+    """They may start in another order; where blocks differ, names alone must do."""
+    known = [Work("k", 0, 1, "a", 0, 64), Work("k", 1, 2, "b", 1, 24)]
+    replayed = [Work("k", 0, 1, blocks=24), Work("k", 1, 2, blocks=64)]
+    assert [(w.label, w.span) for w in relabel(replayed, known)] == [("b", 1), ("a", 0)]
+    other = [Work("k", 0, 1, blocks=24), Work("k", 1, 2, blocks=24)]
+    assert [w.label for w in relabel(other, known)] == ["a", "b"]
 
 
 def test_shares_and_gaps_add_up_to_the_step():

@@ -94,3 +94,10 @@ def test_a_time_between_tokens_needs_some() -> None:
 def test_a_provider_is_checked_before_anything_is_loaded() -> None:
     with pytest.raises(UserError, match="collectives of 'x' were not measured; the table has nccl"):
         run(["node", "nowhere", "--collectives", "replay", "--provider", "x"])
+
+
+def test_a_profile_needs_one_rank_on_a_gpu(artifact) -> None:
+    with pytest.raises(UserError, match="one rank alone: give --collectives replay"):
+        run(["node", "nowhere", "--by-op"])
+    with pytest.raises(UserError, match="is for a CPU"):
+        run(["node", str(artifact("tp2")), "--collectives", "replay", "--by-op"])

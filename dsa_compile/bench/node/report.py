@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
+from dsa_compile.bench.node.layer_profile import LayerProfile, StepProfile
 from dsa_compile.bench.node.published import PUBLISHED
 from dsa_compile.bench.node.run import Row
 
@@ -57,6 +58,35 @@ def published_table() -> Table:
         numbers = (row.tpot_ms, row.tokens_per_user, row.tokens_per_gpu)
         cells = ("-" if number is None else f"{number:,.4g}" for number in numbers)
         shown.add_row(row.system, row.hardware, row.load, *cells)
+    return shown
+
+
+def profile_line(profile: StepProfile) -> str:
+    """A step that was profiled: its length, that of each layer, and everything else."""
+    parts = (
+        f"{layer.kind}{'' if layer.layer is None else f' {layer.layer}'} {layer.us:.1f}"
+        for layer in profile.layers
+    )
+    return (
+        f"{profile.label}: a step {profile.gpu_ms:.3f} ms on the GPU, {profile.traced_ms:.3f} "
+        f"traced; µs added: {', '.join(parts)}, all else {profile.rest_us:.1f}"
+    )
+
+
+def layer_table(layer: LayerProfile) -> Table:
+    """Kernels of a layer in the order of their starts, and what each adds to the step."""
+    what = f"layer {layer.layer}" if layer.layer is not None else "mean of its layers"
+    shown = _table(
+        f"{layer.kind}, {what}: {layer.us:.1f} µs, of them {layer.gaps:.1f} gaps "
+        f"and {layer.collectives:.1f} replayed collectives"
+    )
+    shown.add_column("op", overflow="fold")
+    shown.add_column("kernel", overflow="ellipsis", no_wrap=True, max_width=24)
+    for column in ("blocks", "from", "to", "gap", "adds"):
+        shown.add_column(column, justify="right", no_wrap=True)
+    for part in layer.parts:
+        times = (f"{us:.1f}" for us in (part.start, part.end, part.gap, part.added))
+        shown.add_row(part.op, part.kernel, str(part.blocks or "-"), *times)
     return shown
 
 

@@ -8,10 +8,14 @@ from typing import Any
 
 import torch
 
+from dsa_compile.bench.node.layer_profile import StepProfile
+from dsa_compile.bench.node.profiling import StepProfiler
 from dsa_compile.bench.node.workload import Load, Served, serve, warm_up
+from dsa_compile.errors import UserError
 from dsa_compile.inspecting.ranks import Exchange, exchanges
 from dsa_compile.inspecting.store import Store
 from dsa_compile.runtime import Engine, EngineOptions
+from dsa_compile.runtime.execution.devices import device_of
 from dsa_compile.runtime.loading.load_parts import load_parts
 from dsa_compile.runtime.ranks.group import RankGroup
 from dsa_compile.runtime.ranks.latencies import LatencyTable
@@ -99,21 +103,25 @@ class NodeBench:
     Args:
         artifact: of several ranks, or of one.
         options: how to load it.
+        by_op: profile a decode step behind each row, kernel by kernel.
 
     Attributes:
         ranks: of the layout.
         title: of tables: measured, or projected and from what.
         load_seconds: until the first tokens were there.
         planned_bytes: memory of the GPU that loading planned to take, None where it planned none.
+        profiles: of the rows so far.
 
     Raises:
         ArtifactError: as :func:`~dsa_compile.runtime.loading.load_runner.load_runner`.
-        UserError: likewise.
+        UserError: likewise; or a step cannot be profiled.
     """
 
-    def __init__(self, artifact: Path, options: EngineOptions) -> None:
+    def __init__(self, artifact: Path, options: EngineOptions, by_op: bool = False) -> None:
         began = time.perf_counter()
         store = Store.open(artifact)
+        if by_op and device_of(store.manifest.target).type != "cuda":
+            raise UserError(f"--by-op profiles a GPU's kernels, and {artifact} is for a CPU")
         self.ranks: int = store.manifest.compile.layout.world
         self._exchanges = exchanges(store)
         runner = load_parts(artifact, options).runner
@@ -129,6 +137,13 @@ class NodeBench:
         self._runner = runner
         warm_up(self.engine, 1)
         self.load_seconds = time.perf_counter() - began
+        self.profiles: list[StepProfile] = []
+        self._profiler: StepProfiler | None = None
+        if by_op:
+            if self._replayed is None:
+                raise UserError("--by-op profiles one rank alone: give --collectives replay")
+            assert options.max_model_len is not None, "the longest load is known"
+            self._profiler = StepProfiler(artifact, self._replayed, options.max_model_len)
 
     def run(
         self,
@@ -148,15 +163,16 @@ class NodeBench:
                 if self._replayed and how.scale is not None:
                     self._replayed.collectives.replay(how.provider, how.scale)
                 served = serve(self.engine, load)
-                found = None
+                found, ms = None, None
                 if table is not None and self.ranks > 1:
                     rows = load.concurrency
                     found = step_communication(self._exchanges, table, how.provider, rows)
-                if found is None:
-                    yield Row(load, how, served, self.ranks, None)
-                    continue
-                ms = found.us * (1.0 if how.scale is None else how.scale) / 1e3
-                yield Row(load, how, served, self.ranks, ms, found.basis)
+                if found is not None:
+                    ms = found.us * (1.0 if how.scale is None else how.scale) / 1e3
+                row = Row(load, how, served, self.ranks, ms, found.basis if found else None)
+                if self._profiler is not None:
+                    self.profiles.append(self._profiler.profile(load, row.label))
+                yield row
 
     def to_dict(self, rows: Sequence[Row]) -> dict[str, Any]:
         """Rows and what holds for all of them, as plain data."""
@@ -168,6 +184,7 @@ class NodeBench:
             "used_bytes": self.used_bytes,
             "late_kernels": self.engine.stats().late_kernels,
             "rows": [row.to_dict() for row in rows],
+            "profiles": [profile.to_dict() for profile in self.profiles],
         }
 
     def __enter__(self) -> "NodeBench":

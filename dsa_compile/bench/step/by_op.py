@@ -2,6 +2,7 @@
 
 import json
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,12 +34,14 @@ class Ranges:
 
     Attributes:
         names: of the ranges.
+        repeated: how often a name stands in its region, where it does more than once.
         experts_hit: while ``watching``, the number of experts that each router's tokens take.
         watching: count them; this waits for the GPU.
     """
 
     def __init__(self) -> None:
         self.names: set[str] = set()
+        self.repeated: dict[str, int] = {}
         self.experts_hit: list[int] = []
         self.watching = False
 
@@ -51,12 +54,15 @@ class Ranges:
     def _copy(self, region: Region, kernels: Kernels, target: str) -> Region:
         copy = region.copy(region.name)
         kind = region.name.partition(".")[0]
+        labels: list[str] = []
         for node in copy.graph.nodes:
             if isinstance(node.target, OpOverload) and node.target not in STREAM_OPS:
                 op = str(node.target).removeprefix("dsa.").removesuffix(".default")
                 label = f"{kind}: {op} {node.meta.get('path', '')}".strip()
-                self.names.add(label)
+                labels.append(label)
                 node.target = self._ranged(op, label, implementation(node.target, kernels, target))
+        self.names.update(labels)
+        self.repeated |= {label: n for label, n in Counter(labels).items() if n > 1}
         return copy
 
     def _ranged(self, op: str, label: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -99,6 +105,13 @@ def by_op(
         labelled: from :func:`label_steps`.
         repeats: steps traced; the one of median length is taken.
     """
+    return shares(replayed_step(runner, batch, labelled, repeats))
+
+
+def replayed_step(
+    runner: ModelRunner, batch: Batch, labelled: Sequence[Work], repeats: int = 8
+) -> list[Work]:
+    """The work of the step of median length, labelled; as :func:`by_op`."""
 
     def run() -> None:
         for _ in range(repeats):
@@ -106,7 +119,7 @@ def by_op(
 
     steps = split(on_device(_trace(run)), repeats)
     lengths = sorted((max(w.end for w in step) - step[0].start, i) for i, step in enumerate(steps))
-    return shares(relabel(steps[lengths[repeats // 2][1]], labelled))
+    return relabel(steps[lengths[repeats // 2][1]], labelled)
 
 
 def _trace(run: Callable[[], object]) -> list[Event]:

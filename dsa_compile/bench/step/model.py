@@ -123,13 +123,18 @@ def filled_runner(compiled: Compiled, weights: Weights, num_blocks: int) -> Mode
     return runner
 
 
-def fill_caches(runner: ModelRunner) -> None:
-    """Fill a runner's caches with random rows, as a model might have written them."""
+def fill_caches(runner: ModelRunner, pages: int | None = None) -> None:
+    """Fill a runner's caches with random rows, as a model might have written them.
+
+    Args:
+        runner: between steps.
+        pages: so many from the first; None for all.
+    """
     generator = torch.Generator(runner.device)
     generator.manual_seed(1)
     for caches in runner.caches.values():
         for key, cache in caches.items():
-            _fill(key, cache, runner.block_size, generator)
+            _fill(key, cache[:pages], runner.block_size, generator)
 
 
 _CHUNK = 1 << 12  # pages filled at a time

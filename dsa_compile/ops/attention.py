@@ -6,7 +6,6 @@ Products and softmax are fp32; one rounding to the query's dtype ends them.
 
 import math
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -131,17 +130,18 @@ def _attend(query: Tensor, rows: Tensor, slots: Tensor, scale: float, latent: in
 
 
 def _attend_chunk(query: Tensor, rows: Tensor, slots: Tensor, scale: float, latent: int) -> Tensor:
-    host = slots.numpy(force=True)  # on a GPU too, where verify compares kernels with this
-    if host.size and host.min() >= 0:  # long contexts: nothing to trim, mask or blank
+    listed = slots >= 0
+    if slots.numel() and listed.all():  # long contexts: nothing to trim, mask or blank
         gathered = _gather(rows, slots)
         unread = _UNREAD.to(query.device)
         logits = torch.baddbmm(unread, query.float(), gathered.transpose(1, 2), beta=0, alpha=scale)
         return torch.bmm(logits.softmax(-1), gathered[..., :latent]).to(query.dtype)
 
-    used = np.flatnonzero((host >= 0).any(0))
-    if not used.size:
+    columns = torch.arange(1, slots.shape[1] + 1, device=slots.device)
+    used = int((listed.any(0) * columns).amax()) if slots.numel() else 0
+    if not used:
         return query.new_zeros((*query.shape[:2], latent))
-    slots = slots[:, : int(used[-1]) + 1]
+    slots = slots[:, :used]
     absent = (slots < 0).unsqueeze(1)
     # an absent slot reads a row of its own token: another's could hold a NaN, and 0 * NaN spreads
     own = slots.amax(1, keepdim=True)

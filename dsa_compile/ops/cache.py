@@ -36,9 +36,8 @@ def write_index_cache(k: Tensor, cache: Tensor, slot_mapping: Tensor) -> None:
 
 def write_rows(values: Tensor, cache: Tensor, slot_mapping: Tensor) -> None:
     """Copy rows ``[T, width]`` of the cache's dtype to their slots; those with -1 are skipped."""
-    host = slot_mapping.numpy()
-    if host.size and host.min() < 0:
-        kept = (slot_mapping >= 0).nonzero().squeeze(1)
+    kept = (slot_mapping >= 0).nonzero().squeeze(1)
+    if len(kept) < len(slot_mapping):
         slot_mapping = slot_mapping.index_select(0, kept)
         values = values.index_select(0, kept)
     # view, not reshape: a cache that cannot be viewed as rows must fail, not be written as a copy

@@ -1,5 +1,6 @@
 """The chosen experts' gated MLPs in FP8, with the published checkpoint's block scales."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -16,6 +17,9 @@ from dsa_compile.ops.quantize import (
     dequantize_weight,
     quantize_blocks,
 )
+
+WIDE_BYTES = 32 << 20
+"""Bound on the fp32 weights of experts that are made at once, unless one alone exceeds it."""
 
 
 def experts_fp8(
@@ -80,13 +84,25 @@ def _products(
         halves: parts of a weight, whose blocks are counted apart.
     """
     made = x.new_empty(x.shape[0], weight.shape[1])
-    start = 0
-    for number, count in zip(numbers, rows, strict=True):
-        halved = (whole[number].unflatten(0, (halves, -1)) for whole in (weight, scale))
-        wide = dequantize_weight(*halved).flatten(0, 1)
-        torch.mm(x[start : start + count], wide.t(), out=made[start : start + count])
-        start += count
+    parts = zip(x.split(rows), made.split(rows), strict=True)
+    for first, count in _runs(numbers, max(1, WIDE_BYTES // (4 * weight[0].numel()))):
+        halved = (
+            whole[first : first + count].unflatten(1, (halves, -1)) for whole in (weight, scale)
+        )
+        wide = dequantize_weight(*halved).flatten(1, 2)
+        for matrix, (taken, out) in zip(wide.mT.unbind(0), parts, strict=False):
+            torch.mm(taken, matrix, out=out)
     return made
+
+
+def _runs(numbers: Sequence[int], most: int) -> Iterator[tuple[int, int]]:
+    """Consecutive numbers among ascending ones: the first and how many, no more than ``most``."""
+    start = 0
+    for end in range(1, len(numbers) + 1):
+        whole = end == len(numbers) or numbers[end] != numbers[end - 1] + 1
+        if whole or end - start == most:
+            yield numbers[start], end - start
+            start = end
 
 
 def check_experts_fp8(

@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
-from torch import Tensor
+from torch import Tensor, fx
 
 from dsa_compile.artifact.manifest import Manifest
 from dsa_compile.ir.execution import BoundCall
@@ -15,6 +16,9 @@ from dsa_compile.runtime.execution.expert_counts import ExpertCounts
 from dsa_compile.runtime.execution.streams import SideStreams
 from dsa_compile.runtime.failures.blame import blamed
 
+Around = Callable[[fx.Node, Callable[..., Any]], Callable[..., Any]]
+"""Makes the function of a node from another."""
+
 
 def bound_calls(
     manifest: Manifest,
@@ -24,6 +28,7 @@ def bound_calls(
     caches: Caches,
     wait: Callable[[], None] | None,
     counts: ExpertCounts | None = None,
+    around: Around | None = None,
 ) -> dict[str, list[BoundCall]]:
     """Bind the calls of a plan, for each variant.
 
@@ -35,6 +40,7 @@ def bound_calls(
         caches: for each call that owns some, those by key.
         wait: called after every op, so that one that fails on the GPU is named; None for none.
         counts: of experts' tokens, which every call adds to; None to count nothing.
+        around: makes the function of a node from the one that is bound to it; None to leave it.
 
     Returns:
         The calls in their order, by variant.
@@ -43,7 +49,11 @@ def bound_calls(
         ArtifactError: an op has no kernel here.
     """
     streams = SideStreams()
-    watching = None if counts is None else counts.counting
+
+    def watching(node: fx.Node, function: Callable[..., Any]) -> Callable[..., Any]:
+        made = function if around is None else around(node, function)
+        return made if counts is None else counts.counting(node, made)
+
     functions = {
         name: bind(region, manifest.kernels, manifest.target, streams, wait, watching)
         for name, region in regions.items()

@@ -8,7 +8,6 @@ FP8 cache are fp64 too, each number once for every byte that it would take.
 
 import functools
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
 
 import torch
@@ -16,6 +15,8 @@ from torch import Tensor, fx
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
+from dsa_compile.debugging.execution.recording import Recording
+from dsa_compile.debugging.execution.taped_calls import TapedCalls
 from dsa_compile.ir.execution import reference
 from dsa_compile.ops import REFERENCE
 
@@ -66,6 +67,7 @@ class ExactArithmetic(TorchDispatchMode):
         super().__init__()
         self._unit = unit
         self._random: dict[torch.device, torch.Generator] = {}
+        self._recording: Recording | None = None
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -75,25 +77,40 @@ class ExactArithmetic(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run one op, a ``dsa`` op by its reference."""
         if func in REFERENCE:
-            with self:
-                return REFERENCE[func](*args, **(kwargs or {}))
+            return self.run(REFERENCE[func], *args, **(kwargs or {}))
         if self._unit and func in _PRODUCTS:
             args = tuple(map(self._rounded, args))
-        return _call(func, args, kwargs or {})
+        return _call(func, args, kwargs or {}, self._recording)
+
+    def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call a function in this mode: by the tape of an earlier call, if there is one."""
+        call = None if self._recording else _TAPES.call(function, args, kwargs, bool(self._unit))
+        if call is None:
+            with self:
+                return function(*args, **kwargs)
+        played = call.play(self._noisy)
+        if played is not None:
+            return played[0]
+        self._recording = Recording(call.inputs, self._noisy)
+        try:
+            with self._recording, self:
+                made = function(*args, **kwargs)
+            call.keep(self._recording, made)
+        finally:
+            self._recording = None
+        return made
 
     def _rounded(self, value: Any) -> Any:
         if not isinstance(value, ExactTensor):
             return value
-        device = value.device
+        return ExactTensor(_ran(self._recording, self._noisy, (value.wide,)), value.dtype)
+
+    def _noisy(self, wide: Tensor) -> Tensor:
+        device = wide.device
         random = self._random.setdefault(device, torch.Generator(device).manual_seed(0))
-        noise = torch.rand(value.shape, generator=random, dtype=WIDE, device=device)
+        noise = torch.rand(wide.shape, generator=random, dtype=WIDE, device=device)
         noise.mul_(2).sub_(1)
-        return ExactTensor(value.wide * noise.mul_(self._unit).add_(1), value.dtype)
-
-
-def arithmetic(exact: bool, unit: float = 0.0) -> AbstractContextManager[Any]:
-    """The mode in which calls run; ``unit`` as in :class:`ExactArithmetic`."""
-    return ExactArithmetic(unit) if exact else nullcontext()
+        return wide * noise.mul_(self._unit).add_(1)
 
 
 def exact_reference(node: fx.Node) -> Callable[..., Any] | None:
@@ -123,21 +140,33 @@ def _wrapped(value: Any) -> Any:
     return ExactTensor(value.to(WIDE), value.dtype) if value.is_floating_point() else value
 
 
-def _call(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+def _call(func: Any, args: Any, kwargs: dict[str, Any], recording: Recording | None = None) -> Any:
     special = _SPECIAL.get(func)
     if special is not None:
-        return special(*args, **kwargs)
+        return special(recording, *args, **kwargs)
     given: list[Tensor] = []
-    inner_args = [_inner(value, given) for value in args]
-    inner_kwargs = {name: _inner(value, given) for name, value in kwargs.items()}
+    inner_args = [_inner(value, given, recording) for value in args]
+    inner_kwargs = {name: _inner(value, given, recording) for name, value in kwargs.items()}
     dtype = kwargs.get("dtype")
     if dtype is not None and dtype.is_floating_point:
         inner_kwargs["dtype"] = WIDE
-    result = func(*inner_args, **inner_kwargs)
-    return _outer(result, given, dtype or _promoted(given))
+    result = _ran(recording, func, inner_args, inner_kwargs)
+    return _outer(result, given, dtype or _promoted(given), recording)
 
 
-def _inner(value: Any, given: list[Tensor]) -> Any:
+def _ran(
+    recording: Recording | None,
+    function: Any,
+    args: Sequence[Any],
+    kwargs: dict[str, Any] | None = None,
+) -> Any:
+    """What a function of fp64 numbers and integers makes; written down if there is a recording."""
+    if recording is None:
+        return function(*args, **(kwargs or {}))
+    return recording.run(function, args, kwargs or {})
+
+
+def _inner(value: Any, given: list[Tensor], recording: Recording | None) -> Any:
     """An argument with fp64 in place of exact tensors; adds those that are numbers to ``given``."""
     if type(value) is ExactTensor:  # most are, and this runs for every argument of every small op
         given.append(value)
@@ -145,25 +174,33 @@ def _inner(value: Any, given: list[Tensor]) -> Any:
     if isinstance(value, Tensor):
         if value.is_floating_point():
             given.append(value)
-            return value.to(WIDE)
+            return _widened(value, recording)
     elif isinstance(value, list | tuple):
-        return [_inner(entry, given) for entry in value]
+        return [_inner(entry, given, recording) for entry in value]
     return value
 
 
-def _outer(value: Any, given: list[Tensor], dtype: torch.dtype | None) -> Any:
+def _outer(
+    value: Any, given: list[Tensor], dtype: torch.dtype | None, recording: Recording | None
+) -> Any:
     """A result with exact tensors in place of numbers; what was written in place is itself."""
     if isinstance(value, Tensor):
         for tensor in given:
             if type(tensor) is ExactTensor and tensor.wide is value:
                 return tensor
         if value.is_floating_point() and type(value) is not ExactTensor:
-            wide = value if value.dtype is WIDE else value.to(WIDE)
-            return ExactTensor(wide, dtype or value.dtype)
+            return ExactTensor(_widened(value, recording), dtype or value.dtype)
         return value
     if isinstance(value, list | tuple):
-        return type(value)([_outer(entry, given, dtype) for entry in value])
+        return type(value)([_outer(entry, given, dtype, recording) for entry in value])
     return value
+
+
+def _widened(value: Tensor, recording: Recording | None) -> Tensor:
+    if value.dtype is WIDE:
+        return value
+    made: Tensor = _ran(recording, aten._to_copy.default, (value,), {"dtype": WIDE})
+    return made
 
 
 def _promoted(given: Sequence[Tensor]) -> torch.dtype | None:
@@ -178,47 +215,75 @@ def _promoted(given: Sequence[Tensor]) -> torch.dtype | None:
     return functools.reduce(torch.promote_types, dtypes)
 
 
-def _view_dtype(value: Tensor, dtype: torch.dtype) -> Tensor:
+def _view_dtype(recording: Recording | None, value: Tensor, dtype: torch.dtype) -> Tensor:
     if not isinstance(value, ExactTensor):
-        made = value.view(dtype)
-        return to_exact(made)  # type: ignore[no-any-return]
+        bits: Tensor = _ran(recording, aten.view.dtype, (value, dtype))
+        exact = bits.is_floating_point()
+        return ExactTensor(_widened(bits, recording), dtype) if exact else bits
     if (
         not dtype.is_floating_point and dtype is not torch.uint8
     ):  # its bits, as the ordering of keys
-        return value.wide.to(value.dtype).view(dtype)
+        return cast(Tensor, _ran(recording, _bits, (value.wide, value.dtype, dtype)))
     old, new = value.dtype.itemsize, dtype.itemsize
     if old == new:
         return ExactTensor(value.wide, dtype)
-    if old < new:  # the bytes of one number must be together
-        groups = value.wide.unflatten(-1, (-1, new // old))
-        whole = (groups == groups[..., :1]).all(-1)
-        return ExactTensor(torch.where(whole, groups[..., 0], torch.nan), dtype)
-    return ExactTensor(value.wide.repeat_interleave(old // new, -1), dtype)
+    if old < new:
+        return ExactTensor(_ran(recording, _joined, (value.wide, new // old)), dtype)
+    return ExactTensor(_ran(recording, _parted, (value.wide, old // new)), dtype)
 
 
-def _to_dtype(value: Tensor, dtype: torch.dtype, *args: Any, **kwargs: Any) -> Tensor:
-    return _copied(value, dtype=dtype)
+def _bits(wide: Tensor, said: torch.dtype, dtype: torch.dtype) -> Tensor:
+    return wide.to(said).view(dtype)
 
 
-def _copied(value: Tensor, *, dtype: torch.dtype | None = None, **kwargs: Any) -> Tensor:
+def _joined(wide: Tensor, count: int) -> Tensor:
+    """Numbers of their bytes; the bytes of one number must be together."""
+    groups = wide.unflatten(-1, (-1, count))
+    whole = (groups == groups[..., :1]).all(-1)
+    return torch.where(whole, groups[..., 0], torch.nan)
+
+
+def _parted(wide: Tensor, count: int) -> Tensor:
+    """Each number once for every byte of it."""
+    return wide.repeat_interleave(count, -1)
+
+
+def _to_dtype(
+    recording: Recording | None, value: Tensor, dtype: torch.dtype, *args: Any, **kwargs: Any
+) -> Tensor:
+    return _copied(recording, value, dtype=dtype)
+
+
+def _copied(
+    recording: Recording | None, value: Tensor, *, dtype: torch.dtype | None = None, **kwargs: Any
+) -> Tensor:
     # the device must be kept: tolist() reads on the host what it has copied there
     dtype = dtype or value.dtype
-    inner = numbers(value)
+    inner = (numbers(value),)
     if dtype.is_floating_point:
         options = {k: v for k, v in kwargs.items() if k in ("memory_format", "device")}
-        return ExactTensor(aten._to_copy.default(inner, dtype=WIDE, **options), dtype)
-    return cast(Tensor, aten._to_copy.default(inner, dtype=dtype, **kwargs))
+        made = _ran(recording, aten._to_copy.default, inner, {"dtype": WIDE, **options})
+        return ExactTensor(made, dtype)
+    made = _ran(recording, aten._to_copy.default, inner, {"dtype": dtype, **kwargs})
+    return cast(Tensor, made)
 
 
-def _grouped_mm(x: Tensor, weight: Tensor, offs: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    rows, matrices = numbers(x).to(WIDE), numbers(weight).to(WIDE)
+def _grouped_mm(
+    recording: Recording | None, x: Tensor, weight: Tensor, offs: Tensor, *args: Any, **kwargs: Any
+) -> Tensor:
+    return ExactTensor(_ran(recording, _products, (numbers(x), numbers(weight), offs)), x.dtype)
+
+
+def _products(x: Tensor, weight: Tensor, offs: Tensor) -> Tensor:
+    """Rows of x ``[S, in]`` times matrices ``[E, in, out]``; of each, up to the row ``offs[e]``."""
+    rows, matrices = x.to(WIDE), weight.to(WIDE)
     out = torch.zeros(rows.shape[0], matrices.shape[2], dtype=WIDE, device=rows.device)
     start = 0
     for number, end in enumerate(offs.tolist()):
         if end > start:
             out[start:end] = rows[start:end] @ matrices[number]
             start = end
-    return ExactTensor(out, x.dtype)
+    return out
 
 
 _SPECIAL: dict[Any, Callable[..., Any]] = {
@@ -240,3 +305,5 @@ _PRODUCTS = frozenset(
         aten._scaled_dot_product_attention_math.default,
     }
 )
+
+_TAPES = TapedCalls()

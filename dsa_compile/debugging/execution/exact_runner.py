@@ -4,12 +4,13 @@ What the runtime may change of a request is nothing then: not even rounding, whi
 recipe moves whole experts. It runs the graphs of any target by their references.
 """
 
-from collections.abc import Mapping
+import operator
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 from dsa_compile.artifact.manifest import Manifest
 from dsa_compile.artifact.records import KernelRecord
@@ -20,9 +21,14 @@ from dsa_compile.ir.plan import Plan
 from dsa_compile.ir.program import Program
 from dsa_compile.ir.region import Region
 from dsa_compile.runtime.execution.batch import Batch
+from dsa_compile.runtime.execution.bound_calls import bound_calls
 from dsa_compile.runtime.execution.caches import Caches, make_caches
+from dsa_compile.runtime.execution.cuda_graphs import padded_batch
 from dsa_compile.runtime.execution.model_runner import ModelRunner
 from dsa_compile.weights.sharing import homes_of, weight_homes
+
+_PADDED = 2
+"""Rows of padding of a decode step: it has one where the step's own rows end, and one behind."""
 
 _BY_REFERENCE = (KernelRecord("reference", None),)
 
@@ -31,9 +37,10 @@ class ExactSteps(ModelRunner):
     """What runners in exact arithmetic share: calls run on exact tensors, logits are fp32."""
 
     def _bound(self, regions: Mapping[str, Region], plan: Plan) -> dict[str, list[BoundCall]]:
-        bound = super()._bound(regions, plan)
+        given = (self._weights, self.caches, self._wait, self.expert_counts)
+        bound = bound_calls(self._manifest, regions, plan, *given, around=_exactly)
         return {
-            variant: [call.within(_exactly) for call in calls] for variant, calls in bound.items()
+            variant: [call.within(_ungraded) for call in calls] for variant, calls in bound.items()
         }
 
     def _head(self, tensors: dict[str, Tensor], batch: Batch, rows: Tensor) -> Tensor:
@@ -75,6 +82,17 @@ class ExactRunner(ExactSteps):
         return self.forward(batch)
 
 
+class PaddedRunner(ExactRunner):
+    """A runner whose decode steps have rows of padding behind their own, and block tables that are
+    too wide, as CUDA graphs have; nothing is captured."""
+
+    def _forward(self, batch: Batch) -> Tensor:
+        rows, columns = batch.block_tables.shape
+        if not len(batch.logit_rows) == batch.num_tokens == rows:
+            return super()._forward(batch)
+        return super()._forward(padded_batch(batch, rows + _PADDED, columns + 1))[:rows]
+
+
 def exact_parts(
     manifest: Manifest, program: Program, store: ExactWeightStore
 ) -> tuple[Manifest, Mapping[str, Region], dict[str, dict[str, Tensor]]]:
@@ -83,9 +101,21 @@ def exact_parts(
     return by_reference, program.regions, _weights(manifest, program, store)
 
 
-def _exactly(function: Function) -> Function:
+def _exactly(node: fx.Node, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function of a node in exact arithmetic; that of ``getitem`` takes a tuple, as it is."""
+    if function is operator.getitem:
+        return function
+    mode = ExactArithmetic()
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return mode.run(function, *args, **kwargs)
+
+    return call
+
+
+def _ungraded(function: Function) -> Function:
     def run(*args: Any) -> Any:
-        with torch.inference_mode(False), torch.no_grad(), ExactArithmetic():
+        with torch.inference_mode(False), torch.no_grad():
             return function(*args)
 
     return run

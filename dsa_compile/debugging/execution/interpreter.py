@@ -1,5 +1,6 @@
 """Run calls of a graph one by one, keep every value, and run no call whose result is known."""
 
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -7,7 +8,7 @@ from typing import Any, cast
 
 from torch import fx
 
-from dsa_compile.debugging.execution.exact import arithmetic, exact_reference
+from dsa_compile.debugging.execution.exact import ExactArithmetic, exact_reference
 from dsa_compile.debugging.execution.known_calls import (
     CacheStates,
     Key,
@@ -28,6 +29,7 @@ Values = dict[str, Any]
 class _Call:
     node: fx.Node
     function: Callable[..., Any]
+    combine: Callable[..., Any] | None
     key: Key
     given: tuple[str, ...]  # names of the nodes whose values it takes
     caches: tuple[str, ...]  # keys of those that it takes
@@ -63,8 +65,10 @@ class Interpreter:
             if node.meta.get("val") is None:  # it returns nothing: what it takes, it may write
                 writes = caches
             given = tuple(n.name for n in node.all_input_nodes)
-            function = on_ranks(function, COMBINE.get(cast(Any, node.target)))
-            self._calls.append(_Call(node, function, call_key(node), given, caches, writes))
+            combine = COMBINE.get(cast(Any, node.target))
+            self._calls.append(
+                _Call(node, function, combine, call_key(node), given, caches, writes)
+            )
 
     @classmethod
     def of(cls, region: Region, exact: bool) -> "Interpreter":
@@ -80,10 +84,9 @@ class Interpreter:
             unit: relative error of the operands of products in exact arithmetic.
         """
         values = {name: given[name] for name in self._inputs}
-        with arithmetic(self._exact, unit):
-            for call in self._calls:
-                args, kwargs = _arguments(call.node, values)
-                values[call.node.name] = call.function(*args, **kwargs)
+        mode = ExactArithmetic(unit) if self._exact else None
+        for call in self._calls:
+            values[call.node.name] = self._run(call, values, mode)
         return values
 
     def run_unknown(
@@ -102,6 +105,7 @@ class Interpreter:
             names: of weights, by ``id``: they may be made anew for every stage.
         """
         values = {name: given[name] for name in self._inputs}
+        mode = ExactArithmetic() if self._exact else None
         for call in self._calls:
             mine = names
             if call.caches:
@@ -113,19 +117,26 @@ class Interpreter:
                 if call.caches:
                     states.catch_up()
                 kept = tuple(value for value in given_values if id(value) not in mine)
-                values[call.node.name] = known.add(key, self._run(call, values), kept)
+                values[call.node.name] = known.add(key, self._run(call, values, mode), kept)
             else:
                 if call.writes:
-                    states.put_off(partial(self._run, call, values))
+                    states.put_off(partial(self._run, call, values, mode))
                 values[call.node.name] = found[0]
             if call.writes:
                 states.written(call.writes, key)
         return values
 
-    def _run(self, call: _Call, values: Values) -> Any:
+    def _run(self, call: _Call, values: Values, mode: ExactArithmetic | None) -> Any:
         args, kwargs = _arguments(call.node, values)
-        with arithmetic(self._exact):
-            return call.function(*args, **kwargs)
+        if mode is None or call.function is operator.getitem:
+            return on_ranks(call.function, call.combine)(*args, **kwargs)
+        combine = None if call.combine is None else partial(_within, mode, call.combine)
+        return on_ranks(partial(mode.run, call.function), combine)(*args, **kwargs)
+
+
+def _within(mode: ExactArithmetic, function: Callable[..., Any], values: Any) -> Any:
+    with mode:
+        return function(values)
 
 
 def _is_cache(node: fx.Node) -> bool:

@@ -52,11 +52,12 @@ FAULTS = (
         about="padding is written to row 0",
         file="dsa_compile/ops/cache.py",
         old=(
-            "        kept = (slot_mapping >= 0).nonzero().squeeze(1)\n"
+            "    kept = (slot_mapping >= 0).nonzero().squeeze(1)\n"
+            "    if len(kept) < len(slot_mapping):\n"
             "        slot_mapping = slot_mapping.index_select(0, kept)\n"
             "        values = values.index_select(0, kept)\n"
         ),
-        new="        slot_mapping = slot_mapping.clamp(min=0)\n",
+        new="    slot_mapping = slot_mapping.clamp(min=0)\n",
         kind="kernel",
         culprit="write_latent_cache",
         recipe="fp8-kv-tensor",

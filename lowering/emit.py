@@ -18,8 +18,10 @@ from dsa_compile.artifact.records import (
     WeightsRecord,
 )
 from dsa_compile.artifact.writer import ArtifactWriter
+from dsa_compile.errors import ArtifactError
 from dsa_compile.ir.passes import PassRecord
 from dsa_compile.ir.program import Program
+from dsa_compile.ir.refusal import way_into
 from dsa_compile.ir.region import Role
 from dsa_compile.lowering.binding import Binding
 from dsa_compile.weights.checkpoint import Checkpoint
@@ -81,14 +83,27 @@ def _write_weights(
     writer.add_json(PLAN, program.weights.to_json())
     if checkpoint is None:  # the plan says what random weights would have to look like
         return WeightsRecord(mode, PLAN, None, ())
-    for call in program.calls:
-        program.weights.validate(call.kind, call.vars, checkpoint.shape)
+    if not program.config.stop_after:  # else it is to be read, also where its plan is wrong
+        _validate(program, checkpoint)
     if mode == "pack":
         packed = _pack(program, writer.add_dir("weights"), checkpoint, progress)
         return WeightsRecord(mode, PLAN, None, writer.add_packed(packed))
     hashes = checkpoint.hash_files(progress)
     files = tuple(WeightFile.of(model_dir, name, digest) for name, digest in hashes.items())
     return WeightsRecord(mode, PLAN, str(model_dir.resolve()), files)
+
+
+def _validate(program: Program, checkpoint: Checkpoint) -> None:
+    """Hold the weight plan to the parameters that there are.
+
+    Raises:
+        ArtifactError: says what does not fit, and how to look into the program.
+    """
+    try:
+        for call in program.calls:
+            program.weights.validate(call.kind, call.vars, checkpoint.shape)
+    except ArtifactError as error:
+        raise ArtifactError(f"{error}{way_into(program.records)}") from error
 
 
 def _pack(

@@ -1,6 +1,7 @@
 """Run the pipeline: check what the user switched off, run, and verify each level."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from dsa_compile.config import CompileConfig
 from dsa_compile.errors import CompileError
@@ -8,6 +9,7 @@ from dsa_compile.ir.graph_json import region_to_json
 from dsa_compile.ir.passes import Pass, PassRecord
 from dsa_compile.ir.program import Level, Program
 from dsa_compile.ir.rank_check import rank_problems
+from dsa_compile.ir.refusal import way_into
 from dsa_compile.ir.spec import verify
 from dsa_compile.passes.added import pipeline_of
 from dsa_compile.passes.facts import facts_of_pipeline, passes_of
@@ -44,7 +46,7 @@ def run_pipeline(
     Raises:
         UserError: see :func:`check_selection`.
         CompileError: a pass broke its promise or left values that ranks cannot share, or a level's
-            form is not met.
+            form is not met; says how to look into the program before it.
     """
     if pipeline is None:
         pipeline = pipeline_of(program.config)
@@ -53,13 +55,31 @@ def run_pipeline(
         program.exported = {name: region_to_json(r) for name, r in program.regions.items()}
     for step in pipeline:
         if isinstance(step, Level):
-            verify(program, step)
+            with _telling_the_way_in(program):
+                verify(program, step)
             program.level = step
         elif step.runs(program.config):
-            progress(step(program))
+            with _telling_the_way_in(program):
+                record = step(program)
+            progress(record)
             _check_ranks(program)
             if step.name == program.config.stop_after:
                 return
+
+
+@contextmanager
+def _telling_the_way_in(program: Program) -> Iterator[None]:
+    """Add to an error how to look into the program before it: a rewrite in it may be the wrong one.
+
+    An error that no user causes keeps its type and has it as a note.
+    """
+    try:
+        yield
+    except CompileError as error:
+        raise CompileError(f"{error}{way_into(program.records)}") from error
+    except Exception as error:
+        error.add_note(way_into(program.records).removeprefix("; "))
+        raise
 
 
 def _check_ranks(program: Program) -> None:

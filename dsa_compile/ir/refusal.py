@@ -8,6 +8,7 @@ from torch import fx
 
 from dsa_compile.errors import CompileError
 from dsa_compile.ir.dims import describe, shape_names, size_name
+from dsa_compile.ir.pass_record import PassRecord
 from dsa_compile.ops.library import SIGNATURES
 from dsa_compile.ops.signature import OperandError
 
@@ -89,3 +90,19 @@ def made_by(node: fx.Node) -> str:
     if "site" not in node.meta:
         return ""
     return f", made by {node.meta['origin']} site {node.meta['site']}"
+
+
+def way_into(records: Sequence[PassRecord]) -> str:
+    """How to look into a program that went no further, to be appended to what is wrong.
+
+    Empty if no pass has run: there is nothing to look into then.
+
+    Args:
+        records: of the passes that have run.
+    """
+    if not records:
+        return ""
+    return (
+        f"; to find a wrong rewrite before it, compile with --stop-after {records[-1].name} "
+        "and run dsa-inspect bisect"
+    )

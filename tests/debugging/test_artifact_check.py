@@ -1,7 +1,12 @@
 """Graphs of an artifact against those that the passes make here."""
 
+from pathlib import Path
+
+import pytest
+import torch
 from torch import fx
 
+from dsa_compile.compiling import compile_model
 from dsa_compile.debugging.recompiled_artifact import RecompiledArtifact
 from dsa_compile.debugging.verify import artifact_check
 from dsa_compile.debugging.verify.artifact_check import emission_problems
@@ -24,6 +29,21 @@ def test_numbers_are_compared_as_they_are(recompiled: RecompiledArtifact, monkey
     monkeypatch.setitem(final.regions, name, changed)
     (problem,) = emission_problems(artifact, final, recompiled.store, False)
     assert problem.startswith(f"graph {name} is not what the passes make")
+
+
+@pytest.mark.parametrize("last", ["functionalize", "absorb_mla"])
+def test_an_artifact_that_was_stopped_early(model_dir: Path, tmp_path: Path, last: str) -> None:
+    """It has ops that no artifact is run with."""
+    path = tmp_path / "artifact"
+    compile_model(model_dir, path, block_size=16, stop_after=last)
+    mine = RecompiledArtifact.open(path)
+    assert mine.problems() == []
+    region = next(iter(mine.replay.final.regions.values()))
+    node = region.graph.find_nodes(op="output")[0].all_input_nodes[0]
+    with region.graph.inserting_after(node):
+        region.graph.call_function(torch.ops.aten.neg.default, (node,))
+    (problem,) = mine.problems()
+    assert problem.startswith(f"graph {region.name} is not what the passes make")
 
 
 def scaled(graph: fx.Graph) -> list[fx.Node]:

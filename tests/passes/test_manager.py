@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 
 from dsa_compile.config import RECIPES, TARGETS, CompileConfig
-from dsa_compile.errors import UserError
+from dsa_compile.errors import CompileError, UserError
 from dsa_compile.frontend.build import build_program
-from dsa_compile.ir.passes import Pass, PassRecord
+from dsa_compile.ir.passes import Numerics, Pass, PassRecord
 from dsa_compile.ir.program import Level, Program
+from dsa_compile.ir.region import Region
 from dsa_compile.layout import ONE_RANK, Layout
 from dsa_compile.passes.listing import listing
 from dsa_compile.passes.manager import check_selection, pass_names, run_pipeline
@@ -198,6 +199,42 @@ def test_stop_after_is_the_last_pass_and_progress_sees_each(exported: Program) -
     assert seen == program.records
     assert seen[-1].name == "recognize_router"
     assert program.level is Level.EXPORTED
+
+
+class _Failing(Pass):
+    """A pass that promises what is not there, or raises what it is given."""
+
+    name = "failing"
+    numerics = Numerics.BITWISE
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self._error = error
+
+    def expects(self, program: Program, region: Region) -> int:
+        return 1
+
+    def run(self, program: Program, record: PassRecord) -> None:
+        if self._error is not None:
+            raise self._error
+
+
+WAY_IN = "compile with --stop-after strip_noise and run dsa-inspect bisect"
+
+
+def test_a_broken_promise_says_how_to_look_before_it(exported: Program) -> None:
+    program = exported.fork(CompileConfig(weights="none"))
+    with pytest.raises(CompileError, match=rf"^pass failing: matched 0 of 1 .*; .*{WAY_IN}$"):
+        run_pipeline(program, pipeline=[PASSES[0], _Failing()])
+    program = exported.fork(CompileConfig(weights="none"))
+    with pytest.raises(CompileError, match=r"nothing came near$"):  # nothing is before it
+        run_pipeline(program, pipeline=[_Failing()])
+
+
+def test_a_pass_that_fails_otherwise_says_so_in_a_note(exported: Program) -> None:
+    program = exported.fork(CompileConfig(weights="none"))
+    with pytest.raises(ZeroDivisionError) as error:
+        run_pipeline(program, pipeline=[PASSES[0], _Failing(ZeroDivisionError())])
+    assert [note.endswith(WAY_IN) for note in error.value.__notes__] == [True]
 
 
 def test_a_fork_leaves_the_original_alone(exported: Program) -> None:

@@ -12,7 +12,17 @@ from dsa_compile.debugging.inputs.parameters import WeightStore
 from dsa_compile.debugging.verify.rewrite_run import in_a_line
 from dsa_compile.ir.plan import Call
 from dsa_compile.ir.program import Program
-from dsa_compile.weights.plan import WeightEntry, WeightPlan
+from dsa_compile.weights.block_fp8 import quantize_rows
+from dsa_compile.weights.plan import (
+    Concat,
+    Constant,
+    Expr,
+    Load,
+    QuantizedScales,
+    QuantizedValues,
+    WeightEntry,
+    WeightPlan,
+)
 
 
 @dataclass(frozen=True)
@@ -22,7 +32,7 @@ class WrongWeight:
     Attributes:
         call: name of the call that takes it.
         key: its key in the plan.
-        expression: how it is made.
+        expression: how it is made, and by what where that is quantising.
         problem: what is wrong.
     """
 
@@ -47,7 +57,7 @@ def wrong_weights(program: Program, store: WeightStore) -> Iterator[WrongWeight]
         for key, entry in program.weights.entries(call.kind).items():
             problem = _problem(call, key, entry, store, exact)
             if problem:
-                yield WrongWeight(call.name, key, str(entry.expr), problem)
+                yield WrongWeight(call.name, key, _described(entry.expr), problem)
 
 
 def wrong_new_weights(
@@ -68,7 +78,26 @@ def wrong_new_weights(
             continue
         problem = _problem(call, key, entry, store, exact)
         if problem:
-            yield WrongWeight(call.name, key, str(entry.expr), problem)
+            yield WrongWeight(call.name, key, _described(entry.expr), problem)
+
+
+def _described(expr: Expr) -> str:
+    """An expression, and the code that quantises in it: that may be wrong and the plan right."""
+    if not _quantises(expr):
+        return str(expr)
+    file = quantize_rows.__module__.partition(".")[2].replace(".", "/") + ".py"
+    return f"{expr}, quantised by {quantize_rows.__name__} ({file})"
+
+
+def _quantises(expr: Expr) -> bool:
+    match expr:
+        case QuantizedValues() | QuantizedScales():
+            return True
+        case Concat():
+            return any(map(_quantises, expr.parts))
+        case Load() | Constant():
+            return False
+    return _quantises(expr.of)
 
 
 def _problem(

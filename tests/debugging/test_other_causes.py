@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from torch import Tensor
 
+from dsa_compile.compiling import compile_model
+from dsa_compile.config import CompileConfig
 from dsa_compile.debugging.bisect import other_causes
 from dsa_compile.debugging.bisect.bisect_artifact import bisect_artifact
 from dsa_compile.debugging.bisect.culprit import Cause, Culprit
@@ -16,10 +18,12 @@ from dsa_compile.debugging.inputs.reference import export_report
 from dsa_compile.debugging.recompiled_artifact import RecompiledArtifact
 from dsa_compile.debugging.verify.kernel_check import KernelReport
 from dsa_compile.debugging.verify.verify_compilation import verify
+from dsa_compile.debugging.verify.weight_check import WrongWeight, wrong_new_weights
 from dsa_compile.layout import ONE_RANK, Layout
-from dsa_compile.weights import materialize
+from dsa_compile.weights import materialize, stored
+from dsa_compile.weights.block_fp8 import quantize_rows
 from dsa_compile.weights.checkpoint import Checkpoint
-from dsa_compile.weights.plan import Constant
+from dsa_compile.weights.plan import Constant, Load, QuantizedValues, WeightEntry, WeightPlan
 
 LENGTH = 27
 
@@ -43,6 +47,32 @@ def test_merged_weights_in_another_order(
     assert found.rewrite is None
     assert found.cause is Cause.WEIGHT
     assert "from its expression: " in found.problem
+
+
+def test_a_weight_quantised_wrongly_names_what_quantises(
+    recompiled: RecompiledArtifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = "{layer}.self_attn.o_proj.weight"
+    call = next(call for call in recompiled.exported.calls if call.layer == 0)
+    shape = recompiled.exported.weights.entries(call.kind)["self_attn.o_proj.weight"].shape
+    plan = WeightPlan()
+    plan.define(call.kind, key, WeightEntry("float8_e4m3fn", shape, QuantizedValues(Load(key))))
+
+    def wrong() -> list[WrongWeight]:
+        store = WeightStore(recompiled.store.source)
+        return list(wrong_new_weights(call, WeightPlan(), plan, store))
+
+    assert wrong() == []
+
+    def halved(wide: Tensor) -> tuple[Tensor, Tensor]:
+        values, scale = quantize_rows(wide)
+        return (values.float() / 2).to(values.dtype), scale
+
+    for module in (materialize, stored):
+        monkeypatch.setattr(module, "quantize_rows", halved)
+    (found,) = wrong()
+    assert found.problem == "differs by 5.0e-01 from its expression"
+    assert found.expression.endswith(", quantised by quantize_rows (weights/block_fp8.py)")
 
 
 def test_weights_read_otherwise_than_by_transformers(
@@ -84,6 +114,40 @@ def test_constants_that_the_export_computes_otherwise(
     assert told in export_report(mine, prompt).problem
 
 
+@pytest.mark.parametrize("version", [None, "0.0.1"])
+def test_files_that_are_not_what_the_passes_make(
+    recompiled: RecompiledArtifact,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    version: str | None,
+) -> None:
+    """To blame where this installation wrote them."""
+    manifest = recompiled.artifact.manifest
+    producer = replace(manifest.producer, version=version or manifest.producer.version)
+    artifact = replace(recompiled.artifact, manifest=replace(manifest, producer=producer))
+    mine = replace(recompiled, artifact=artifact)
+    told = "graph dense is not what the passes make: 0.177 for 0.1767766952966369"
+    monkeypatch.setattr(RecompiledArtifact, "problems", lambda self: [told])
+    monkeypatch.setattr("dsa_compile.debugging.bisect.bisect_artifact.other_causes",
+                        lambda *args: (None, ()))  # fmt: skip
+    prompt = mine.prompt(tokens=LENGTH)
+    found = bisect_artifact(mine, prompt, None, None, None, tmp_path, lambda _: None)
+    if version is None:
+        assert (found.cause, found.problem) == (Cause.ARTIFACT, told)
+    else:
+        assert found.cause is Cause.NONE
+
+
+def test_an_artifact_that_was_stopped_early_is_not_run(model_dir: Path, tmp_path: Path) -> None:
+    path = tmp_path / "artifact"
+    compile_model(model_dir, path, block_size=16, stop_after="recognize_rms_norm")
+    mine = RecompiledArtifact.open(path)
+    prompt = mine.prompt(tokens=LENGTH)
+    found = bisect_artifact(mine, prompt, None, None, None, tmp_path, lambda _: None)
+    assert found.cause is Cause.NONE
+    assert [text.partition(":")[0] for text in found.untested] == ["kernels and runtime options"]
+
+
 def test_kernels_of_a_gpu_are_checked_in_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
     crash = KernelReport("dsa.experts.default", "cuda", "moe.long", "experts", 3, 0.0, "ends it")
     monkeypatch.setattr(other_causes, "device_problem", lambda target: "")
@@ -92,7 +156,7 @@ def test_kernels_of_a_gpu_are_checked_in_another_process(monkeypatch: pytest.Mon
         dummy=True,
         replay=SimpleNamespace(final=None),
         artifact=SimpleNamespace(
-            manifest=SimpleNamespace(target="sm_90a", compile=SimpleNamespace(layout=ONE_RANK))
+            manifest=SimpleNamespace(target="sm_90a", compile=CompileConfig(layout=ONE_RANK))
         ),
     )
     found, _ = other_causes.other_causes(artifact, None)  # type: ignore[arg-type]
@@ -111,7 +175,7 @@ def test_options_of_several_ranks_are_tested_on_one(
         on_one_rank=lambda: alone,
         small=True,
         artifact=SimpleNamespace(
-            manifest=SimpleNamespace(target="cpu", compile=SimpleNamespace(layout=Layout(tp=2)))
+            manifest=SimpleNamespace(target="cpu", compile=CompileConfig(layout=Layout(tp=2)))
         ),
     )
     tested = []

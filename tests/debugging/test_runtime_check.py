@@ -14,7 +14,7 @@ from dsa_compile.debugging.bisect.sampling_options import allowed_tokens
 from dsa_compile.debugging.execution import exact_runner
 from dsa_compile.debugging.recompiled_artifact import RecompiledArtifact
 from dsa_compile.runtime import step_pipeline
-from dsa_compile.runtime.execution import model_runner, token_parts
+from dsa_compile.runtime.execution import cuda_graphs, model_runner, token_parts
 from dsa_compile.runtime.execution.batch import Batch
 from dsa_compile.runtime.execution.caches import make_caches
 from dsa_compile.runtime.requests.sampling_params import SamplingParams
@@ -71,6 +71,11 @@ def padding_in_front(patch: Patch) -> None:
             yield {**part, "block_tables": part["block_tables"].roll(1, 0)}, count
 
     patch.setattr(token_parts, "parts_of", padded)
+
+
+def padding_of_graphs_that_writes(patch: Patch) -> None:
+    """A padded row of a graph writes the first row of the first block."""
+    patch.setitem(cuda_graphs._PADDING, "slot_mapping", 0)
 
 
 def block_whatever_is_before_it(patch: Patch) -> None:
@@ -157,6 +162,7 @@ FAULTS: dict[Callable[[Patch], None], tuple[str, ...]] = {
     logits_of_the_next_request: ("batching",),
     tokens_ahead_of_another_row: ("overlap",),
     padding_in_front: ("deterministic",),
+    padding_of_graphs_that_writes: ("CUDA graphs",),
     block_whatever_is_before_it: ("prefix reuse",),
     last_token_reused: ("prefix reuse",),
     known_before_it_is_written: ("prefix reuse",),

@@ -2,13 +2,14 @@
 
 Where the check compares with the reference: how the model was exported and its weights read; the
 passes, rewrite by rewrite; their rounding; the weights that the plan makes; the kernels that are
-bound; the runtime's options. What could not be tested is said.
+bound; the runtime's options; the files that were written. What could not be tested is said.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from dsa_compile.artifact.records import Producer
 from dsa_compile.debugging.bisect.command_check import CommandCheck
 from dsa_compile.debugging.bisect.compiler_digest import compiler_digest
 from dsa_compile.debugging.bisect.criteria import Check, ReferenceCheck, TokensCheck
@@ -139,9 +140,21 @@ def _beyond_rewrites(
         return replace(_hazard(recompiled.replay, hazard, trials), untested=untested)
     other, more = other_causes(recompiled, prompt)
     untested = (*untested, *more)
+    other = other or _as_written(recompiled)
     if other is not None:
         return _not_a_rewrite(other, trials, untested)
     return _nothing_wrong(recompiled, log, nothing, untested)
+
+
+def _as_written(recompiled: RecompiledArtifact) -> Found | None:
+    """Where the artifact's files are not what this installation, which wrote them, makes.
+
+    Those of another installation may be, and are noted only.
+    """
+    if recompiled.artifact.manifest.producer != Producer.current():
+        return None
+    found = next(iter(recompiled.problems()), None)
+    return None if found is None else (Cause.ARTIFACT, "as it is written", found)
 
 
 def _nothing_wrong(

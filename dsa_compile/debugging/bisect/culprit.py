@@ -31,6 +31,7 @@ class Cause(Enum):
     KERNEL = "kernel"
     OPTION = "runtime option"
     RUNTIME = "runtime"  # a module of it that no option leaves out
+    ARTIFACT = "artifact"  # its files: they are not what the passes make
     UNKNOWN = "unknown"
     NONE = "none"  # nothing wrong was found
 

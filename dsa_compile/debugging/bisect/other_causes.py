@@ -67,6 +67,9 @@ def other_causes(
             return (Cause.WEIGHT, difference.name, difference.problem), ()
         for problem in recompiled.packed_weight_problems():
             return (Cause.WEIGHT, "packed", problem), ()
+    if recompiled.artifact.manifest.compile.stop_after:
+        rest = f"{Cause.KERNEL.value}s and {Cause.OPTION.value}s"
+        return None, (*untested, f"{rest}: the artifact was stopped early, for reading alone")
     target, layout = (
         recompiled.artifact.manifest.target,
         recompiled.artifact.manifest.compile.layout,

@@ -15,7 +15,7 @@ from dsa_compile.debugging.bisect.draft_reference import DraftReference
 from dsa_compile.debugging.bisect.runtime_scenes import PLAIN, TOKENS, Round, Scene, Tokens
 from dsa_compile.debugging.execution.exact import numbers
 from dsa_compile.debugging.execution.exact_drafting_runner import ExactDraftingRunner
-from dsa_compile.debugging.execution.exact_runner import ExactRunner
+from dsa_compile.debugging.execution.exact_runner import ExactRunner, PaddedRunner
 from dsa_compile.debugging.execution.stages import Stage, run_stage
 from dsa_compile.debugging.inputs.exact_weights import ExactWeightStore
 from dsa_compile.debugging.inputs.parameters import WeightStore
@@ -222,7 +222,7 @@ class Answers:
         """The first request of a scene whose answer is not its plain one; empty if none is."""
         longest = max(len(prompt) for turn in scene.rounds for prompt in turn.prompts) + TOKENS
         try:
-            engine = self.load(scene.options, longest)
+            engine = self.load(scene.options, longest, PaddedRunner if scene.padded else None)
         except Exception as error:  # whatever a fault of loading raises
             return f"cannot be loaded: {in_a_line(error)}"
         try:

@@ -58,6 +58,7 @@ class Scene:
         ahead: leave out log-probabilities, so that steps can be launched before the host has the
             tokens of those before.
         all_layers: run all layers of the model, and not the first of each kind.
+        padded: pad decode steps as CUDA graphs do, without a graph.
     """
 
     options: dict[str, Any]
@@ -65,6 +66,7 @@ class Scene:
     without: dict[str, Callable[["Scene"], "Scene"]] = field(default_factory=dict)
     ahead: bool = False
     all_layers: bool = False
+    padded: bool = False
 
     def but(self, **options: Any) -> "Scene":
         """The same with other options."""
@@ -87,6 +89,7 @@ _FIXED = {"deterministic": _off(deterministic=False)}
 _BLOCKS = {"preemption": _off(num_blocks=None)}
 _ABORTS = {"aborted requests": _unaborted}
 _GRAPHS = {"CUDA graphs": _off(cuda_graphs=False)}
+_PADDING = {"CUDA graphs": lambda scene: replace(scene, padded=False)}
 _DRAFTS = {"drafting": _off(draft="none", num_speculative_tokens=None)}
 
 _MOST_DRAFTS = 3  # of a step: the third is made of what the second leaves
@@ -110,6 +113,8 @@ def scenes(
     if gpu:
         yield Scene({"cuda_graphs": True}, (Round(mixed),), _GRAPHS | _BATCHING)
     yield Scene({}, together, _BATCHING, all_layers=True)
+    if not gpu:
+        yield Scene({}, together[:1], _PADDING | _BATCHING, padded=True)
     for chunk in (block // 2 + 3, block + 5):
         yield Scene({"max_batched_tokens": chunk}, together[:1], _CHUNKS | _BATCHING)
     yield Scene({"overlap": True}, together, _OVERLAP | _BATCHING, ahead=True)

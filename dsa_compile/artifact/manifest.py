@@ -21,7 +21,7 @@ from dsa_compile.artifact.records import (
 )
 from dsa_compile.artifact.strict_json import load_json, parse
 from dsa_compile.config import RECIPES, CompileConfig
-from dsa_compile.errors import ArtifactError
+from dsa_compile.errors import ArtifactError, UserError
 from dsa_compile.ir.dtype_names import DTYPE_NAMES
 from dsa_compile.ir.plan import LONG, MODEL, SHORT, Call, Plan
 from dsa_compile.regular_files import read_regular
@@ -246,15 +246,20 @@ def _digest(data: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def open_manifest(path: Path) -> Manifest:
+def open_manifest(path: Path, digest: str | None = None) -> Manifest:
     """The manifest of an artifact.
 
     Args:
         path: of its directory.
+        digest: take the artifact with this ``digest`` and no other.
 
     Raises:
-        ArtifactError: it is no artifact, of another format version, or its manifest was edited.
+        ArtifactError: it is no artifact, of another format version, its manifest was edited, or it
+            has another digest.
+        UserError: ``digest`` is none.
     """
+    if digest is not None and not _SHA256.fullmatch(digest):
+        raise UserError(f"digest={digest!r:.80} must be 64 hexadecimal digits, in lower case")
     if not path.is_dir():
         raise ArtifactError(f"{path}: no such directory; give the output of dsa-compile")
     file = resolve_inside(path, MANIFEST)
@@ -264,7 +269,13 @@ def open_manifest(path: Path) -> Manifest:
         data = read_regular(file)
     except OSError as error:
         raise ArtifactError(f"{file}: cannot be read ({error.strerror})") from None
-    return read_manifest(data, str(path / MANIFEST))
+    manifest = read_manifest(data, str(path / MANIFEST))
+    if digest not in (None, manifest.digest):
+        raise ArtifactError(
+            f"{path}: its digest is {manifest.digest}, and {digest} was wanted; "
+            "it is another artifact or was compiled again"
+        )
+    return manifest
 
 
 def read_manifest(data: bytes, where: str) -> Manifest:

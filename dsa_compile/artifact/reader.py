@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -24,7 +23,6 @@ from dsa_compile.weights.safetensors_file import SafetensorsFile
 VERIFY = ("full", "header")
 # Folders in which a file that the manifest does not list is an error, not clutter.
 _CLOSED = ("graphs", "kernels", "tokenizer", "weights")
-_DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
@@ -74,14 +72,7 @@ class Artifact:
         path = Path(path)
         if verify not in VERIFY:
             raise UserError(f"unknown verify {verify!r}; choose one of {', '.join(VERIFY)}")
-        if digest is not None and not _DIGEST.fullmatch(digest):
-            raise UserError(f"digest={digest!r:.80} must be 64 hexadecimal digits, in lower case")
-        artifact = cls(path, open_manifest(path), verify, later)
-        if digest not in (None, artifact.manifest.digest):
-            raise ArtifactError(
-                f"{path}: its digest is {artifact.manifest.digest}, and {digest} was wanted; "
-                "it is another artifact or was compiled again"
-            )
+        artifact = cls(path, open_manifest(path, digest), verify, later)
         artifact._check_files()
         return artifact
 

@@ -212,8 +212,13 @@ def _add_engine(parser: argparse.ArgumentParser) -> None:
     )
     engine.add_argument("--model-dir", metavar="DIR", help="the model's weights, if they moved")
     engine.add_argument(
+        "--digest", metavar="SHA256",
+        help="serve the artifact with this digest in its manifest.json, and no other",
+    )  # fmt: skip
+    engine.add_argument(
         "--shipped-kernels", action=argparse.BooleanOptionalAction,
-        help="run the machine code of CUDA kernels in the artifact, which is trusted then",
+        help="run the machine code of CUDA kernels in the artifact, which is trusted then "
+        "(default: run it only with --digest)",
     )  # fmt: skip
     engine.add_argument(
         "--deterministic", action="store_true",

@@ -33,13 +33,19 @@ class ArtifactText:
     defaults: GenerationConfig
 
 
-def load_artifact_text(path: Path) -> ArtifactText:
+def load_artifact_text(path: Path, digest: str | None = None) -> ArtifactText:
     """Read an artifact's manifest and the files of its tokenizer.
 
+    Args:
+        path: the directory.
+        digest: take the artifact with this digest and no other.
+
     Raises:
-        ArtifactError: no artifact, or one of the files is not the one compiled.
+        ArtifactError: no artifact, one of another digest, or one of the files is not the one
+            compiled.
+        UserError: ``digest`` is none.
     """
-    files = _TokenizerFiles(path, open_manifest(path))
+    files = _TokenizerFiles(path, open_manifest(path, digest))
     tokenizer = load_tokenizer(files)
     chat = None
     if tokenizer is not None:

@@ -34,16 +34,30 @@ the server does not close one just as a request comes, which the client would se
 _LOG = logging.getLogger(__name__)
 
 
+def engine_arguments(settings: Settings, digest: str) -> dict[str, str | int | float | bool | None]:
+    """Arguments of ``Engine.load`` that make the engine's artifact the server's.
+
+    The engine gets a digest whether or not the caller named one, so it alone does not make the
+    artifact's machine code trusted.
+
+    Args:
+        settings: of the server.
+        digest: of the artifact whose tokenizer the server has read.
+    """
+    trusted = settings.digest is not None
+    return {"digest": digest, "shipped_kernels": trusted, **settings.engine}
+
+
 def serve(settings: Settings) -> int:
     """Serve until a signal; returns the process's exit status.
 
     Raises:
-        UserError: the artifact's text side cannot be read, the address cannot be listened on, or
-            traces cannot be made.
+        UserError: the artifact's text side cannot be read, it has another digest, the address
+            cannot be listened on, or traces cannot be made.
     """
     set_up_logging(settings.log_format, settings.log_level)
-    text = load_artifact_text(settings.artifact)
-    engine = {"digest": text.digest, "shipped_kernels": False, **settings.engine}
+    text = load_artifact_text(settings.artifact, settings.digest)
+    engine = engine_arguments(settings, text.digest)
     tracing = _tracing(settings)
     options = EngineOptions(
         str(settings.artifact), "", engine, settings.log_format, settings.log_level

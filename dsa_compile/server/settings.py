@@ -12,6 +12,8 @@ class Settings:
 
     Args:
         artifact: the directory.
+        digest: serve the artifact with this digest and no other, and run the machine code in it
+            unless ``engine`` says not to.
         host: address to listen on.
         port: likewise; 0 takes a free one, which is logged.
         served_model_name: names that requests may use, the first of which answers carry.
@@ -36,6 +38,7 @@ class Settings:
     """
 
     artifact: Path
+    digest: str | None = None
     host: str = "127.0.0.1"
     port: int = 8000
     served_model_name: tuple[str, ...] = ()

@@ -1,13 +1,17 @@
 """Flags of ``dsa-serve`` and its YAML file."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from dsa_compile.artifact.manifest import open_manifest
 from dsa_compile.cli.serve import _arguments, main
+from dsa_compile.server.serve import engine_arguments
 from dsa_compile.server.settings import Settings
 from tests.docs.blocks import blocks
 from tests.docs.commands import ROOT
+from tests.server.serving import serving
 
 
 def test_a_file_of_flags(tmp_path: Path) -> None:
@@ -102,6 +106,26 @@ def test_flags_that_are_refused(flags: list[str], words: str, capsys) -> None:
     assert main(flags) == 2
     error = capsys.readouterr().err
     assert words in error
+
+
+def test_a_digest_admits_one_artifact(artifact: Path, capsys) -> None:
+    """Any other is refused before anything listens; the one named may run its machine code."""
+    assert main([str(artifact), "--digest", "0" * 64]) == 2
+    digest = open_manifest(artifact).digest
+    assert f"its digest is {digest}, and {'0' * 64} was wanted" in capsys.readouterr().err
+    assert main([str(artifact), "--digest", "3f0c"]) == 2
+    assert "64 hexadecimal digits" in capsys.readouterr().err
+    with serving(artifact, "--digest", digest) as server:
+        assert server.request("GET", "/version").json()["artifact"] == digest
+
+
+def test_machine_code_is_run_only_if_allowed_or_pinned() -> None:
+    settings = Settings(Path("a"))
+    assert engine_arguments(settings, "d") == {"digest": "d", "shipped_kernels": False}
+    pinned = replace(settings, digest="d")
+    assert engine_arguments(pinned, "d") == {"digest": "d", "shipped_kernels": True}
+    refused = replace(pinned, engine={"shipped_kernels": False})
+    assert engine_arguments(refused, "d") == {"digest": "d", "shipped_kernels": False}
 
 
 def test_keys_are_not_printed() -> None:

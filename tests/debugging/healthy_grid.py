@@ -1,6 +1,6 @@
 """``verify`` of healthy models: whatever it accuses is a fault of its own.
 
-    python -m tests.debugging.healthy_grid [--recipes fp8] [--models random] [--out FILE]
+    python -m tests.debugging.healthy_grid [--recipes fp8] [--models random] [--seed 0 --first 30]
 
 Recipes × models × targets × lengths of prompts, each in a process of its own; a line each, with
 what was accused. The models are two layers of the trained one and of its FP8 copy with scales that
@@ -11,16 +11,20 @@ accused.
 
 With ``--out`` each cell is kept in a JSON file as soon as it is done, and those that are there are
 not run again, so that the grid can be run a part at a time; remove the file after a change.
+``--seed`` puts the cells in a random order that takes models and recipes in turn, of which
+``--first`` runs the beginning.
 """
 
 import argparse
 import itertools
 import json
+import random
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +115,23 @@ def _passes(artifact: Path) -> set[str]:
     return {record["name"] for record in manifest["passes"]}
 
 
+Cell = tuple[str, str, str, int]
+"""Model, recipe, target, tokens."""
+
+
+def in_turn(cells: Iterable[Cell], seed: int) -> list[Cell]:
+    """Cells in a random order of which every beginning has models and recipes in proportion."""
+    chance, groups = random.Random(seed), defaultdict(list)
+    for cell in cells:
+        groups[cell[:2]].append(cell)
+    for group in groups.values():
+        chance.shuffle(group)
+    turns = [[cell for cell in turn if cell] for turn in itertools.zip_longest(*groups.values())]
+    for turn in turns:
+        chance.shuffle(turn)
+    return [cell for turn in turns for cell in turn]
+
+
 def main() -> int:
     """Run the grid and print it."""
     parser = argparse.ArgumentParser(description="verify of healthy models")
@@ -118,13 +139,17 @@ def main() -> int:
     parser.add_argument("--models", nargs="+", default=MODELS, choices=MODELS)
     parser.add_argument("--targets", nargs="+", default=TARGETS, choices=TARGETS)
     parser.add_argument("--tokens", nargs="+", type=int, default=TOKENS)
+    parser.add_argument("--seed", type=int, help="of a random order")
+    parser.add_argument("--first", type=int, help="run so many cells")
     parser.add_argument("--out", type=Path, help="JSON file of cells, read and added to")
     args = parser.parse_args()
     kept = _kept(args.out)
     accused = 0
     with tempfile.TemporaryDirectory() as name:
-        cells = itertools.product(args.models, args.recipes, args.targets, args.tokens)
-        for model, recipe, target, tokens in cells:
+        cells = list(itertools.product(args.models, args.recipes, args.targets, args.tokens))
+        if args.seed is not None:
+            cells = in_turn(cells, args.seed)
+        for model, recipe, target, tokens in cells[: args.first]:
             key = f"{model} {recipe} {target} {tokens}"
             if key in kept:
                 accused += not kept[key].startswith(("right", "refused"))

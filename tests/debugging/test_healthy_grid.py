@@ -1,10 +1,29 @@
 """A sample of the grid of healthy models; ``python -m tests.debugging.healthy_grid`` has all."""
 
+import itertools
 from pathlib import Path
 
 import pytest
 
-from tests.debugging.healthy_grid import FIVE_LAYERS, accusations, make_model
+from tests.debugging.healthy_grid import (
+    FIVE_LAYERS,
+    MODELS,
+    RECIPES,
+    TARGETS,
+    TOKENS,
+    accusations,
+    in_turn,
+    make_model,
+)
+
+
+def test_a_beginning_of_a_random_order_has_every_model_and_recipe() -> None:
+    cells = list(itertools.product(MODELS, RECIPES, TARGETS, TOKENS))
+    order = in_turn(cells, 1)
+    assert sorted(order) == sorted(cells)
+    groups = len(MODELS) * len(RECIPES)
+    assert len({cell[:2] for cell in order[:groups]}) == groups
+    assert in_turn(cells, 1) == order != in_turn(cells, 2)
 
 
 @pytest.mark.slow

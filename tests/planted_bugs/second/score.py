@@ -3,17 +3,27 @@
     python -m tests.planted_bugs.second.score [--faults FOLDER] [--out score.json] [ID …]
 
 Each fault that is proven is planted in a copy of the package; a process of its own compiles with
-it and runs both commands on the artifact. Faults without a proof do not count.
+it and runs both commands on the artifact. Faults without a proof do not count. Where the compiler
+refuses and does not name the culprit, both are run on what it writes with the ``--stop-after`` that
+it advises.
+
+The order is random, by ``--seed``, but keeps kinds and recipes in proportion, so that every
+beginning of it is a fair sample: ``--first 40`` stops there. What ``--out`` has already is not
+scored again; remove the file after a change.
 """
 
 import argparse
 import contextlib
 import io
 import json
+import math
 import os
+import random
+import re
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,10 +34,11 @@ from tests.planted_bugs.second.models import model_dir
 from tests.planted_bugs.second.prove import HERE, catalogue
 
 SECONDS = 900  # after which a process counts as one that hangs
+_ADVISED = re.compile(r"--stop-after (\w+)")
 _OPTIONS = {"enable_prefix_cache": "prefix reuse", "max_batched_tokens": "chunked prefill",
             "draft": "drafting"}  # fmt: skip
 _CAUSES = {"pass": ("pass site", "pass"), "stream": ("pass site", "pass", "runtime"),
-           "ir": ("pass site", "pass", "export"), "weight": ("weight", "pass site"),
+           "ir": ("pass site", "pass", "export", "artifact"), "weight": ("weight", "pass site"),
            "kernel": ("kernel", "pass site"), "runtime": ("runtime option", "runtime")}  # fmt: skip
 """Causes that lead to a kind of fault: a wrong op is seen first where a pass inserts it."""
 
@@ -42,6 +53,7 @@ class Score:
         innocents: what else it accuses.
         text: what it says.
         trials: programs tried; 0 for ``verify``.
+        count: rewrites among which these trials searched.
         seconds: of the command.
     """
 
@@ -50,6 +62,7 @@ class Score:
     innocents: list[str] = field(default_factory=list)
     text: str = ""
     trials: int = 0
+    count: int = 0
     seconds: float = 0.0
 
 
@@ -88,7 +101,8 @@ def score_bisect(fault: Fault, found: dict[str, Any]) -> Score:
     if "error" in found:
         return Score(text=str(found["error"])[:300])
     if found["cause"] == "none":
-        return Score(fault.control, text="nothing wrong found", trials=found["trials"])
+        nothing = "nothing wrong found"
+        return Score(fault.control, None, [], nothing, found["trials"], found["count"])
     text = f"{found['cause']} {found['name']}: {found['problem']}"
     rewrite = found["rewrite"] or {}
     name = rewrite.get("pass_name") or found["name"]
@@ -101,7 +115,8 @@ def score_bisect(fault: Fault, found: dict[str, Any]) -> Score:
         named = fault.culprit in text
     site = None if fault.site is None else named and rewrite.get("number") == fault.site
     innocents = [] if named and not fault.control else [name]
-    return Score(named and not fault.control, site, innocents, text[:300], found["trials"])
+    named = named and not fault.control
+    return Score(named, site, innocents, text[:300], found["trials"], found["count"])
 
 
 def run_commands(fault: Fault, work: Path) -> dict[str, Any]:
@@ -109,20 +124,31 @@ def run_commands(fault: Fault, work: Path) -> dict[str, Any]:
     from dsa_compile.cli.inspect import command
     from dsa_compile.cli.inspect import model as inspect_model
     from dsa_compile.compiling import compile_model
-    from dsa_compile.errors import UserError
 
-    path, result = work / "scored", {}
-    try:
-        compile_model(
-            model_dir(fault.model, work),
-            path,
-            force=True,
-            target=fault.target,
-            recipe=fault.recipe,
-            **compile_options(fault.options),
-        )
-    except (UserError, AssertionError) as error:
-        return {"refused": str(error)[:300]}
+    path = work / "scored"
+    result: dict[str, Any] = {}
+
+    def compiled(**options: Any) -> str:
+        """Compile; what is said where that is refused."""
+        try:
+            compile_model(
+                model_dir(fault.model, work),
+                path,
+                force=True,
+                target=fault.target,
+                recipe=fault.recipe,
+                **compile_options(fault.options),
+                **options,
+            )
+        except Exception as error:  # what is no UserError, a user sees with its traceback
+            return "; ".join((str(error) or type(error).__name__, *getattr(error, "__notes__", ())))
+        return ""
+
+    if refused := compiled():  # nobody goes on where the one to blame is named
+        result["refused"] = refused
+        advised = _ADVISED.search(refused)
+        if advised is None or _refusal_names(fault, refused) or compiled(stop_after=advised[1]):
+            return result
     opened: list[Any] = []
     whole = inspect_model.open_recompiled
 
@@ -153,6 +179,11 @@ def run_commands(fault: Fault, work: Path) -> dict[str, Any]:
     return result
 
 
+def _refusal_names(fault: Fault, refused: str) -> bool:
+    said = refused.partition("--stop-after")[0]
+    return not fault.control and bool(re.search(rf"\b{re.escape(fault.culprit)}\b", said))
+
+
 def score(fault: Fault, work: Path, faults: Path = HERE) -> dict[str, Any]:
     """Plant a fault, run the commands in a process of its own, and judge them.
 
@@ -180,9 +211,9 @@ def score(fault: Fault, work: Path, faults: Path = HERE) -> dict[str, Any]:
         lines = log.read_text(encoding="utf-8").strip().splitlines() or ["still running"]
         return {"refused": lines[-1][:300]}
     result: dict[str, Any] = json.loads(said.read_text(encoding="utf-8"))
-    if "refused" in result:
-        return result
-    judged = {}
+    judged: dict[str, Any] = {"refused": result["refused"]} if "refused" in result else {}
+    if "verify" not in result:
+        return judged
     for name, judge in (("verify", score_verify), ("bisect", score_bisect)):
         found = result[name]["said"]
         broken = name == "verify" and "error" in found
@@ -192,12 +223,26 @@ def score(fault: Fault, work: Path, faults: Path = HERE) -> dict[str, Any]:
     return judged
 
 
+def stratified(faults: Sequence[Fault], seed: int) -> list[Fault]:
+    """Faults in a random order, of which every beginning has kinds and recipes in proportion."""
+    chance, groups = random.Random(seed), defaultdict(list)
+    for fault in faults:
+        groups[fault.kind, fault.recipe].append(fault)
+    placed = []
+    for _, group in sorted(groups.items()):
+        chance.shuffle(group)
+        placed += [((i + chance.random()) / len(group), f) for i, f in enumerate(group)]
+    return [fault for _, fault in sorted(placed, key=lambda entry: entry[0])]
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("ids", nargs="*", help="faults to score; all proven ones if none is named")
     parser.add_argument("--faults", type=Path, default=HERE, help="folder with faults and proofs")
-    parser.add_argument("--out", type=Path, help="JSON file to add the scores to")
+    parser.add_argument("--first", type=int, help="score so many of them")
+    parser.add_argument("--seed", type=int, default=0, help="of their order")
+    parser.add_argument("--out", type=Path, help="JSON file of scores, read and added to")
     parser.add_argument("--work", type=Path, default=Path("/tmp/second_catalogue_scores"))
     args = parser.parse_args(argv)
     proofs = json.loads((args.faults / "proofs.json").read_text(encoding="utf-8"))
@@ -205,29 +250,47 @@ def main(argv: Sequence[str] | None = None) -> int:
     faults = [f for f in proven if not args.ids or any(f.id.startswith(i) for i in args.ids)]
     args.work.mkdir(parents=True, exist_ok=True)
     scores: dict[str, dict[str, Any]] = {}
-    for fault in faults:
+    if args.out is not None and args.out.exists():
+        scores = json.loads(args.out.read_text(encoding="utf-8"))
+    for fault in stratified(faults, args.seed)[: args.first]:
+        if fault.id in scores:
+            continue
         found = score(fault, args.work, args.faults)
         scores[fault.id] = {"kind": fault.kind, "control": fault.control, **found}
+        if "refused" in found:
+            scores[fault.id]["refusal_names"] = _refusal_names(fault, found["refused"])
         print(_line(fault, found), flush=True)
         if args.out is not None:
             args.out.write_text(json.dumps(scores, indent=1) + "\n", encoding="utf-8")
     for name in ("verify", "bisect"):
-        seen = [s[name] for s in scores.values() if name in s and not s["control"]]
-        sited = [s for s in seen if s["site"] is not None]
-        refused = sum("refused" in s for s in scores.values())
-        print(f"{name}: right place {sum(s['named'] for s in seen)} of {len(seen)}, right site "
-              f"{sum(bool(s['site']) for s in sited)} of {len(sited)}, "
-              f"{sum(bool(s[name]['innocents']) for s in scores.values() if name in s)} accuse "
-              f"innocents; {refused} refused")  # fmt: skip
+        print(_summary(name, scores))
+    refused = [s for s in scores.values() if "refused" in s]
+    print(f"refused {len(refused)}: {sum(s['refusal_names'] for s in refused)} name the place, "
+          f"{sum('bisect' in s for s in refused)} others ran up to there")  # fmt: skip
     return 0
+
+
+def _summary(command: str, scores: dict[str, dict[str, Any]]) -> str:
+    every = [s[command] for s in scores.values() if command in s]
+    seen = [s[command] for s in scores.values() if command in s and not s["control"]]
+    sited = [s for s in seen if s["site"] is not None]
+    allowed = [s for s in every if s["trials"] <= 2 * math.log2(max(1, s["count"])) + 4]
+    trials = "" if command == "verify" else (
+        f"; {max((s['trials'] for s in every), default=0)} trials at most, {len(allowed)} of "
+        f"{len(every)} within 2 log2(rewrites) + 4")  # fmt: skip
+    return (f"{command}: right place {sum(s['named'] for s in seen)} of {len(seen)}, right site "
+            f"{sum(bool(s['site']) for s in sited)} of {len(sited)}, "
+            f"{sum(bool(s['innocents']) for s in every)} accuse innocents{trials}")  # fmt: skip
 
 
 def _line(fault: Fault, found: dict[str, Any]) -> str:
     head = f"{fault.kind:8}{fault.id:36}{fault.culprit:28}"
-    if "refused" in found:
-        named = "names it" if fault.culprit in found["refused"] else "does not name it"
-        return f"{head} refused, {named}: {found['refused'][:90]}"
     parts = []
+    if "refused" in found:
+        named = "names it" if _refusal_names(fault, found["refused"]) else "does not name it"
+        parts = [f"refused, {named}"]
+        if "verify" not in found:
+            return f"{head} {parts[0]}: {found['refused'][:90]}"
     for name in ("verify", "bisect"):
         s = found[name]
         mark = {True: "right", False: "WRONG"}[s["named"]]

@@ -12,7 +12,7 @@ from tests.planted_bugs.sampled import WHOLE
 from tests.planted_bugs.second.fault import KINDS, ROOT, Fault
 from tests.planted_bugs.second.models import MODELS
 from tests.planted_bugs.second.prove import HERE, catalogue
-from tests.planted_bugs.second.score import score
+from tests.planted_bugs.second.score import score, stratified
 
 FAULTS = catalogue()
 PROOFS = json.loads((HERE / "proofs.json").read_text(encoding="utf-8"))
@@ -40,6 +40,14 @@ def test_every_recipe_and_kind_has_faults() -> None:
     faults = [fault for fault in FAULTS if not fault.control]
     assert Counter(fault.kind for fault in faults).keys() == set(KINDS)
     assert {f.recipe for f in faults} == {"fp32", "bf16", "fp8", "fp8-kv-tensor"}
+
+
+def test_every_beginning_of_the_order_is_a_sample() -> None:
+    order = stratified(FAULTS, 1)
+    assert sorted(f.id for f in order) == sorted(f.id for f in FAULTS)
+    half = Counter((f.kind, f.recipe) for f in order[: len(order) // 2])
+    for group, count in Counter((f.kind, f.recipe) for f in FAULTS).items():
+        assert abs(half[group] - count / 2) <= 1, group
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@
 #   EXTRAS       extras that the demo installs: what serving needs, and with a GPU its kernels
 #   PORT         that make serve listens on
 #   WORKERS      test processes; each takes one core and about 1 GB
+#   GPU_WORKERS  processes of the tests that need a GPU, which they share
 comma := ,
 PYTHON ?= python3
 VENV ?= $(or $(VIRTUAL_ENV),.venv)
@@ -17,6 +18,7 @@ GPU := $(shell command -v nvidia-smi 2>/dev/null)
 TORCH_INDEX ?= $(if $(GPU),,--retries 1 --index-url https://download.pytorch.org/whl/cpu)
 EXTRAS ?= $(if $(GPU),serve$(comma)cuda,serve)
 WORKERS ?= 2
+GPU_WORKERS ?= 8
 PORT ?= 8000
 
 BIN := $(VENV)/bin
@@ -119,13 +121,14 @@ test-all: $(DEVELOPED)
 test-faults: export OMP_NUM_THREADS ?= 1
 test-faults: $(DEVELOPED)
 	@mkdir -p demo
+	@rm -f demo/*_catalogue.json
 	DSA_WHOLE_CATALOGUE=1 $(BIN)/python -m pytest --numprocesses=$(WORKERS) tests/planted_bugs
 	for name in second third fourth; do $(BIN)/python -m tests.planted_bugs.second.score \
 	  --faults tests/planted_bugs/$$name --out demo/$${name}_catalogue.json || exit 1; done
 
-# One process: the tests share the GPU's memory. Fails, and says so, where there is no GPU.
+# Fails, and says so, where there is no GPU. A line for each test; one that fills a GPU waits for the others.
 test-gpu: $(DEVELOPED)
-	$(BIN)/python -m pytest -m gpu --require-gpu $(TESTS)
+	$(BIN)/python -m pytest -vv --numprocesses=$(GPU_WORKERS) --dist=loadfile -m gpu --require-gpu $(TESTS)
 
 lint: $(DEVELOPED)
 	$(BIN)/ruff check
@@ -134,7 +137,7 @@ lint: $(DEVELOPED)
 
 # All but those that want an artifact, a server or a GPU.
 bench: $(DEVELOPED)
-	@for script in $(filter-out %/drafting.py %/offline_load.py %/projection_error.py %/ranks_decode.py %/engine_overlap.py %/mixed_sampling.py %/mixed_steps.py %/shared_selection.py %/verify_kernels.py %/serve_load.py,$(wildcard benchmarks/*.py)); do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+	@for script in $(filter-out %/drafting.py %/offline_load.py %/projection_error.py %/ranks_decode.py %/engine_overlap.py %/mixed_sampling.py %/mixed_steps.py %/shared_selection.py %/verify_kernels.py %/serve_load.py %/screenshots.py,$(wildcard benchmarks/*.py)); do echo "== $$script"; $(BIN)/python $$script || exit 1; done
 
 clean:
 	rm -rf demo build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

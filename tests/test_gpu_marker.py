@@ -37,8 +37,9 @@ def test_asked_for_without_a_gpu_they_fail() -> None:
 
 
 @pytest.mark.slow
-def test_a_session_in_which_none_ran_fails(tmp_path: Path) -> None:
-    """As on a GPU of another generation."""
+@pytest.mark.parametrize("processes", ["0", "2"])
+def test_a_session_in_which_none_ran_fails(processes: str, tmp_path: Path) -> None:
+    """As on a GPU of another generation; a process of several may have none to run."""
     (tmp_path / "conftest.py").write_text(
         "import torch\n"
         "torch.cuda.is_available = lambda: True\n"
@@ -49,7 +50,8 @@ def test_a_session_in_which_none_ran_fails(tmp_path: Path) -> None:
         "import pytest\n\n@pytest.mark.gpu(least=(9, 0))\ndef test_one(): ...\n\n"
         "@pytest.mark.gpu\ndef test_two(): ...\n"
     )
-    options = ("--require-gpu", "-rs", "-c", str(ROOT / "pyproject.toml"), f"--rootdir={tmp_path}")
+    options = ["--require-gpu", "-rs", f"-n{processes}", "--dist=loadfile"]
+    options += ["-c", str(ROOT / "pyproject.toml"), f"--rootdir={tmp_path}"]
     done = run(*options, f"{tmp_path}/test_one.py::test_one")
     assert done.returncode == pytest.ExitCode.TESTS_FAILED, done.stdout + done.stderr
     assert "no test ran: none of them takes this GPU" in done.stdout

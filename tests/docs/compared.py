@@ -5,6 +5,8 @@ from collections.abc import Iterable, Iterator
 
 _VOLATILE = (
     (re.compile(r"\x1b\[[0-9;]*m"), ""),
+    # the numbers of lines of transformers' source, which its releases move
+    (re.compile(r"^ {4}\d+ {2}(?=\S.* {2}# \w+$)"), "LINE "),
     (re.compile(r"/tmp/[^\s'\"]+"), "PATH"),
     (re.compile(r"\b[0-9a-f]{12,64}\b"), "DIGEST"),
     # errors of floating-point sums, which the processor decides

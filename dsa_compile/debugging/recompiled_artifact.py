@@ -44,6 +44,7 @@ class RecompiledArtifact:
         store: gives the weights.
         model_dir: of the model.
         dummy: whether the weights are random.
+        recorded: whether ``exported`` is what the artifact records, and not exported again.
     """
 
     artifact: Artifact
@@ -52,6 +53,7 @@ class RecompiledArtifact:
     store: WeightStore
     model_dir: Path
     dummy: bool
+    recorded: bool = False
 
     @classmethod
     def open(
@@ -81,7 +83,7 @@ class RecompiledArtifact:
         if model_dir is None or manifest.weights.model_dir is not None:
             model_dir = _model_dir(artifact, model_dir, dummy)
         graphs = _recorded_export(artifact) if recorded_export and not dummy else None
-        exported = _exported(model_dir, replace(manifest.compile, records=False), graphs)
+        exported, recorded = _exported(model_dir, replace(manifest.compile, records=False), graphs)
         if exported.spec != manifest.model.spec:
             raise UserError(f"{model_dir}: not the model that {path} was compiled from")
         layers = manifest.stored_layers
@@ -91,7 +93,7 @@ class RecompiledArtifact:
             else Checkpoint.open(model_dir, exported.spec, layers)
         )
         replay = Replay(exported)
-        return cls(artifact, exported, replay, WeightStore(source), model_dir, dummy)
+        return cls(artifact, exported, replay, WeightStore(source), model_dir, dummy, recorded)
 
     def on_one_rank(self) -> "RecompiledArtifact":
         """The same model and options, compiled for one rank; nothing is written."""
@@ -124,6 +126,11 @@ class RecompiledArtifact:
             return []
         emitted = emission_problems(self.artifact, self.replay.final, self.store, self.dummy)
         return [*export_problems(self.artifact, self.exported), *emitted]
+
+    def export_problems(self) -> list[str]:
+        """Where exporting the model again does not give the graphs recorded; sentences."""
+        again = build_program(self.model_dir, self.exported.config)
+        return list(export_problems(self.artifact, again))
 
     def packed_weight_problems(self) -> Iterator[str]:
         """Where packed weights are not what the plan makes; sentences."""
@@ -189,11 +196,14 @@ def _recorded_export(artifact: Artifact) -> dict[str, Any] | None:
     return {graph["name"]: graph for graph in artifact.read_json(manifest.exported)["regions"]}
 
 
-def _exported(model_dir: Path, config: CompileConfig, recorded: dict[str, Any] | None) -> Program:
+def _exported(
+    model_dir: Path, config: CompileConfig, recorded: dict[str, Any] | None
+) -> tuple[Program, bool]:
+    """The program before the first pass, and whether it is the recorded one."""
     if recorded is not None:
         with contextlib.suppress(ArtifactError):  # exported again, they are whole
-            return build_program(model_dir, config, recorded)
-    return build_program(model_dir, config)
+            return build_program(model_dir, config, recorded), True
+    return build_program(model_dir, config), False
 
 
 def _model_dir(artifact: Artifact, given: Path | None, dummy: bool) -> Path:

@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,8 @@ Run the passes again and check every rewrite where it was made: the matched subg
 replacement, in every layer, on what a prompt puts through it and on hard inputs made from that (64
 times as large, 1024 times smaller, all tokens equal). Passes that promise to round nothing must be
 equal to the last bit. The prompt runs in steps whose contexts end below, at and above index_topk.
-A small model is compared with transformers', layer by layer, before its first pass.
+A small model is compared with transformers', layer by layer, before its first pass. It is checked
+by as many processes as torch has threads (OMP_NUM_THREADS).
 
 With --device cuda kernels are checked instead, on the GPU: every call of the finished graphs by
 each provider that may take it, against the reference, caches and selections too, then whole layers
@@ -64,7 +66,7 @@ def register(commands: Any) -> None:
         help="compare the values of all ranks with those of the model compiled for one",
     )
     parser.add_argument("--all", action="store_true", help="list every rewrite, not only the worst")
-    parser.set_defaults(run=run, recorded_export=False)  # a fresh one is compared with the artifact
+    parser.set_defaults(run=run, recorded_export=False)
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
@@ -121,21 +123,32 @@ def run(args: argparse.Namespace) -> int:
     from dsa_compile.cli.inspect.model import open_recompiled
     from dsa_compile.cli.inspect.verify_kernels import run_kernels
     from dsa_compile.cli.inspect.verify_unsharded import run_unsharded
+    from dsa_compile.debugging.execution.forked import Forked, usable_processes
     from dsa_compile.debugging.inputs.reference import export_report
     from dsa_compile.debugging.verify.verify_compilation import verify
 
-    recompiled = open_recompiled(args)
     if args.against_unsharded:
-        return run_unsharded(args, recompiled, given)
+        return run_unsharded(args, open_recompiled(args), given)
     if args.device != "cpu":
-        return run_kernels(args, recompiled, given)
+        return run_kernels(args, open_recompiled(args), given)
+    processes = usable_processes()
+    args.recorded_export = processes > 1  # and another process compares a fresh one with it
+    recompiled = open_recompiled(args)
+    if not recompiled.small:  # each process would make weights of its own
+        processes = 1
     prompt = recompiled.prompt(given, args.tokens)
     show = _progress if sys.stderr.isatty() and not args.json else _silent
     only = None if args.only is None else recompiled.pass_names(args.only)
-    report = verify(recompiled.replay, recompiled.store, prompt, only, show)
-    if only is None and recompiled.no_reference is None:
-        report.passes.insert(0, export_report(recompiled, prompt))
-    report.emission += recompiled.problems()
+    with ExitStack() as stack:
+        again = None
+        if recompiled.recorded:
+            again = stack.enter_context(Forked(recompiled.export_problems))
+        report = verify(recompiled.replay, recompiled.store, prompt, only, show, processes)
+        if only is None and recompiled.no_reference is None:
+            report.passes.insert(0, export_report(recompiled, prompt))
+        report.emission += recompiled.problems()
+        if again is not None:
+            report.emission += again.result()
     report.write(args.artifact)
     if args.json:
         print_json(report.to_json())

@@ -6,7 +6,9 @@ bound; the runtime's options; the files that were written. What could not be tes
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from dsa_compile.artifact.records import Producer
@@ -17,18 +19,20 @@ from dsa_compile.debugging.bisect.culprit import Cause, Culprit, explain, find_c
 from dsa_compile.debugging.bisect.localise import Finding, layers_text
 from dsa_compile.debugging.bisect.other_causes import (
     Found,
+    OtherCauses,
     misread_weight,
     other_causes,
     weight_cause,
 )
 from dsa_compile.debugging.bisect.search import STATE, Log, NothingBadError, Trial
+from dsa_compile.debugging.execution.forked import Forked, usable_processes
 from dsa_compile.debugging.execution.replay import Replay
 from dsa_compile.debugging.inputs.prompt import Prompt
 from dsa_compile.debugging.inputs.reference import LIMIT, compare_with_transformers
 from dsa_compile.debugging.recompiled_artifact import RecompiledArtifact
 from dsa_compile.debugging.verify.hazard_check import STREAMS
 from dsa_compile.debugging.verify.plan_check import PLAN
-from dsa_compile.debugging.verify.report import HazardReport
+from dsa_compile.debugging.verify.report import HazardReport, VerifyReport
 from dsa_compile.debugging.verify.verify_compilation import verify
 from dsa_compile.errors import UserError
 
@@ -126,24 +130,44 @@ def _beyond_rewrites(
     weight = weight_cause(recompiled)  # first: its pass rounds wrongly too, and is right
     if weight is not None:
         return _not_a_rewrite(weight, trials, untested)
-    report = verify(recompiled.replay, recompiled.store, prompt)
-    if report.wrong:
-        worst = max(report.wrong, key=lambda site: (site.ratio or 0.0, -site.position))
-        rewrite = recompiled.replay.rewrite(worst.position)
-        found = explain(recompiled.replay, recompiled.store, prompt, rewrite, trials, out)
-        return replace(found, untested=untested)
-    wrong_pass = next((done for done in report.passes if done.problem), None)
-    if wrong_pass is not None:
-        return Culprit(None, *trials, problem=wrong_pass.problem, cause=Cause.PASS,
-                       name=wrong_pass.name, untested=untested)  # fmt: skip
-    for hazard in report.hazards:
-        return replace(_hazard(recompiled.replay, hazard, trials), untested=untested)
-    other, more = other_causes(recompiled, prompt)
+    with ExitStack() as stack:
+        rest: Callable[[], OtherCauses] = partial(other_causes, recompiled, prompt)
+        processes = usable_processes() if recompiled.small else 1
+        if processes > 1 and recompiled.artifact.manifest.target == "cpu":
+            # (A GPU that one process has begun to use, a fork of it cannot.)
+            rest = stack.enter_context(Forked(rest)).result
+            processes -= 1
+        report = verify(recompiled.replay, recompiled.store, prompt, processes=processes)
+        found = _in_report(recompiled, prompt, report, trials, out)
+        if found is not None:
+            return replace(found, untested=untested)
+        other, more = rest()
     untested = (*untested, *more)
     other = other or _as_written(recompiled)
     if other is not None:
         return _not_a_rewrite(other, trials, untested)
     return _nothing_wrong(recompiled, log, nothing, untested)
+
+
+def _in_report(
+    recompiled: RecompiledArtifact,
+    prompt: Prompt,
+    report: VerifyReport,
+    trials: tuple[int, int, int],
+    out: Path,
+) -> Culprit | None:
+    """The worst that ``verify`` finds; None if all is right."""
+    if report.wrong:
+        worst = max(report.wrong, key=lambda site: (site.ratio or 0.0, -site.position))
+        rewrite = recompiled.replay.rewrite(worst.position)
+        return explain(recompiled.replay, recompiled.store, prompt, rewrite, trials, out)
+    for done in report.passes:
+        if done.problem:
+            cause, name = Cause.PASS, done.name
+            return Culprit(None, *trials, problem=done.problem, cause=cause, name=name)
+    for hazard in report.hazards:
+        return _hazard(recompiled.replay, hazard, trials)
+    return None
 
 
 def _as_written(recompiled: RecompiledArtifact) -> Found | None:

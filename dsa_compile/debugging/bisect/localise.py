@@ -13,10 +13,10 @@ from dsa_compile.debugging.execution.traces import Trace
 from dsa_compile.debugging.inputs.exact_weights import ExactWeightStore
 from dsa_compile.debugging.inputs.parameters import WeightStore
 from dsa_compile.debugging.inputs.prompt import Prompt
+from dsa_compile.debugging.verify.pass_check import capture
 from dsa_compile.debugging.verify.region_rewrite import whole_example
 from dsa_compile.debugging.verify.rewrite_check import check_site, try_inputs
 from dsa_compile.debugging.verify.rewrite_run import SiteRun
-from dsa_compile.debugging.verify.verify_compilation import capture
 from dsa_compile.ir.passes import Numerics
 from dsa_compile.ir.program import Program
 

@@ -26,6 +26,9 @@ from dsa_compile.layout import ONE_RANK
 Found = tuple[Cause, str, str]
 """The kind of cause, which one, and what is wrong with it."""
 
+OtherCauses = tuple[Found | None, tuple[str, ...]]
+"""The first cause found, and the kinds that could not be tested, each with the reason."""
+
 
 def misread_weight(recompiled: RecompiledArtifact) -> Found | None:
     """The first weight or constant of the exported program that transformers has otherwise.
@@ -47,9 +50,7 @@ def weight_cause(recompiled: RecompiledArtifact) -> Found | None:
     return None
 
 
-def other_causes(
-    recompiled: RecompiledArtifact, prompt: Prompt
-) -> tuple[Found | None, tuple[str, ...]]:
+def other_causes(recompiled: RecompiledArtifact, prompt: Prompt) -> OtherCauses:
     """The first cause found, and the kinds that could not be tested, each with the reason.
 
     Args:
@@ -114,9 +115,7 @@ def _as_loaded(recompiled: RecompiledArtifact) -> tuple[tuple[str, str] | None, 
     return ((ANY, problem) if problem else None), ""
 
 
-def _of_several_ranks(
-    recompiled: RecompiledArtifact, untested: list[str]
-) -> tuple[Found | None, tuple[str, ...]]:
+def _of_several_ranks(recompiled: RecompiledArtifact, untested: list[str]) -> OtherCauses:
     """Options alone, and on one rank: every rank runs the steps that the first one schedules."""
     layout = recompiled.artifact.manifest.compile.layout
     untested.append(f"{Cause.KERNEL.value}s: the weights are cut over ranks ({layout}); compile "

@@ -1,50 +1,36 @@
-"""Check every rewrite of a compilation where it was made, in every layer.
+"""Check every rewrite of a compilation where it was made, in every layer, pass by pass.
 
-A rewrite is checked on its own: matched subgraph against replacement, on what the layers of the
-program just before its pass saw of a prompt, and on inputs made from that to be hard. So an error
-is found where it was made, however many layers and passes blur it later. A pass is checked as a
-whole too: each layer, given the same inputs before and after it, must return the same. What
-promises the same bits is run as the recipe rounds; anything else in exact arithmetic, where only a
-wrong rewrite differs, and then for its rounding.
+How a pass is checked stands in :mod:`~dsa_compile.debugging.verify.pass_check`.
 """
 
-import math
 import time
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
 
-from dsa_compile.debugging.comparison.agreement import Agreement
-from dsa_compile.debugging.comparison.delta import find_delta
-from dsa_compile.debugging.comparison.inserted_ops import inserted_ops
-from dsa_compile.debugging.comparison.stage_calls import compare_calls, run_against
-from dsa_compile.debugging.comparison.tolerances import EXACT, RATIO, pass_problem
-from dsa_compile.debugging.execution.replay import PassRun, Replay
-from dsa_compile.debugging.execution.stages import Stage, StageWeights, layer_of, run_stage
-from dsa_compile.debugging.execution.traces import Trace
-from dsa_compile.debugging.inputs.exact_weights import ExactWeightStore
+from dsa_compile.debugging.execution.forked import Forked
+from dsa_compile.debugging.execution.replay import Replay
 from dsa_compile.debugging.inputs.parameters import WeightStore
 from dsa_compile.debugging.inputs.prompt import Prompt
 from dsa_compile.debugging.verify.hazard_check import illegal
+from dsa_compile.debugging.verify.pass_check import PassChecker
 from dsa_compile.debugging.verify.plan_check import PLAN, plan_problems
-from dsa_compile.debugging.verify.rank_fault import rank_fault
+from dsa_compile.debugging.verify.rank_fault import RankFault, rank_fault
 from dsa_compile.debugging.verify.report import (
     HazardReport,
     PassReport,
     SiteReport,
     VerifyReport,
 )
-from dsa_compile.debugging.verify.rewrite_check import Capture, SiteCheck, check_site
-from dsa_compile.debugging.verify.rewrite_run import in_a_line
-from dsa_compile.debugging.verify.weight_check import wrong_new_weights
 from dsa_compile.ir.passes import Numerics
-from dsa_compile.ir.plan import Call
-from dsa_compile.ir.program import Program
-from dsa_compile.ir.region import Role
-from dsa_compile.ir.site import Site
 
 __all__ = ["illegal", "verify"]
 
 Progress = Callable[[PassReport], None]
+
+_EXACT_COST = 4
+"""Time that a pass takes if it is run in exact arithmetic too, with one that is not for a unit."""
 
 
 def verify(
@@ -53,6 +39,7 @@ def verify(
     prompt: Prompt,
     only: Collection[str] | None = None,
     progress: Progress = lambda report: None,
+    processes: int = 1,
 ) -> VerifyReport:
     """Check the rewrites of a compilation.
 
@@ -62,22 +49,28 @@ def verify(
         prompt: what to run.
         only: names of the passes to check; None for all.
         progress: called with each pass's report.
+        processes: among which the passes are divided, each of which makes the weights that it runs.
     """
     started = time.perf_counter()
     spec = replay.final.spec
     report = VerifyReport(len(prompt), prompt.contexts, spec.index_topk)
-    checker = _Checker(replay, store, prompt, report)
     fault = rank_fault(replay)
-    for index, run in enumerate(replay.runs):
-        if only is not None and run.step.name not in only:
-            checker.skip()
-        if not run.sites or (only is not None and run.step.name not in only):
-            continue
-        here = fault is not None and fault.run is run
-        report.passes.append(checker.check(index, run, fault.number if fault and here else None))
-        progress(report.passes[-1])
-        if checker.broken or here:
-            break  # nothing can be captured behind a pass whose program does not run
+    first, *others = _divided(replay, only, processes)
+    with ExitStack() as stack:
+        apart = [
+            stack.enter_context(Forked(partial(_check, replay, store, prompt, fault, part)))
+            for part in others
+        ]
+        done = _check(replay, store, prompt, fault, first, progress)
+        report.passes, report.sites = done.passes, done.sites
+        for forked in apart:
+            if done.ended:
+                break
+            done = forked.result()
+            report.passes += done.passes
+            report.sites += done.sites
+            for shown in done.passes:
+                progress(shown)
     if fault is not None:  # what follows it is wrong by it
         report.hazards.append(HazardReport(fault.run.step.name, fault.number, (), fault.problem))
     elif replay.failure is not None:
@@ -94,256 +87,55 @@ def verify(
     return report
 
 
-@dataclass(frozen=True)
-class _Captured:
-    """A program and what its layers saw of the prompt."""
-
-    program: Program
-    trace: Trace
-
-
 @dataclass
-class _Traces:
-    """The last programs captured as the recipe rounds them, and in exact arithmetic."""
+class _Checked:
+    """Reports of some passes.
 
-    plain: _Captured | None = None
-    exact: _Captured | None = None
+    Attributes:
+        passes: in order.
+        sites: their rewrites.
+        ended: whether no pass behind these can be checked.
+    """
 
-
-class _Checker:
-    def __init__(
-        self, replay: Replay, store: WeightStore, prompt: Prompt, report: VerifyReport
-    ) -> None:
-        self.replay = replay
-        self.store = store
-        self.exact = ExactWeightStore(store.source)
-        self.prompt = prompt
-        self.report = report
-        self.broken = False
-        self._known = _Traces()
-        self._of_order = True  # whether all that is wrong of a pass may be the order of sums
-
-    def skip(self) -> None:
-        """The next pass to be checked is not the one behind the last."""
-        self._known = _Traces()
-
-    def check(self, index: int, run: PassRun, until: int | None = None) -> PassReport:
-        """Check one pass; what is captured behind it serves the next.
-
-        Args:
-            index: of the pass.
-            run: the same.
-            until: number of the last rewrite to check: behind it ranks share no program.
-        """
-        traces, self._known = self._known, _Traces()
-        if _hands_on(run.before, self.replay.after(index)):
-            traces = _Traces()  # what a layer takes must be what the layer before it returns
-        first, self._of_order = len(self.report.sites), True
-        done = self._check(index, run, until, run.step.numerics, traces)
-        wrong = [site for site in self.report.sites[first:] if site.problem]
-        if run.step.numerics is not Numerics.BITWISE or not (wrong and self._of_order):
-            return done
-        bits = self.report.sites[first:]
-        del self.report.sites[first:]
-        again = self._check(index, run, until, Numerics.TOLERANCE, traces)
-        if again.problem:
-            self.report.sites[first:] = bits
-            return done
-        again.note = _note(max(wrong, key=lambda site: site.error))
-        return again
-
-    def _check(
-        self, index: int, run: PassRun, until: int | None, numerics: Numerics, traces: _Traces
-    ) -> PassReport:
-        """Check one pass, held to ``numerics``, from the last traces on."""
-        done = PassReport(run.step.name, run.step.numerics.value, len(run.sites))
-        exact = numerics is not Numerics.BITWISE
-        after = self.replay.after(index)
-        try:
-            plain = self._capture(run.before, self.store, traces.plain)
-            wide = self._capture(run.before, self.exact, traces.exact) if exact else None
-            before = run.before
-            for site, then in zip(run.sites, self.replay.between(run), strict=True):
-                if site.region and (until is None or site.number <= until):
-                    self._site(done, numerics, plain, wide, run, site, before, then)
-                before = then
-            made = self._whole(done, wide or plain, run, after)
-        except Exception as error:  # whatever an op raises on inputs that no op should be given
-            done.problem = done.problem or f"its program does not run: {in_a_line(error)}"
-            self.broken, self._of_order = True, False
-            return done
-        if made is not None and not done.problem:  # the next pass is captured on the same inputs
-            last = _Captured(after, made)
-            before_it = _Captured(run.before, plain)
-            self._known = _Traces(before_it, last) if exact else _Traces(last, traces.exact)
-        return done
-
-    def _capture(
-        self, program: Program, store: WeightStore | ExactWeightStore, known: _Captured | None
-    ) -> Trace:
-        """What the layers of a program see, given the inputs of those captured last, if any."""
-        if known is not None and known.program is program:
-            return known.trace
-        stage = Stage.of(program, store)
-        if known is not None and stage.takes_as(known.trace, self.prompt):
-            return run_against(stage, self.prompt, known.trace)
-        return run_stage(stage, self.prompt, watch=True)
-
-    def _site(
-        self,
-        done: PassReport,
-        numerics: Numerics,
-        plain: Trace,
-        wide: Trace | None,
-        run: PassRun,
-        site: Site,
-        before: Program,
-        after: Program,
-    ) -> None:
-        delta = find_delta(before.regions[site.region], after.regions[site.region])
-        if delta is None:
-            return
-        hard = True  # in one layer: the others run the same graph, on other weights
-        for index, captured in enumerate(plain.calls):
-            if site.region not in {region.name for region in captured.regions}:
-                continue
-            rounded = capture(self.store, plain, index, before, after)
-            exact = None if wide is None else capture(self.exact, wide, index, before, after)
-            found = check_site(numerics, delta, self.prompt, rounded, exact, hard)
-            self._of_order &= not found.problem or found.reordered(delta)
-            hard = False
-            found.extend(rounded, exact)
-            done.runs += len(found.tried)
-            reported = site_report(run, site, layer_of(captured.call), found)
-            if reported.problem:
-                made = self._wrong_weights(captured.call, before, after)
-                told = _told(reported.problem + made, before, after)
-                reported = replace(reported, problem=told)
-            self._add(done, reported)
-
-    def _wrong_weights(self, call: Call, before: Program, after: Program) -> str:
-        """The first weight that a rewrite brings and the runtime makes wrongly, for a problem."""
-        for weight in wrong_new_weights(call, before.weights, after.weights, self.store):
-            return f"; weight {weight} {weight.problem}: {weight.expression}"
-        return ""
-
-    def _add(self, done: PassReport, reported: SiteReport) -> None:
-        done.error = max(done.error, reported.error)
-        self.report.sites.append(reported)
-        if reported.problem and not done.problem:
-            done.problem = f"site {reported.number} {reported.problem}"
-
-    def _whole(self, done: PassReport, trace: Trace, run: PassRun, after: Program) -> Trace | None:
-        """Check what layers return; gives the trace if they return the same."""
-        made = run_against(self._stage(after, trace), self.prompt, trace)
-        results = _by_layer(trace, made)
-        for layer, found in results.items():
-            done.layers[str(layer)] = (found.typical, found.error)
-        problem = self._wrong(run, results, trace.exact)
-        if problem and not done.problem:
-            done.suspect = number = self._suspect(trace, run)
-            sides = (self.replay.within(run, n) for n in (number - 1, number))
-            done.problem = _told(problem, *sides)
-        same = trace.exact or all(found.bitwise for found in results.values())
-        return made if same and not problem and trace.alike(made) else None
-
-    def _stage(self, program: Program, trace: Trace) -> Stage:
-        return Stage.of(program, self.exact if trace.exact else self.store)
-
-    def _wrong(self, run: PassRun, results: dict[int | str, Agreement], exact: bool) -> str:
-        for layer, found in results.items():
-            problem = pass_problem(run.step.numerics, found, exact)
-            if problem:
-                where = f"layer {layer}" if isinstance(layer, int) else layer
-                return f"what {where} returns {problem}"
-        return ""
-
-    def _suspect(self, trace: Trace, run: PassRun) -> int:
-        """The first rewrite with which the pass goes wrong, by halving."""
-        good, bad = 0, len(run.sites)
-        while bad - good > 1:
-            middle = (good + bad) // 2
-            stage = self._stage(self.replay.within(run, middle), trace)
-            made = run_against(stage, self.prompt, trace)
-            if self._wrong(run, _by_layer(trace, made), trace.exact):
-                bad = middle
-            else:
-                good = middle
-        return bad
+    passes: list[PassReport] = field(default_factory=list)
+    sites: list[SiteReport] = field(default_factory=list)
+    ended: bool = False
 
 
-def _hands_on(before: Program, after: Program) -> bool:
-    """Whether calls take values of others that they did not take before."""
-    taken = [
-        {
-            (region.kind, node.meta["key"])
-            for region in program.regions.values()
-            for node in region.inputs_of(Role.VALUE)
-        }
-        for program in (before, after)
-    ]
-    return not taken[1] <= taken[0]
+def _check(
+    replay: Replay,
+    store: WeightStore,
+    prompt: Prompt,
+    fault: RankFault | None,
+    indices: Sequence[int],
+    progress: Progress = lambda report: None,
+) -> _Checked:
+    """Check the passes of these numbers, which ascend."""
+    checker = PassChecker(replay, store, prompt)
+    done = _Checked(sites=checker.sites)
+    for place, index in enumerate(indices):
+        run = replay.runs[index]
+        if place and any(left.sites for left in replay.runs[indices[place - 1] + 1 : index]):
+            checker.skip()
+        number = fault.number if fault is not None and fault.run is run else None
+        done.passes.append(checker.check(index, run, number))
+        progress(done.passes[-1])
+        if checker.broken or number is not None:
+            done.ended = True  # nothing can be captured behind a pass whose program does not run
+            break
+    return done
 
 
-def capture(
-    store: WeightStore | ExactWeightStore,
-    trace: Trace,
-    index: int,
-    before: Program,
-    after: Program,
-) -> Capture:
-    """A call of a trace, with the weights of the stages before and after a rewrite."""
-    weights = (StageWeights(store, before.weights), StageWeights(store, after.weights))
-    return Capture(trace.calls[index], trace, weights)
-
-
-def site_report(run: PassRun, site: Site, layer: int | str, found: SiteCheck) -> SiteReport:
-    """A checked rewrite as data."""
-    worst, rounding = found.worst, found.rounding
-    agreements = worst.run.agreements
-    exact = [t.run.worst.error for t in found.tried if t.exact]
-    healthy = 0.0 if rounding is None else math.hypot(rounding.before, rounding.format)
-    choice = next((t.run.choice for t in found.tried if t.run.choice is not None), None)
-    values = max(agreements, key=lambda p: agreements[p].error, default=("", ""))
-    return SiteReport(
-        position=run.first + site.number,
-        pass_name=run.step.name,
-        number=site.number,
-        region=site.region,
-        path=site.path,
-        layer=layer,
-        inputs=worst.run.inputs,
-        bitwise=all(t.run.worst.bitwise for t in found.tried if not t.exact),
-        error=worst.run.worst.error if rounding is None else rounding.after,
-        max_abs=worst.run.worst.max_abs,
-        overlap=worst.run.worst.overlap if choice is None else choice.overlap,
-        margin=None if choice is None else choice.margin,
-        deficit=None if choice is None else choice.deficit,
-        tolerance=healthy * RATIO if rounding is not None else EXACT if exact else 0.0,
-        healthy=healthy,
-        ratio=None if rounding is None else rounding.ratio,
-        exact=max(exact, default=None),
-        values=values,
-        problem=worst.problem,
-    )
-
-
-def _told(problem: str, before: Program, after: Program) -> str:
-    """A problem with the ops that a rewrite inserts: one of these may be wrong, not the rewrite."""
-    ops = inserted_ops(before, after)
-    return f"{problem}; {ops}" if ops else problem
-
-
-def _note(site: SiteReport) -> str:
-    return (
-        f"promises equal bits; at site {site.number} fp32 values differ by {site.error:.1e}, as "
-        "another order of a sum or product does, and in exact arithmetic not at all"
-    )
-
-
-def _by_layer(before: Trace, after: Trace) -> dict[int | str, Agreement]:
-    found: dict[int | str, Agreement] = {}
-    for call, agreement in zip(before.calls, compare_calls(before, after), strict=True):
-        layer = layer_of(call.call)  # that which drafts is run by two plans
-        found[layer] = found.get(layer, Agreement()).and_(agreement)
-    return found
+def _divided(replay: Replay, only: Collection[str] | None, count: int) -> list[list[int]]:
+    """Numbers of the passes to check, in at most ``count`` parts that take about as long."""
+    costs = {
+        index: 1 if run.step.numerics is Numerics.BITWISE else _EXACT_COST
+        for index, run in enumerate(replay.runs)
+        if run.sites and (only is None or run.step.name in only)
+    }
+    parts: list[list[int]] = [[] for _ in range(count)]
+    whole, before = sum(costs.values()), 0
+    for index, cost in costs.items():
+        parts[(2 * before + cost) * count // (2 * whole)].append(index)
+        before += cost
+    return [part for part in parts if part] or [[]]

@@ -1,0 +1,75 @@
+"""Functions run in forked processes, which have all that this one has made so far."""
+
+import multiprocessing
+import sys
+import warnings
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
+
+import torch
+
+T = TypeVar("T")
+
+
+def usable_processes() -> int:
+    """How many processes may run at once: as many as torch has threads, where one can be forked."""
+    return torch.get_num_threads() if sys.platform == "linux" else 1
+
+
+class Forked(Generic[T]):
+    """A function that runs in a process of its own, on one thread and on the CPU.
+
+    What it changes is lost. Threads of OpenMP do not outlive a fork, so the process has one.
+
+    Args:
+        function: returns what can be pickled.
+    """
+
+    def __init__(self, function: Callable[[], T]) -> None:
+        self._function = function
+        context = multiprocessing.get_context("fork")
+        self._results, results = context.Pipe(duplex=False)
+        self._process = context.Process(target=_run, args=(function, results), daemon=True)
+        with warnings.catch_warnings():  # Python 3.12 warns of other threads: none is met here
+            warnings.simplefilter("ignore", DeprecationWarning)
+            self._process.start()
+        results.close()  # so that the end of the process is the end of the pipe
+
+    def result(self) -> T:
+        """What the function returned; of a process that died, it is run here.
+
+        Raises:
+            Exception: the one that the function raised.
+        """
+        try:
+            raised, made = self._results.recv()
+        except EOFError:
+            return self._function()
+        if raised:
+            raise made
+        return made  # type: ignore[no-any-return]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Stop the process."""
+        self._process.kill()
+        self._process.join()
+        self._results.close()
+
+
+def _run(function: Callable[[], Any], results: Connection) -> None:
+    torch.set_num_threads(1)
+    try:
+        made = False, function()
+    except Exception as error:
+        made = True, error
+    results.send(made)

@@ -1,0 +1,135 @@
+"""Checks divided among processes."""
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+from dsa_compile.cli.inspect import command
+from dsa_compile.debugging.bisect import bisect_artifact, other_causes
+from dsa_compile.debugging.bisect.culprit import Cause
+from dsa_compile.debugging.execution import forked
+from dsa_compile.debugging.execution.forked import Forked
+from dsa_compile.debugging.execution.replay import PassRun
+from dsa_compile.debugging.recompiled_artifact import RecompiledArtifact
+from dsa_compile.debugging.verify import verify_compilation
+from dsa_compile.debugging.verify.pass_check import PassChecker
+from dsa_compile.debugging.verify.verify_compilation import verify
+
+LENGTH = 27
+
+
+@pytest.fixture(autouse=True)
+def _no_process_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
+    yield
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+
+
+def test_a_result_and_an_error_come_back() -> None:
+    def fail() -> NoReturn:
+        raise ValueError("wrong")
+
+    with Forked(lambda: (os.getpid(), [1, 2])) as one, Forked(fail) as other:
+        process, made = one.result()
+        assert process != os.getpid()
+        assert made == [1, 2]
+        with pytest.raises(ValueError, match="wrong"):
+            other.result()
+
+
+def test_what_kills_a_process_is_run_here() -> None:
+    here = os.getpid()
+
+    def killed_elsewhere() -> int:
+        if os.getpid() != here:
+            os.kill(os.getpid(), 9)
+        return here
+
+    with Forked(killed_elsewhere) as one:
+        assert one.result() == here
+
+
+def test_a_process_that_is_not_waited_for_is_stopped() -> None:
+    with Forked(lambda: time.sleep(3600)):
+        pass  # what it leaves is looked for behind every test
+
+
+def test_parts_find_what_one_process_finds(recompiled: RecompiledArtifact) -> None:
+    prompt = recompiled.prompt(tokens=LENGTH)
+    shown: list[str] = []
+    alone = verify(recompiled.replay, recompiled.store, prompt)
+    parts = verify(
+        recompiled.replay, recompiled.store, prompt, None, lambda r: shown.append(r.name), 3
+    )
+    assert parts.ok
+    names = [report.name for report in alone.passes]
+    assert [report.name for report in parts.passes] == shown == names
+    for mine, theirs in zip(parts.passes, alone.passes, strict=True):
+        assert replace(mine, layers={}, error=0.0) == replace(theirs, layers={}, error=0.0)
+        assert mine.error == pytest.approx(theirs.error, rel=0.1)
+    assert {(s.position, s.layer) for s in parts.sites} == {
+        (s.position, s.layer) for s in alone.sites
+    }
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 99])
+def test_every_pass_is_in_one_part(recompiled: RecompiledArtifact, count: int) -> None:
+    parts = verify_compilation._divided(recompiled.replay, None, count)
+    runs = recompiled.replay.runs
+    assert [index for part in parts for index in part] == [
+        index for index, run in enumerate(runs) if run.sites
+    ]
+    assert len(parts) <= count
+    assert verify_compilation._divided(recompiled.replay, ("no pass",), count) == [[]]
+
+
+def test_nothing_is_said_behind_a_program_that_does_not_run(
+    recompiled: RecompiledArtifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check = PassChecker.check
+
+    def failing(checker: PassChecker, index: int, run: PassRun, until: int | None = None) -> Any:
+        report = check(checker, index, run, until)
+        checker.broken = run.step.name == "pack_swiglu"
+        return report
+
+    monkeypatch.setattr(PassChecker, "check", failing)
+    prompt = recompiled.prompt(tokens=LENGTH)
+    reports = [
+        verify(recompiled.replay, recompiled.store, prompt, processes=count) for count in (1, 4)
+    ]
+    names = [[found.name for found in report.passes] for report in reports]
+    assert names[0] == names[1]
+    assert names[0][-1] == "pack_swiglu"
+
+
+def test_bisect_looks_beyond_rewrites_beside_verify(
+    recompiled: RecompiledArtifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bisect_artifact, "usable_processes", lambda: 2)
+    monkeypatch.setattr(other_causes, "wrong_option", lambda _: ("batching", "differs"))
+    prompt = recompiled.prompt(tokens=LENGTH)
+    found = bisect_artifact.bisect_artifact(
+        recompiled, prompt, None, None, None, tmp_path, lambda _: None
+    )
+    assert (found.cause, found.name) == (Cause.OPTION, "batching")
+
+
+def test_the_command_exports_again_beside_verify(
+    artifact: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(forked, "usable_processes", lambda: 2)
+    line = [str(artifact), "verify", "--tokens", str(LENGTH), "--pass", "recognize_swiglu"]
+    with ExitStack() as stack:
+        stack.callback((artifact / "verify.json").unlink)
+        assert command.main(line) == 0
+        problem = "graph moe as exported is not what exporting the model again gives"
+        monkeypatch.setattr(RecompiledArtifact, "export_problems", lambda self: [problem])
+        assert command.main(line) == 1
+    assert problem in " ".join(capsys.readouterr().out.split())

@@ -16,6 +16,7 @@ from dsa_compile.debugging.bisect.culprit import Cause, Culprit
 from dsa_compile.debugging.inputs.parameters import WeightStore
 from dsa_compile.debugging.inputs.reference import export_report
 from dsa_compile.debugging.recompiled_artifact import RecompiledArtifact
+from dsa_compile.debugging.verify import weight_check
 from dsa_compile.debugging.verify.kernel_check import KernelReport
 from dsa_compile.debugging.verify.verify_compilation import verify
 from dsa_compile.debugging.verify.weight_check import WrongWeight, wrong_new_weights
@@ -23,7 +24,15 @@ from dsa_compile.layout import ONE_RANK, Layout
 from dsa_compile.weights import materialize, stored
 from dsa_compile.weights.block_fp8 import quantize_rows
 from dsa_compile.weights.checkpoint import Checkpoint
-from dsa_compile.weights.plan import Constant, Load, QuantizedValues, WeightEntry, WeightPlan
+from dsa_compile.weights.plan import (
+    Concat,
+    Constant,
+    Load,
+    QuantizedValues,
+    Shard,
+    WeightEntry,
+    WeightPlan,
+)
 
 LENGTH = 27
 
@@ -73,6 +82,14 @@ def test_a_weight_quantised_wrongly_names_what_quantises(
     (found,) = wrong()
     assert found.problem == "differs by 5.0e-01 from its expression"
     assert found.expression.endswith(", quantised by quantize_rows (weights/block_fp8.py)")
+
+
+def test_a_part_of_a_weight_is_named_by_the_ranks_that_have_it() -> None:
+    tp, dp = Shard("tp", 2, 0, 4, Load("w")), Shard("dp", 2, 0, 4, Load("w"))
+    whole = Load("w")
+    named = [weight_check._where(expr, 1) for expr in (tp, dp, Concat(0, (tp, dp)))]
+    assert named == [" on the ranks with tp 1", " on the ranks with dp 1", " on rank 1"]
+    assert weight_check._where(whole, 0) == ""
 
 
 def test_weights_read_otherwise_than_by_transformers(

@@ -12,6 +12,7 @@ from dsa_compile.debugging.inputs.parameters import WeightStore
 from dsa_compile.debugging.verify.rewrite_run import in_a_line
 from dsa_compile.ir.plan import Call
 from dsa_compile.ir.program import Program
+from dsa_compile.layout import WORLD
 from dsa_compile.weights.block_fp8 import quantize_rows
 from dsa_compile.weights.plan import (
     Concat,
@@ -23,6 +24,7 @@ from dsa_compile.weights.plan import (
     WeightEntry,
     WeightPlan,
 )
+from dsa_compile.weights.ranks import every_rank
 
 
 @dataclass(frozen=True)
@@ -109,11 +111,22 @@ def _problem(
         pairs = list(zip(made, wide, strict=True))
     except Exception as error:  # whatever a wrong expression leads to
         return f"cannot be made: {in_a_line(error)}"
-    for rank, (got, want) in enumerate(pairs):
+    for part, (got, want) in enumerate(pairs):
         wanted = numbers(want).to(WIDE)
         off = float((got.to(WIDE) - wanted).norm() / wanted.norm().clamp(min=1e-300))
         if not off <= UNIT.get(got.dtype, 0.0):
-            where = f" on rank {rank}" if len(made) > 1 else ""
             wrong = f"differs by {off:.1e} from" if off < math.inf else "is not finite as"
-            return f"{wrong} its expression{where}"
+            return f"{wrong} its expression{_where(entry.expr, part)}"
     return ""
+
+
+def _where(expr: Expr, part: int) -> str:
+    """The ranks that have a part of a weight; empty where all have the whole."""
+    places = every_rank(expr)
+    if len(places) == 1:
+        return ""
+    place = places[part]
+    if WORLD in place:
+        return f" on rank {place[WORLD]}"
+    ((axis, number),) = place.items()
+    return f" on the ranks with {axis} {number}"

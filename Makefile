@@ -123,8 +123,8 @@ test-faults: $(DEVELOPED)
 	@mkdir -p demo
 	@rm -f demo/*_catalogue.json
 	DSA_WHOLE_CATALOGUE=1 $(BIN)/python -m pytest --numprocesses=$(WORKERS) tests/planted_bugs
-	for name in second third fourth; do $(BIN)/python -m tests.planted_bugs.second.score \
-	  --faults tests/planted_bugs/$$name --out demo/$${name}_catalogue.json || exit 1; done
+	status=0; for name in second third fourth; do $(BIN)/python -m tests.planted_bugs.second.score \
+	  --faults tests/planted_bugs/$$name --out demo/$${name}_catalogue.json || status=1; done; exit $$status
 
 # Fails, and says so, where there is no GPU. A line for each test; one that fills a GPU waits for the others.
 test-gpu: $(DEVELOPED)

@@ -9,14 +9,13 @@ it advises.
 
 The order is random, by ``--seed``, but keeps kinds and recipes in proportion, so that every
 beginning of it is a fair sample: ``--first 40`` stops there. What ``--out`` has already is not
-scored again; remove the file after a change.
+scored again; remove the file after a change. Exit status: 1 if a promise is broken.
 """
 
 import argparse
 import contextlib
 import io
 import json
-import math
 import os
 import random
 import re
@@ -31,6 +30,7 @@ from typing import Any
 
 from tests.planted_bugs.second.fault import ROOT, Fault, compile_options
 from tests.planted_bugs.second.models import model_dir
+from tests.planted_bugs.second.promises import broken, summary
 from tests.planted_bugs.second.prove import HERE, catalogue
 
 SECONDS = 900  # after which a process counts as one that hangs
@@ -262,25 +262,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(_line(fault, found), flush=True)
         if args.out is not None:
             args.out.write_text(json.dumps(scores, indent=1) + "\n", encoding="utf-8")
-    for name in ("verify", "bisect"):
-        print(_summary(name, scores))
-    refused = [s for s in scores.values() if "refused" in s]
-    print(f"refused {len(refused)}: {sum(s['refusal_names'] for s in refused)} name the place, "
-          f"{sum('bisect' in s for s in refused)} others ran up to there")  # fmt: skip
-    return 0
-
-
-def _summary(command: str, scores: dict[str, dict[str, Any]]) -> str:
-    every = [s[command] for s in scores.values() if command in s]
-    seen = [s[command] for s in scores.values() if command in s and not s["control"]]
-    sited = [s for s in seen if s["site"] is not None]
-    allowed = [s for s in every if s["trials"] <= 2 * math.log2(max(1, s["count"])) + 4]
-    trials = "" if command == "verify" else (
-        f"; {max((s['trials'] for s in every), default=0)} trials at most, {len(allowed)} of "
-        f"{len(every)} within 2 log2(rewrites) + 4")  # fmt: skip
-    return (f"{command}: right place {sum(s['named'] for s in seen)} of {len(seen)}, right site "
-            f"{sum(bool(s['site']) for s in sited)} of {len(sited)}, "
-            f"{sum(bool(s['innocents']) for s in every)} accuse innocents{trials}")  # fmt: skip
+    for line in summary(scores):
+        print(line)
+    unkept = list(broken(scores))
+    for line in unkept:
+        print(f"not as promised: {line}")
+    return 1 if unkept else 0
 
 
 def _line(fault: Fault, found: dict[str, Any]) -> str:

@@ -5,12 +5,14 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.planted_bugs.sampled import WHOLE
 from tests.planted_bugs.second.fault import KINDS, ROOT, Fault
 from tests.planted_bugs.second.models import MODELS
+from tests.planted_bugs.second.promises import broken, summary
 from tests.planted_bugs.second.prove import HERE, catalogue
 from tests.planted_bugs.second.score import score, stratified
 
@@ -72,3 +74,30 @@ def test_verify_and_bisect_name_a_sample(name: str, work: Path) -> None:
     for command in ("verify", "bisect"):
         assert found[command]["named"], found
         assert found[command]["innocents"] == [], found
+
+
+def test_scores_that_break_a_promise_are_told() -> None:
+    right = {"named": True, "site": True, "innocents": [], "trials": 10, "count": 156}
+    fault = {"kind": "pass", "control": False, "verify": right, "bisect": right}
+    scores: dict[str, dict[str, Any]] = {f"fault-{n}": fault for n in range(20)}
+    scores["control"] = fault | {"control": True}
+    scores["runtime"] = fault | {"kind": "runtime", "verify": right | {"named": False}}
+    scores["refused"] = {"kind": "ir", "control": False, "refused": "no", "refusal_names": True}
+    assert list(broken(scores)) == []
+    wrong = right | {"named": False, "site": None, "trials": 20}
+    blamed = right | {"innocents": ["swiglu"]}
+    scores |= {
+        "missed": fault | {"bisect": wrong},
+        "missed-too": fault | {"bisect": wrong},
+        "control": fault | {"control": True, "verify": blamed},
+    }
+    assert list(broken(scores)) == [
+        "verify: accuses the control control",
+        "bisect: right place 21 of 23, promised 95%",
+        "bisect: 20 trials for missed",
+        "bisect: 20 trials for missed-too",
+    ]
+    assert list(summary(scores))[1] == (
+        "bisect: right place 21 of 23, right site 21 of 21, 0 accuse innocents; 20 trials at most, "
+        "22 of 24 within 2 log2(rewrites) + 4"
+    )

@@ -11,6 +11,7 @@ from typing import Any
 from dsa_compile.artifact.reader import Artifact
 from dsa_compile.artifact.records import Producer
 from dsa_compile.config import CompileConfig
+from dsa_compile.debugging.execution.forked import usable_processes
 from dsa_compile.debugging.execution.replay import Replay
 from dsa_compile.debugging.inputs.parameters import Parameters, RandomParameters, WeightStore
 from dsa_compile.debugging.inputs.prompt import Prompt, random_tokens
@@ -31,6 +32,9 @@ from dsa_compile.weights.checkpoint import Checkpoint
 
 MOST_TOKENS = 512
 """Tokens of the default prompt at most; where ``index_topk`` is larger, no step selects keys."""
+
+_DIVIDED_BYTES = 256 << 20  # of a model in fp32; what is exact takes twice that
+_MOST_PROCESSES = 4  # more gain little, as each runs the prompt through its first program
 
 
 @dataclass(frozen=True)
@@ -107,6 +111,13 @@ class RecompiledArtifact:
     def small(self) -> bool:
         """Whether transformers' model, in fp32, is small enough to be run beside this one."""
         return _is_small(self.exported.spec)
+
+    @property
+    def processes(self) -> int:
+        """How many processes checks may be divided among: each makes weights of its own."""
+        if not _is_small(self.exported.spec, _DIVIDED_BYTES):
+            return 1
+        return min(usable_processes(), _MOST_PROCESSES)
 
     @property
     def no_reference(self) -> str | None:

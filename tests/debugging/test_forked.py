@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 import pytest
 
 from dsa_compile.cli.inspect import command
+from dsa_compile.debugging import recompiled_artifact
 from dsa_compile.debugging.bisect import bisect_artifact, other_causes
 from dsa_compile.debugging.bisect.culprit import Cause
 from dsa_compile.debugging.execution import forked
@@ -112,7 +113,7 @@ def test_nothing_is_said_behind_a_program_that_does_not_run(
 def test_bisect_looks_beyond_rewrites_beside_verify(
     recompiled: RecompiledArtifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bisect_artifact, "usable_processes", lambda: 2)
+    monkeypatch.setattr(recompiled_artifact, "usable_processes", lambda: 2)
     monkeypatch.setattr(other_causes, "wrong_option", lambda _: ("batching", "differs"))
     prompt = recompiled.prompt(tokens=LENGTH)
     found = bisect_artifact.bisect_artifact(

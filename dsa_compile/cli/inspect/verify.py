@@ -20,7 +20,7 @@ replacement, in every layer, on what a prompt puts through it and on hard inputs
 times as large, 1024 times smaller, all tokens equal). Passes that promise to round nothing must be
 equal to the last bit. The prompt runs in steps whose contexts end below, at and above index_topk.
 A small model is compared with transformers', layer by layer, before its first pass. It is checked
-by as many processes as torch has threads (OMP_NUM_THREADS).
+by up to four processes, no more than torch has threads (OMP_NUM_THREADS).
 
 With --device cuda kernels are checked instead, on the GPU: every call of the finished graphs by
 each provider that may take it, against the reference, caches and selections too, then whole layers
@@ -131,11 +131,8 @@ def run(args: argparse.Namespace) -> int:
         return run_unsharded(args, open_recompiled(args), given)
     if args.device != "cpu":
         return run_kernels(args, open_recompiled(args), given)
-    processes = usable_processes()
-    args.recorded_export = processes > 1  # and another process compares a fresh one with it
+    args.recorded_export = usable_processes() > 1  # a fresh one is compared with it meanwhile
     recompiled = open_recompiled(args)
-    if not recompiled.small:  # each process would make weights of its own
-        processes = 1
     prompt = recompiled.prompt(given, args.tokens)
     show = _progress if sys.stderr.isatty() and not args.json else _silent
     only = None if args.only is None else recompiled.pass_names(args.only)
@@ -143,7 +140,8 @@ def run(args: argparse.Namespace) -> int:
         again = None
         if recompiled.recorded:
             again = stack.enter_context(Forked(recompiled.export_problems))
-        report = verify(recompiled.replay, recompiled.store, prompt, only, show, processes)
+        replay, store, processes = recompiled.replay, recompiled.store, recompiled.processes
+        report = verify(replay, store, prompt, only, show, processes)
         if only is None and recompiled.no_reference is None:
             report.passes.insert(0, export_report(recompiled, prompt))
         report.emission += recompiled.problems()

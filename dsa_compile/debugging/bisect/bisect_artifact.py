@@ -25,7 +25,7 @@ from dsa_compile.debugging.bisect.other_causes import (
     weight_cause,
 )
 from dsa_compile.debugging.bisect.search import STATE, Log, NothingBadError, Trial
-from dsa_compile.debugging.execution.forked import Forked, usable_processes
+from dsa_compile.debugging.execution.forked import Forked
 from dsa_compile.debugging.execution.replay import Replay
 from dsa_compile.debugging.inputs.prompt import Prompt
 from dsa_compile.debugging.inputs.reference import LIMIT, compare_with_transformers
@@ -132,7 +132,7 @@ def _beyond_rewrites(
         return _not_a_rewrite(weight, trials, untested)
     with ExitStack() as stack:
         rest: Callable[[], OtherCauses] = partial(other_causes, recompiled, prompt)
-        processes = usable_processes() if recompiled.small else 1
+        processes = recompiled.processes
         if processes > 1 and recompiled.artifact.manifest.target == "cpu":
             # (A GPU that one process has begun to use, a fork of it cannot.)
             rest = stack.enter_context(Forked(rest)).result

@@ -1,9 +1,11 @@
 """Functions run in forked processes, which have all that this one has made so far."""
 
 import multiprocessing
+import signal
 import sys
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
@@ -67,9 +69,11 @@ class Forked(Generic[T]):
 
 
 def _run(function: Callable[[], Any], results: Connection) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a key stops the parent, and that stops this
     torch.set_num_threads(1)
     try:
         made = False, function()
     except Exception as error:
         made = True, error
-    results.send(made)
+    with suppress(BrokenPipeError):  # the parent was killed
+        results.send(made)

@@ -78,7 +78,8 @@ def _telling_the_way_in(program: Program) -> Iterator[None]:
     except CompileError as error:
         raise CompileError(f"{error}{way_into(program.records)}") from error
     except Exception as error:
-        error.add_note(way_into(program.records).removeprefix("; "))
+        if program.records:
+            error.add_note(way_into(program.records).removeprefix("; "))
         raise
 
 
@@ -94,4 +95,7 @@ def _check_ranks(program: Program) -> None:
         region = problem.partition(":")[0]
         sites = [site for site in record.journal.sites if site.region in (region, "")]
         where = f" site {sites[0].number}" if len(sites) == 1 else ""
-        raise CompileError(f"pass {record.name}{where}: ranks cannot run what it leaves: {problem}")
+        raise CompileError(
+            f"pass {record.name}{where}: ranks cannot run what it leaves: {problem}"
+            f"{way_into(program.records[:-1])}"
+        )

@@ -1,5 +1,6 @@
 """Checks divided among processes."""
 
+import multiprocessing
 import os
 import time
 from collections.abc import Iterator
@@ -28,8 +29,7 @@ LENGTH = 27
 @pytest.fixture(autouse=True)
 def _no_process_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
-    with pytest.raises(ChildProcessError):
-        os.waitpid(-1, os.WNOHANG)
+    assert multiprocessing.active_children() == []
 
 
 def test_a_result_and_an_error_come_back() -> None:
@@ -42,6 +42,18 @@ def test_a_result_and_an_error_come_back() -> None:
         assert made == [1, 2]
         with pytest.raises(ValueError, match="wrong"):
             other.result()
+
+
+def test_an_error_that_cannot_be_read_back_is_raised_here() -> None:
+    class Needy(Exception):
+        def __init__(self, one: int, two: int) -> None:
+            super().__init__(f"{one} and {two}")
+
+    def fail() -> NoReturn:
+        raise Needy(1, 2)
+
+    with Forked(fail) as one, pytest.raises(Needy, match="1 and 2"):
+        one.result()
 
 
 def test_what_kills_a_process_is_run_here() -> None:

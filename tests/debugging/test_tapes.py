@@ -110,6 +110,16 @@ def test_what_is_read_on_the_host_tells_calls_apart(played: Played) -> None:
     assert any(played)
 
 
+def test_a_tensor_given_twice_tells_calls_apart(played: Played) -> None:
+    one, other = (to_exact(torch.tensor(values)) for values in ([3.0, 4.0], [5.0, 7.0]))
+    mode = ExactArithmetic()
+    for _ in range(4):
+        assert mode.run(torch.mul, one, one).wide.tolist() == [9, 16]
+        assert mode.run(torch.mul, one, other).wide.tolist() == [15, 28]
+        assert mode.run(lambda a, b: b, one, other) is other
+    assert played.count(True) >= 3
+
+
 def test_shapes_that_numbers_decide_tell_calls_apart(played: Played) -> None:
     def kept(x: Tensor, slots: Tensor) -> Tensor:
         return x.index_select(0, (slots >= 0).nonzero().squeeze(1)).view(-1)

@@ -134,6 +134,8 @@ def step_profile(
     spans: dict[str, list[int]] = defaultdict(list)  # of each label, in time
     for span, name in sorted({(work.span, work.label) for work in step if work.label != OTHER}):
         spans[name].append(span)
+    for name, times in repeated.items():  # else kernels would be shown in other layers
+        assert len(spans[name]) % times == 0, f"{name} did not launch in every place"
     found: dict[tuple[str, int], list[tuple[Work, float, float]]] = defaultdict(list)
     rest = 0.0
     for work, gap, added in lengthening(step):

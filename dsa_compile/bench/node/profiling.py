@@ -27,14 +27,10 @@ class StepProfiler:
         artifact: that the rank is of.
         rank: loaded, on a GPU.
         max_model_len: longest context.
-
-    Raises:
-        UserError: the rank drafts.
     """
 
     def __init__(self, artifact: Path, rank: ReplayedRank, max_model_len: int) -> None:
-        if type(rank.runner) is not ModelRunner:
-            raise UserError("--by-op profiles steps without drafts: load with draft='none'")
+        assert type(rank.runner) is ModelRunner, "steps without drafts are profiled"
         self._rank, self._runner = rank, rank.runner.variation()
         self._max_model_len = max_model_len
         compiled = read(artifact)

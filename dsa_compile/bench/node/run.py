@@ -119,10 +119,12 @@ class NodeBench:
 
     def __init__(self, artifact: Path, options: EngineOptions, by_op: bool = False) -> None:
         began = time.perf_counter()
+        if by_op and options.collectives != "replay":
+            raise UserError("--by-op profiles one rank alone: give --collectives replay with it")
         store = Store.open(artifact)
-        if by_op and device_of(store.manifest.target).type != "cuda":
-            raise UserError(f"--by-op profiles a GPU's kernels, and {artifact} is for a CPU")
         self.ranks: int = store.manifest.compile.layout.world
+        if by_op:
+            _check_profiling(artifact, store)
         self._exchanges = exchanges(store)
         runner = load_parts(artifact, options).runner
         self._replayed = runner if isinstance(runner, ReplayedRank) else None
@@ -139,10 +141,7 @@ class NodeBench:
         self.load_seconds = time.perf_counter() - began
         self.profiles: list[StepProfile] = []
         self._profiler: StepProfiler | None = None
-        if by_op:
-            if self._replayed is None:
-                raise UserError("--by-op profiles one rank alone: give --collectives replay")
-            assert options.max_model_len is not None, "the longest load is known"
+        if by_op and self._replayed and options.max_model_len:
             self._profiler = StepProfiler(artifact, self._replayed, options.max_model_len)
 
     def run(
@@ -203,6 +202,18 @@ class NodeBench:
             return None
         free, total = torch.cuda.mem_get_info(self.device)
         return int(total - free)
+
+
+def _check_profiling(artifact: Path, store: Store) -> None:
+    """Refuse an artifact of which no step can be profiled, before it is loaded.
+
+    Raises:
+        UserError: says why.
+    """
+    if device_of(store.manifest.target).type != "cuda":
+        raise UserError(f"--by-op profiles a GPU's kernels, and {artifact} is for a CPU")
+    if store.manifest.compile.layout.world == 1:
+        raise UserError(f"--by-op profiles a rank of several, and {artifact} has one")
 
 
 @dataclass(frozen=True)

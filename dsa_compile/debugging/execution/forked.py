@@ -1,6 +1,7 @@
 """Functions run in forked processes, which have all that this one has made so far."""
 
 import multiprocessing
+import pickle
 import signal
 import sys
 import warnings
@@ -26,7 +27,7 @@ class Forked(Generic[T]):
     What it changes is lost. Threads of OpenMP do not outlive a fork, so the process has one.
 
     Args:
-        function: returns what can be pickled.
+        function: its result is pickled.
     """
 
     def __init__(self, function: Callable[[], T]) -> None:
@@ -40,14 +41,14 @@ class Forked(Generic[T]):
         results.close()  # so that the end of the process is the end of the pipe
 
     def result(self) -> T:
-        """What the function returned; of a process that died, it is run here.
+        """Wait for the function; where its process brings nothing back, run it here.
 
         Raises:
             Exception: the one that the function raised.
         """
         try:
-            raised, made = self._results.recv()
-        except EOFError:
+            raised, made = pickle.loads(self._results.recv_bytes())
+        except (EOFError, OSError):
             return self._function()
         if raised:
             raise made
@@ -75,5 +76,10 @@ def _run(function: Callable[[], Any], results: Connection) -> None:
         made = False, function()
     except Exception as error:
         made = True, error
+    try:
+        data = pickle.dumps(made)
+        pickle.loads(data)  # not every exception that can be written can be read
+    except Exception:
+        return  # the parent runs the function itself
     with suppress(BrokenPipeError):  # the parent was killed
-        results.send(made)
+        results.send_bytes(data)

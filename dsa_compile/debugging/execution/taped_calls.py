@@ -109,10 +109,11 @@ class TapedCalls:
         parts: list[Hashable] = [function, noisy, *kwargs]
         if not _describe((*args, *kwargs.values()), parts, given) or not given:
             return None
+        inputs = [getattr(value, "wide", value) for value in given]
+        parts.append(_repeats(inputs))
         alike = self._known.setdefault(tuple(parts), _Alike())
         if alike.off:
             return None
-        inputs = [getattr(value, "wide", value) for value in given]
         contents = _contents(inputs, alike.reads)
         tapes = alike.tapes.get(contents, [])
         if not tapes:
@@ -145,6 +146,12 @@ def _describe(value: Sequence[Any], parts: list[Hashable], given: list[Tensor]) 
         else:
             return False
     return True
+
+
+def _repeats(inputs: Sequence[Tensor]) -> tuple[int, ...]:
+    """For each input the place where the same tensor is given first."""
+    first: dict[int, int] = {}
+    return tuple(first.setdefault(id(value), place) for place, value in enumerate(inputs))
 
 
 def _comparable(value: Tensor) -> bool:
@@ -182,7 +189,7 @@ def _form(value: Any, recording: Recording, given: Sequence[Tensor], slots: list
             return None
         slots.append(number)
         return _Made(len(slots) - 1, None if type(value) is Tensor else type(value), value.dtype)
-    if isinstance(value, list | tuple):
+    if type(value) in (list, tuple):
         parts = [_form(entry, recording, given, slots) for entry in value]
         return None if any(part is None for part in parts) else type(value)(parts)
     return (value,) if value is None else None

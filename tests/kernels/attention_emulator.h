@@ -150,7 +150,7 @@ static float e4m3_of(u32 code) {
   const float size = exponent ? std::ldexp(8.f + mantissa, exponent - 10) : std::ldexp(mantissa, -9);
   return code & 0x80 ? -size : size;
 }
-static u32 e4m3_pair(u32 word) { return pack_f16(e4m3_of(word & 255), e4m3_of(word >> 8 & 255)); }
+static u32 fp8_pair_to_f16(u32 word) { return pack_f16(e4m3_of(word & 255), e4m3_of(word >> 8 & 255)); }
 static uint4 load_row_16(bool wanted, const void* from) {
   uint4 value{};
   if (wanted) std::memcpy(&value, from, 16);

@@ -20,7 +20,7 @@ from tests.quick_cases import quick_first
 pytestmark = pytest.mark.skipif(not emulator.available(), reason="needs g++")
 
 WRITTEN_OUT = (
-    *("pack_f16", "e4m3_pair", "f16_pair", "load_row_16", "load_row_8", "load_row_4"),
+    *("pack_f16", "fp8_pair_to_f16", "f16_pair", "load_row_16", "load_row_8", "load_row_4"),
     *("multiply_f16", "multiply_bf16", "multiply", "load_matrices", "load_matrices_transposed"),
     *("store_cluster_pair", "exp2_approx", "aligned_memory"),
 )

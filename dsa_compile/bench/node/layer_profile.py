@@ -57,17 +57,17 @@ class LayerProfile:
 
     @property
     def us(self) -> float:
-        """What it adds to the step, gaps included."""
+        """Microseconds that it adds to the step, gaps included."""
         return sum(part.added + part.gap for part in self.parts)
 
     @property
     def gaps(self) -> float:
-        """In which nothing ran."""
+        """Microseconds in which nothing ran."""
         return sum(part.gap for part in self.parts)
 
     @property
     def collectives(self) -> float:
-        """What the kernels add that stand for collectives."""
+        """Microseconds that the kernels add which stand for collectives."""
         return sum(part.added for part in self.parts if part.collective)
 
     def to_dict(self) -> dict[str, Any]:

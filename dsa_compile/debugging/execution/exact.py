@@ -160,7 +160,7 @@ def _ran(
     args: Sequence[Any],
     kwargs: dict[str, Any] | None = None,
 ) -> Any:
-    """What a function of fp64 numbers and integers makes; written down if there is a recording."""
+    """Run a function of fp64 numbers and integers; it is written down if there is a recording."""
     if recording is None:
         return function(*args, **(kwargs or {}))
     return recording.run(function, args, kwargs or {})

@@ -186,8 +186,8 @@ class Recording(TorchFunctionMode):
 
 @dataclass(frozen=True)
 class _Facts:
-    """What an op does: places and names of the operands that it writes, and whether numbers decide
-    the shape of its result."""
+    """Places and names of the operands that an op writes, and whether numbers decide the shape of
+    its result."""
 
     writes: tuple[tuple[int, str], ...]
     shapes: bool
@@ -226,7 +226,7 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
 
 
 def _told(function: Any, args: Any, kwargs: Any, same: dict[int, int]) -> str:
-    """What tells an op from others, on slots some of which are the ``same`` as others."""
+    """A text that tells an op from others, on slots some of which are the ``same`` as others."""
     return repr((function, _renamed(args, same), _renamed(kwargs, same)))
 
 

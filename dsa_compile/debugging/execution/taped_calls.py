@@ -51,7 +51,12 @@ class Call:
     _tapes: list[tuple[Tape, Any]]
 
     def play(self, special: Callable[..., Any]) -> tuple[Any] | None:
-        """What the function returns; None if no tape does for this call, and nothing is done."""
+        """Run a tape in the function's place.
+
+        Returns:
+            What the function returns, as the one entry of a tuple; None if no tape does for this
+            call, and nothing is done then.
+        """
         for place, (tape, results) in enumerate(self._tapes):
             made = tape(self.inputs, special)
             if made is not None:
@@ -179,7 +184,7 @@ class _Given:
 
 
 def _form(value: Any, recording: Recording, given: Sequence[Tensor], slots: list[int]) -> Any:
-    """What a result is made of; None if a tape cannot make it."""
+    """Describe how a tape makes a result; None if it cannot."""
     if isinstance(value, Tensor):
         for place, other in enumerate(given):
             if other is value:

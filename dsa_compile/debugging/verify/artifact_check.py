@@ -95,7 +95,7 @@ def _unlike(artifact: Artifact, name: str, file: str, region: Region) -> str:
 
 
 def _calls(graph: dict[str, Any]) -> list[Any]:
-    """What the JSON of a graph calls, its nodes by number."""
+    """Calls of a graph from its JSON, their nodes by number."""
     numbers = {node["name"]: number for number, node in enumerate(graph["nodes"])}
 
     def numbered(value: Any) -> Any:

@@ -130,7 +130,7 @@ class PassChecker:
     def _capture(
         self, program: Program, store: WeightStore | ExactWeightStore, known: _Captured | None
     ) -> Trace:
-        """What the layers of a program see, given the inputs of those captured last, if any."""
+        """Run the layers of a program, on the inputs of those captured last, if any."""
         if known is not None and known.program is program:
             return known.trace
         stage = Stage.of(program, store)

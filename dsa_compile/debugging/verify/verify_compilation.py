@@ -49,7 +49,9 @@ def verify(
         prompt: what to run.
         only: names of the passes to check; None for all.
         progress: called with each pass's report.
-        processes: among which the passes are divided, each of which makes the weights that it runs.
+        processes: among which the passes are divided. Each makes the weights that it runs, and
+            its first pass is not given the inputs of the one before it, so that rounding errors
+            depend a little on their number.
     """
     started = time.perf_counter()
     spec = replay.final.spec

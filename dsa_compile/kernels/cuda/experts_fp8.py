@@ -96,8 +96,9 @@ _LEAST_BLOCKS = 4
 _PARTS_FILL = 1.1
 """Items of gate and up, for each multiprocessor, up to which they share K."""
 _FEW_ROWS, _STREAM_ROWS, _WIDE_ROWS = 0.5, 12, 48
-"""Mean rows of an expert up to which ONE or FEW, STREAM and WIDE are taken; beyond, rows are
-ordered first (:mod:`~dsa_compile.kernels.cuda.experts_fp8_many`)."""
+"""Mean rows of an expert up to which ONE or FEW, STREAM and WIDE are taken; ONE and FEW only while
+all items of gate and up are under way at once. Beyond the last, rows are ordered first, in a
+geometry that :mod:`~dsa_compile.kernels.cuda.experts_fp8_many` takes."""
 
 
 @dataclass(frozen=True)

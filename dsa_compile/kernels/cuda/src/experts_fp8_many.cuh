@@ -47,8 +47,8 @@ DEVICE void named_barrier_arrive(u32 barrier, u32 threads) {
 // The same in all lanes, and known to the compiler to be so.
 DEVICE int uniform(int value) { return __shfl_sync(0xffffffffu, value, 0); }
 
-// Of the threads that multiply; read anew where it is used, for sums leave no register to keep what
-// could be made from it.
+// The thread's number among those that multiply; read anew where it is used, for sums leave no
+// register to keep what could be made from it.
 DEVICE int math_thread() {
   int thread;
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));

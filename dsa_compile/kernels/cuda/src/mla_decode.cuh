@@ -72,23 +72,15 @@ DEVICE float cache_unit(const Arguments& args) {
   return FORMAT == FP8_TENSOR ? __ldg(args.cache_scale) : 1.0f;
 }
 
-DEVICE float power_of_two(int exponent) { return __int_as_float((exponent + 127) << 23); }
-
-// Two values to a register, the first in the low half.
-DEVICE u32 pack_operand(float low, float high) {
-  u32 packed;
-#if FORMAT == BF16_ROW
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
-#else
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
-#endif
-  return packed;
-}
-
 DEVICE u32 pack_bf16(float low, float high) {
   u32 packed;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
   return packed;
+}
+
+// As the products take their operands.
+DEVICE u32 pack_operand(float low, float high) {
+  return FORMAT == BF16_ROW ? pack_bf16(low, high) : pack_f16(low, high);
 }
 
 DEVICE float bf16_low(u32 pair) { return __uint_as_float(pair << 16); }

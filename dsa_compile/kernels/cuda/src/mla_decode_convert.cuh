@@ -2,14 +2,6 @@
 #pragma once
 #include "mla_decode.cuh"
 
-DEVICE u32 fp8_pair_to_f16(u32 pair) {
-  u32 result;
-  asm("{\n.reg .b16 two;\ncvt.u16.u32 two, %1;\ncvt.rn.f16x2.e4m3x2 %0, two;\n}"
-      : "=r"(result)
-      : "r"(pair));
-  return result;
-}
-
 DEVICE u32 multiply_f16(u32 a, u32 b) {
   u32 product;
   asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));

@@ -1,9 +1,9 @@
 // As mla_decode_expand.cu, a head by the blocks of a cluster: each puts CLUSTER-th of the columns
-// together and multiplies them with its columns of the head's matrix, and the first block adds up the
-// products and quantises. More multiprocessors then bring a head's parts, where heads are few.
+// together and multiplies them with its columns of the head's matrix, and the first block adds up
+// the products and quantises. More multiprocessors then bring a head's parts, where heads are few.
 //
 // Macros: FORMAT of the cache's rows, one of FP8; PART_HEADS; CLUSTER, 2 or 4; AT_ONCE, tokens whose
-// parts are put together at once, 1, 2 or 4; MOST_PARTS of a token, 32, 64 or 128.
+// parts are put together at once, 1, 2 or 4; MOST_PARTS of a token, 32 or 64.
 #include "head_products.cuh"
 #include "mla_decode_weights.cuh"
 
@@ -38,8 +38,8 @@ DEVICE void store_cluster_pair(u32 to, float low, float high) {
                : "memory");
 }
 
-// Weights of a head's parts, a warp's: lane l has those of parts l + 32 i. Sums are multiplied by `unit`
-// last.
+// Weights of a head's parts, a warp's: lane l has those of parts l + 32 i. Sums are multiplied by
+// `unit` last. (PartWeights is the same for 64 parts whatever MOST_PARTS says.)
 struct ClusterWeights {
   float of[kSlots], unit;
 
@@ -64,8 +64,8 @@ struct ClusterWeights {
   }
 };
 
-// `parts` of every token, at most MOST_PARTS; at most kTokensMost tokens. x takes a head's blocks, then
-// the next head's. The map is of w_uv [heads * 128, 512] in boxes of 128 x 64. Out: q e4m3 [tokens,
+// `parts` of every token, at most MOST_PARTS; at most kTokensMost tokens. x takes a head's blocks,
+// then the next head's. The map is of w_uv [heads * 128, 512] in boxes of 128 x 64. Out: q e4m3 [tokens,
 // heads * 128], scale [tokens, heads].
 extern "C" __global__ void __launch_bounds__(kThreads)
     mla_decode_expand_cluster(const __grid_constant__ CUtensorMap w_uv, const uint4* partial,

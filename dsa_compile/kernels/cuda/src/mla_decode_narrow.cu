@@ -1,14 +1,14 @@
 // Sparse MLA decode of few heads: a block takes 16 heads of one token and KEYS of its keys, all at
 // once. x is the part of the keys, y the token and, within it, the group of 16 heads.
 //
-// What counts is the chain from the slots to the part, so nothing waits for a second tile, and rows go
-// from memory to registers twice, the second time from L1: as operand of the scores and as that of the
-// values. A warp has 64 columns of the latent for both; its scores are added to those of the others.
-// Of a rotated row the first four warps have 16 columns each.
+// What counts is the chain from the slots to the part, so nothing waits for a second tile, and rows
+// go from memory to registers twice, the second time from L1: as operand of the scores and as that
+// of the values. A warp has 64 columns of the latent for both; its scores are added to those of the
+// others. The first four warps have 16 columns each of a rotated row.
 //
-// e4m3 is multiplied as fp16, exact in it. The queries of a warp are divided by a power of two so that
-// they are in fp16's range, and a row's scales multiply scores and weights in fp32. A weight is taken
-// in its key's unit 2^e, e as in mla_decode.cuh.
+// e4m3 is multiplied as fp16, exact in it. The queries of a warp are divided by a power of two so
+// that they are in fp16's range, and a row's scales multiply scores and weights in fp32. A weight is
+// taken in its key's unit 2^e, e as in mla_decode.cuh.
 //
 // Macros: FORMAT of the cache's rows, one of FP8; KEYS, 32 or 64; PART_HEADS 16.
 #include "mla_decode_narrow.cuh"
@@ -33,7 +33,7 @@ DEVICE KeyScales key_scales(uint4 raw, int group, bool there) {
   largest = fminf(fmaxf(largest, 0x1p-100f), 0x1p100f);
   const int exponent = static_cast<int>((__float_as_uint(largest) + 0x7fffffu) >> 23) - 127;
   const float own = group < 2 ? (group == 0 ? s[0] : s[1]) : (group == 2 ? s[2] : s[3]);
-  const float inverse = narrow_power_of_two(-exponent);
+  const float inverse = power_of_two(-exponent);
   return {own, inverse, there ? static_cast<float>(exponent) : -kInfinity};
 }
 
@@ -117,7 +117,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   most = __reduce_max_sync(0xffffffffu, max(most & 0xffffu, most >> 16));
   // the largest magnitude comes to 2^14..2^15, a factor of two below fp16's end
   const int exponent = min(max(static_cast<int>(most >> 7) - 127 - 14, -126), 126);
-  const float factor = narrow_power_of_two(-exponent), unit = narrow_power_of_two(exponent);
+  const float factor = power_of_two(-exponent), unit = power_of_two(exponent);
   u32 a[4][4];
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
@@ -144,12 +144,13 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     const u32 words[4] = {for_scores[i].x, for_scores[i].y, for_scores[i].z, for_scores[i].w};
 #pragma unroll
     for (int step = 0; step < 4; ++step)
-      multiply_f16(step % 2 ? other : sum, a[step], e4m3_pair(words[step]),
-                   e4m3_pair(words[step] >> 16));
+      multiply_f16(step % 2 ? other : sum, a[step], fp8_pair_to_f16(words[step]),
+                   fp8_pair_to_f16(words[step] >> 16));
     if (FORMAT == FP8_TENSOR && rotated) {
       const u32 q[4] = {scaled_f16(turned[0].x, factor), scaled_f16(turned[1].x, factor),
                         scaled_f16(turned[0].y, factor), scaled_f16(turned[1].y, factor)};
-      multiply_f16(sum, q, e4m3_pair(turned_keys[i].x), e4m3_pair(turned_keys[i].x >> 16));
+      const u32 key = turned_keys[i].x;
+      multiply_f16(sum, q, fp8_pair_to_f16(key), fp8_pair_to_f16(key >> 16));
     }
     // of keys 2 t and 2 t + 1 of the tile
     const KeyScales& even = scales[i / 2][i % 2 * 2];
@@ -207,7 +208,8 @@ extern "C" __global__ void __launch_bounds__(kThreads)
       const float first = exp2_approx(weights[i][2 * r] - shift[r]);
       const float second = exp2_approx(weights[i][2 * r + 1] - shift[r]);
       total[r] = fmaf(first, even.inverse, fmaf(second, odd.inverse, total[r]));
-      b[i / 2][i % 2 * 2 + r] = pack_f16(first * (even.own * even.inverse), second * (odd.own * odd.inverse));
+      b[i / 2][i % 2 * 2 + r] =
+          pack_f16(first * (even.own * even.inverse), second * (odd.own * odd.inverse));
     }
   }
 
@@ -221,7 +223,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const u32 word = j < 4 ? for_values[s][i].x : for_values[s][i].y;
-        pair[i] = e4m3_pair(j % 4 ? word >> 16 : word);
+        pair[i] = fp8_pair_to_f16(j % 4 ? word >> 16 : word);
       }
       multiply_f16(sum[j], b[s], __byte_perm(pair[0], pair[1], 0x5410),
                    __byte_perm(pair[2], pair[3], 0x5410));

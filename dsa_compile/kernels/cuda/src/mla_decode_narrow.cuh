@@ -1,6 +1,6 @@
-// Sizes and instructions of mla_decode_narrow.cu. Fragments are laid out as the PTX ISA says for mma
-// m16n8k16; which columns of the latent stand for which of its k is free, as long as queries and keys
-// agree.
+// Sizes and instructions of mla_decode_narrow.cu. Fragments are laid out as the PTX ISA says for
+// mma m16n8k16; which columns of the latent stand for which of its k is free, as long as queries
+// and keys agree.
 #pragma once
 #include "mla_decode_formats.cuh"
 
@@ -11,11 +11,7 @@ constexpr int kRowBytes = FORMAT == FP8_ROW ? kLatent + 16 + kRope * 2 : kLatent
 constexpr float kLog2e = 1.4426950408889634f;
 static_assert(kLatent == kWarps * 64, "a warp has 64 columns");
 
-DEVICE float narrow_power_of_two(int exponent) {
-  return __uint_as_float(static_cast<u32>(exponent + 127) << 23);
-}
-
-// Of magnitudes in bf16, two to a word.
+// The larger of two magnitudes in bf16, two to a word.
 DEVICE u32 larger_pair(u32 a, u32 b) {
   return __vmaxu2(a, b);
 }
@@ -25,26 +21,10 @@ DEVICE u32 largest_pair(const uint4& chunk) {
                      larger_pair(chunk.z & 0x7fff7fffu, chunk.w & 0x7fff7fffu));
 }
 
-// Two values to a register, the first in the low half.
-DEVICE u32 pack_f16(float low, float high) {
-  u32 packed;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
-  return packed;
-}
-
 // A pair of bf16 times a power of two.
 DEVICE u32 scaled_f16(u32 pair, float factor) {
   return pack_f16(__uint_as_float(pair << 16) * factor,
                   __uint_as_float(pair & 0xffff0000u) * factor);
-}
-
-// The lower two e4m3 of a word.
-DEVICE u32 e4m3_pair(u32 word) {
-  u32 result;
-  asm("{\n.reg .b16 two;\ncvt.u16.u32 two, %1;\ncvt.rn.f16x2.e4m3x2 %0, two;\n}"
-      : "=r"(result)
-      : "r"(word));
-  return result;
 }
 
 // Memory that no one writes meanwhile, or zeros.

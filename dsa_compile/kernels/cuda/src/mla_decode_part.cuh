@@ -4,7 +4,7 @@
 // 8 j + 2 t and the one after it, for kPartValues / 2 successive j.
 //
 // Values are fp16 in a fixed unit: weights are at most 2^8 (kSlack), e4m3 at most 448 and keys at
-// most 2^12, so 2^-13 of them is in range. Of 16 heads weights are at most 1 and keys at most 64, and
+// most 2^12, so 2^-13 of them is in range. With 16 heads weights are at most 1 and keys at most 64, and
 // the unit is 1. bf16 rows have values of any magnitude; theirs stay fp32.
 #pragma once
 #include "mla_decode_formats.cuh"

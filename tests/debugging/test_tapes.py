@@ -1,5 +1,6 @@
 """Tapes give, to the last bit, what the functions that they were recorded of give."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -111,13 +112,90 @@ def test_what_is_read_on_the_host_tells_calls_apart(played: Played) -> None:
 
 
 def test_a_tensor_given_twice_tells_calls_apart(played: Played) -> None:
+    def second(x: Tensor, y: Tensor) -> Tensor:
+        return y
+
     one, other = (to_exact(torch.tensor(values)) for values in ([3.0, 4.0], [5.0, 7.0]))
     mode = ExactArithmetic()
     for _ in range(4):
         assert mode.run(torch.mul, one, one).wide.tolist() == [9, 16]
         assert mode.run(torch.mul, one, other).wide.tolist() == [15, 28]
-        assert mode.run(lambda a, b: b, one, other) is other
+        assert mode.run(second, one, other) is other
+        assert mode.run(second, one, one) is one
     assert played.count(True) >= 3
+
+
+def test_tensors_that_share_memory_tell_calls_apart(played: Played) -> None:
+    def written(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+        x.add_(1)
+        return z * y.tolist()[0]
+
+    mode, one = ExactArithmetic(), torch.tensor([1.0])
+    for value in (1,) * 8:
+        apart = mode.run(written, torch.tensor([value]), torch.tensor([value]), to_exact(one))
+        assert apart.wide.tolist() == [value]
+        memory = torch.tensor([value])
+        shared = mode.run(written, memory, memory.view(1), to_exact(one))
+        assert shared.wide.tolist() == [value + 1]
+
+
+def test_a_number_made_of_what_is_written_makes_no_tape(played: Played) -> None:
+    def written(x: Tensor, z: Tensor) -> Tensor:
+        numbers = (x + 0).tolist()
+        x.add_(1)
+        return z * numbers[0]
+
+    mode, one = ExactArithmetic(), to_exact(torch.tensor([1.0]))
+    for value in (1, 1, 1, 1, 1, 1, 2, 3):
+        made = mode.run(written, torch.tensor([value]), one)
+        assert made.wide.tolist() == [value]
+    assert not any(played)
+
+
+def test_errors_of_ops_whose_results_nobody_takes_are_raised(played: Played) -> None:
+    def checked(x: Tensor, wanted: Tensor) -> Tensor:
+        torch.ops.aten._assert_async.msg(wanted, "refused")
+        return x + 1
+
+    def taken(x: Tensor, place: Tensor) -> Tensor:
+        try:
+            return x[place.tolist()[0]] + 0
+        except IndexError:
+            return x[0] * 0
+
+    mode, x = ExactArithmetic(), to_exact(torch.tensor([5.0, 7.0]))
+    for _ in range(4):
+        mode.run(checked, x, torch.tensor(True))
+        assert float(mode.run(taken, x, torch.tensor([9])).wide) == 0
+    with pytest.raises(RuntimeError, match="refused"):
+        mode.run(checked, x, torch.tensor(False))
+    assert float(mode.run(taken, x, torch.tensor([1])).wide) == 7
+
+
+def test_signs_of_zero_and_random_numbers_are_those_of_each_call(played: Played) -> None:
+    def times(x: Tensor, factor: Tensor) -> Tensor:
+        return x * factor.item()
+
+    def moved(x: Tensor) -> Tensor:
+        return x + torch.rand(1)
+
+    mode, x = ExactArithmetic(), to_exact(torch.tensor([1.0]))
+    for value in (0.0, 0.0, 0.0, 0.0, -0.0, 0.0):
+        made = mode.run(times, x, to_exact(torch.tensor(value)))
+        assert math.copysign(1, float(made.wide)) == math.copysign(1, value)
+    assert any(played)
+    assert len({float(mode.run(moved, x).wide) for _ in range(6)}) == 6
+
+
+def test_a_returned_constant_is_each_time_another(played: Played) -> None:
+    def constant(x: Tensor) -> tuple[Tensor, Tensor]:
+        return x + 1, torch.tensor([1, 2, 3])[1:]
+
+    mode, x = ExactArithmetic(), to_exact(torch.tensor([1.0]))
+    for _ in range(6):
+        made = mode.run(constant, x)[1]
+        assert made.tolist() == [2, 3]
+        made.fill_(9)
 
 
 def test_shapes_that_numbers_decide_tell_calls_apart(played: Played) -> None:

@@ -64,8 +64,12 @@ class Recording(TorchFunctionMode):
         facts = _NONE if function == self._special else _facts(function)
         written = [] if not facts.writes else list(tensors_in(_written(facts, args, kwargs)))
         layouts = [(value.shape, value.stride()) for value in written]
-        with torch._C.DisableTorchFunction():  # what it reads itself, it reads again on the tape
-            made = function(*args, **kwargs)
+        try:
+            with torch._C.DisableTorchFunction():  # it reads again on the tape what it reads itself
+                made = function(*args, **kwargs)
+        except BaseException:
+            self._whole = False  # the function may go on without what this op was to make
+            raise
         known: Any = None
         if type(made) in (bool, int, float):  # which Python may do anything with
             known = made
@@ -78,6 +82,7 @@ class Recording(TorchFunctionMode):
             self._whole &= all(op.function != self._special for op in self._ops)
         self._whole &= layouts == [(value.shape, value.stride()) for value in written]
         self._whole &= function is not aten.as_strided.default
+        self._whole &= not (facts.random and _drops(function, args, kwargs))
         places = self._places(made)
         sources = 0
         for value in taken:
@@ -105,11 +110,11 @@ class Recording(TorchFunctionMode):
             results: slots whose tensors it returns.
         """
         constants = {self._storages[number] for number in self._constants}
-        read = self._given & self._read_from
-        if not self._whole or self._written & (constants | read):
+        read = self._given & self._read_from | {self._storages[number] for number in self.reads}
+        returned = {self._storages[number] for number in results}
+        if not self._whole or self._written & (constants | read) or returned & constants:
             return None
         clones = {number: self._kept[number].clone() for number in self._constants}
-        returned = {self._storages[number] for number in results}
         renamed: dict[int, int] = {}
         kept = []
         for op in self._ops:
@@ -186,14 +191,15 @@ class Recording(TorchFunctionMode):
 
 @dataclass(frozen=True)
 class _Facts:
-    """Places and names of the operands that an op writes, and whether numbers decide the shape of
-    its result."""
+    """Places and names of the operands that an op writes, whether numbers decide the shape of its
+    result, and whether it may draw random ones."""
 
     writes: tuple[tuple[int, str], ...]
     shapes: bool
+    random: bool
 
 
-_NONE = _Facts((), False)
+_NONE = _Facts((), False, False)
 
 
 @functools.cache
@@ -205,7 +211,18 @@ def _facts(function: Any) -> _Facts:
         for place, argument in enumerate(arguments)
         if argument.alias_info is not None and argument.alias_info.is_write
     ]
-    return _Facts(tuple(writes), torch.Tag.dynamic_output_shape in getattr(function, "tags", ()))
+    tags = getattr(function, "tags", ())
+    random = torch.Tag.nondeterministic_seeded in tags
+    return _Facts(tuple(writes), torch.Tag.dynamic_output_shape in tags, random)
+
+
+def _drops(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    """Whether an op that may draw random numbers does: attention draws none without dropout."""
+    for place, argument in enumerate(function._schema.arguments):
+        if argument.name == "dropout_p":
+            given = args[place] if place < len(args) else kwargs.get("dropout_p", 0.0)
+            return bool(given)
+    return True
 
 
 def _masked(indices: Any) -> bool:

@@ -115,7 +115,7 @@ class TapedCalls:
         if not _describe((*args, *kwargs.values()), parts, given) or not given:
             return None
         inputs = [getattr(value, "wide", value) for value in given]
-        parts.append(_repeats(inputs))
+        parts.append(_shared(given, inputs))
         alike = self._known.setdefault(tuple(parts), _Alike())
         if alike.off:
             return None
@@ -153,10 +153,17 @@ def _describe(value: Sequence[Any], parts: list[Hashable], given: list[Tensor]) 
     return True
 
 
-def _repeats(inputs: Sequence[Tensor]) -> tuple[int, ...]:
-    """For each input the place where the same tensor is given first."""
-    first: dict[int, int] = {}
-    return tuple(first.setdefault(id(value), place) for place, value in enumerate(inputs))
+def _shared(given: Sequence[Tensor], inputs: Sequence[Tensor]) -> tuple[int, ...]:
+    """For each tensor where it is given first, where its numbers are, and where its memory is."""
+    if len(given) < 2:
+        return ()
+    first: dict[tuple[str, int], int] = {}
+    places = []
+    for place, (value, inner) in enumerate(zip(given, inputs, strict=True)):
+        memory = inner.untyped_storage()._cdata
+        those = ("tensor", id(value)), ("numbers", id(inner)), ("memory", memory)
+        places += [first.setdefault(same, place) for same in those]
+    return tuple(places)
 
 
 def _comparable(value: Tensor) -> bool:

@@ -108,11 +108,12 @@ def slots_in(value: Any) -> Iterator[int]:
 
 
 def _needed(ops: Sequence[Op], results: Sequence[int]) -> list[Op]:
-    """The ops that write, are random, or make what is used."""
+    """The ops that write, are random, may only raise an error, or make what is used."""
     used = set(results)
     kept = []
     for op in reversed(ops):
         kept_as_it_is = op.writes or op.function is None or op.known is not None
+        kept_as_it_is |= op.results is None  # all that it does may be to raise an error
         if kept_as_it_is or used & set(slots_in(op.results)):
             used |= {*slots_in(op.args), *slots_in(op.kwargs)}
             kept.append(op)
@@ -158,7 +159,10 @@ def _compiled(
             for number, shape in zip(slots_in(op.results), op.known or (), strict=False):
                 lines.append(f"    if s{number}.shape != {text(shape)}: return None")
         elif op.known is not None:
-            lines.append(f"    if {call} != {text(op.known)}: return None")
+            known: Any = op.known
+            if known == 0 and type(known) is float:  # of one sign
+                call, known = f"repr({call})", repr(known)
+            lines.append(f"    if {call} != {text(known)}: return None")
         else:
             lines.append(f"    {call}")
         if place in dying:

@@ -126,17 +126,20 @@ def test_a_tensor_given_twice_tells_calls_apart(played: Played) -> None:
 
 
 def test_tensors_that_share_memory_tell_calls_apart(played: Played) -> None:
-    def written(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
-        x.add_(1)
-        return z * y.tolist()[0]
+    def cleared(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+        before = bool((y > 0).any())
+        x.fill_(0)
+        after = bool((y > 0).any())
+        return z + 1 if before and not after else z + 2
 
-    mode, one = ExactArithmetic(), torch.tensor([1.0])
-    for value in (1,) * 8:
-        apart = mode.run(written, torch.tensor([value]), torch.tensor([value]), to_exact(one))
-        assert apart.wide.tolist() == [value]
-        memory = torch.tensor([value])
-        shared = mode.run(written, memory, memory.view(1), to_exact(one))
-        assert shared.wide.tolist() == [value + 1]
+    mode, one = ExactArithmetic(), to_exact(torch.tensor([1.0]))
+    for _ in range(8):
+        apart = mode.run(
+            cleared, torch.ones(2, dtype=torch.int64), torch.ones(2, dtype=torch.int64), one
+        )
+        assert apart.wide.tolist() == [3]
+    memory = torch.ones(2, dtype=torch.int64)
+    assert mode.run(cleared, memory, memory.view(2), one).wide.tolist() == [2]
 
 
 def test_a_number_made_of_what_is_written_makes_no_tape(played: Played) -> None:

@@ -91,7 +91,7 @@ class _Latents:
     def __init__(self) -> None:
         self.seen: tuple[torch.Tensor, ...] = ()
 
-    def update(self, *latents: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def update(self, *latents: torch.Tensor, **_: Any) -> tuple[torch.Tensor, ...]:
         self.seen = latents[:2]
         return self.seen
 

@@ -60,6 +60,8 @@ def tiny_model(
 
     With ``dtype=torch.bfloat16`` the weights are the fp32 model's, rounded, except those that must
     stay in fp32 (the indexer's ``weights_proj``, the router's bias or matrix, RoPE's frequencies).
+    A matrix beside a bias is rounded, as published checkpoints store it, though transformers keeps
+    it in fp32 from 5.24 on.
     """
     text_only = type(config) in AutoModelForCausalLM._model_mapping
     auto = AutoModelForCausalLM if text_only else AutoModelForImageTextToText
@@ -71,9 +73,14 @@ def tiny_model(
             _fill(name, tensor, generator)
         if dtype != torch.float32:
             strict = tuple(model._keep_in_fp32_modules_strict or ())
+            names = set(model.state_dict())
             for name, parameter in model.named_parameters():
+                bias = name.removesuffix("gate.weight") + "gate.e_score_correction_bias"
+                rounded = parameter.data.to(dtype)
                 if not name.endswith((*_FP32_SUFFIXES, *strict)):
-                    parameter.data = parameter.data.to(dtype)
+                    parameter.data = rounded
+                elif bias in names:
+                    parameter.data = rounded.to(parameter.dtype)
             model.config.dtype = dtype
     made: PreTrainedModel = model.eval()
     return made

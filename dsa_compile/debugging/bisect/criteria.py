@@ -10,6 +10,7 @@ from dsa_compile.debugging.bisect.search import Trial
 from dsa_compile.debugging.comparison.agreement import worst
 from dsa_compile.debugging.comparison.stage_calls import compare_calls, run_against
 from dsa_compile.debugging.comparison.tolerances import EXACT
+from dsa_compile.debugging.execution.memory import refuse_without_memory
 from dsa_compile.debugging.execution.replay import Replay, Rewrite
 from dsa_compile.debugging.execution.stages import Stage, run_stage
 from dsa_compile.debugging.execution.traces import Trace
@@ -58,10 +59,15 @@ class StageCheck:
         self._prompt = prompt
 
     def trial(self, position: int) -> Trial:
-        """See :class:`Check`; a program that does not run is bad."""
+        """See :class:`Check`; a program that does not run is bad, but for want of memory.
+
+        Raises:
+            UserError: no memory was left for it.
+        """
         try:
             bad, detail = self._judge(Stage.of(self._replay.at(position), self._store))
         except Exception as error:  # whatever an op raises on what no op should be given
+            refuse_without_memory(error, f"the program with {position} rewrites")
             bad, detail = True, f"does not run: {in_a_line(error)}"
         return Trial(position, bad, detail)
 

@@ -16,6 +16,7 @@ from dsa_compile.debugging.comparison.delta import find_delta
 from dsa_compile.debugging.comparison.inserted_ops import inserted_ops
 from dsa_compile.debugging.comparison.stage_calls import compare_calls, run_against
 from dsa_compile.debugging.comparison.tolerances import EXACT, RATIO, pass_problem
+from dsa_compile.debugging.execution.memory import refuse_without_memory
 from dsa_compile.debugging.execution.replay import PassRun, Replay
 from dsa_compile.debugging.execution.stages import Stage, StageWeights, layer_of, run_stage
 from dsa_compile.debugging.execution.traces import Trace
@@ -107,17 +108,19 @@ class PassChecker:
         """Check one pass, held to ``numerics``, from the last traces on."""
         done = PassReport(run.step.name, run.step.numerics.value, len(run.sites))
         exact = numerics is not Numerics.BITWISE
-        after = self.replay.after(index)
+        after, captured = self.replay.after(index), False
         try:
             plain = self._capture(run.before, self.store, traces.plain)
             wide = self._capture(run.before, self.exact, traces.exact) if exact else None
-            before = run.before
+            before, captured = run.before, True
             for site, then in zip(run.sites, self.replay.between(run), strict=True):
                 if site.region and (until is None or site.number <= until):
                     self._site(done, numerics, plain, wide, run, site, before, then)
                 before = then
             made = self._whole(done, wide or plain, run, after)
         except Exception as error:  # whatever an op raises on inputs that no op should be given
+            if not captured:
+                refuse_without_memory(error, f"the program in front of {run.step.name}")
             done.problem = done.problem or f"its program does not run: {in_a_line(error)}"
             self.broken, self._of_order = True, False
             return done

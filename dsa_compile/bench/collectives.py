@@ -141,6 +141,11 @@ def _candidates(x: Tensor, ranks: int, memory: PeerMemory) -> dict[str, dict[str
         dist.all_gather_into_tensor(parts, x)
         return parts
 
+    def nccl_scatter() -> Tensor:
+        own = torch.empty((x.shape[0] // ranks, WIDTH), dtype=x.dtype, device=x.device)
+        dist.reduce_scatter_tensor(own, x)
+        return own
+
     reduces: dict[str, Call] = {"nccl": nccl_reduce}
     if memory.takes(x):
         reduces["symmetric"] = lambda: memory.all_reduce(x)
@@ -156,7 +161,10 @@ def _candidates(x: Tensor, ranks: int, memory: PeerMemory) -> dict[str, dict[str
 
     for shots in ("one", "two"):
         reduces[f"torch {shots}-shot"] = functools.partial(torch_one_shot, shots)
-    return {"all_reduce": reduces, "all_gather": {"nccl": nccl_gather}}
+    found: dict[str, dict[str, Call]] = {"all_reduce": reduces, "all_gather": {"nccl": nccl_gather}}
+    if x.shape[0] % ranks == 0:
+        found["reduce_scatter"] = {"nccl": nccl_scatter}
+    return found
 
 
 def _with_norm(x: Tensor, all_reduce: Call, memory: PeerMemory) -> dict[str, dict[str, Call]]:

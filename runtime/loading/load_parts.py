@@ -76,7 +76,8 @@ def load_parts(path: Path, options: EngineOptions) -> LoadedParts:
         acceptance = AcceptanceRecord.read(path, manifest.digest)
     runner: ModelRunner | RankGroup
     if replayed:
-        runner = load_replayed(path, manifest.target, of_this, layout)
+        experts = manifest.model.spec.n_routed_experts
+        runner = load_replayed(path, manifest.target, of_this, layout, experts)
     elif layout.world == 1:
         runner = load_runner(path, of_this)
     else:

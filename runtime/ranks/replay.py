@@ -14,7 +14,14 @@ import torch
 from torch import Tensor
 
 from dsa_compile.errors import UserError
-from dsa_compile.kernels.cuda.replay_collective import CHUNK, REPLAY, replay_collective
+from dsa_compile.kernels.cuda.replay_collective import (
+    CHUNK,
+    REPLAY,
+    REPLAY_CHOICES,
+    replay_choices,
+    replay_collective,
+    turned_choices,
+)
 from dsa_compile.layout import ONE_RANK, Layout
 from dsa_compile.ops.collectives import communicating
 from dsa_compile.runtime.engine_options import EngineOptions
@@ -37,18 +44,20 @@ class ReplayCommunicator:
     Args:
         table: how long collectives take.
         device: of the operands.
+        experts: that routers choose from; of their gathered numbers, each rank's are others.
     """
 
     peer_memory = None
 
-    def __init__(self, table: LatencyTable, device: torch.device) -> None:
-        self._table = table
+    def __init__(self, table: LatencyTable, device: torch.device, experts: int = 0) -> None:
+        self._table, self._experts = table, experts
         self._provider, self._scale = NCCL, 1.0
         self._slots: dict[tuple[str, int, int], int] = {}
         self._waits: Tensor | None = None
         self._launch_us = 0.0
         if device.type == "cuda":
             REPLAY.warm()
+            REPLAY_CHOICES.warm()
             self._waits = torch.zeros(_MOST_CALLS, dtype=torch.int64, device=device)
             self._launch_us = self._measured_launch()
             _LOG.info("a replayed collective takes %.2f us by itself", self._launch_us)
@@ -90,7 +99,10 @@ class ReplayCommunicator:
         return found
 
     def gather(self, x: Tensor, axis: str, ranks: int) -> Tensor:
-        """The own operand, as often as there are ranks."""
+        """The own operand, as often as there are ranks; of experts' numbers, int64, see
+        :func:`~dsa_compile.kernels.cuda.replay_collective.replay_choices`."""
+        if x.dtype == torch.int64 and self._experts:
+            return self._replayed_choices(x.contiguous(), ranks)
         return self._replayed("all_gather", x.contiguous(), ranks, ranks)
 
     def all_reduce(self, x: Tensor, axis: str, ranks: int) -> Tensor:
@@ -114,6 +126,14 @@ class ReplayCommunicator:
             replay_collective(x[:0], out[:0], wait)
             return out.copy_(x.expand_as(out))
         replay_collective(x, out, wait)
+        return out
+
+    def _replayed_choices(self, indices: Tensor, ranks: int) -> Tensor:
+        if self._waits is None:
+            return turned_choices(indices, ranks, self._experts)
+        out = indices.new_empty((ranks, *indices.shape))
+        slot = self._slot("all_gather", ranks, indices.nbytes)
+        replay_choices(indices, out, self._experts, self._waits[slot : slot + 1])
         return out
 
     def _slot(self, op: str, ranks: int, nbytes: int) -> int:
@@ -185,7 +205,7 @@ class ReplayedRank(RankGroup):
 
 
 def load_replayed(
-    path: Path | str, target: str, options: EngineOptions, layout: Layout
+    path: Path | str, target: str, options: EngineOptions, layout: Layout, experts: int
 ) -> ReplayedRank:
     """Load one rank of an artifact in this process, on the first GPU.
 
@@ -194,6 +214,7 @@ def load_replayed(
         target: that it was compiled for.
         options: of loading: ``rank``, ``ranks`` and ``latencies`` among them.
         layout: that it was compiled for.
+        experts: that the model's routers choose from.
 
     Raises:
         ArtifactError: as :func:`load_runner`.
@@ -214,7 +235,7 @@ def load_replayed(
         rank,
         world,
     )
-    communicator = ReplayCommunicator(table, device_of(target))
+    communicator = ReplayCommunicator(table, device_of(target), experts)
     with communicating(communicator):
         runner = load_runner(path, options, Alone(rank))
     watch = Watch((), communicator.abort)

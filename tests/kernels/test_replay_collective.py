@@ -9,7 +9,11 @@ pytest.importorskip("cuda.bindings")
 
 from dsa_compile.kernels.cuda.compiler import build
 from dsa_compile.kernels.cuda.launch import CudaKernel
-from dsa_compile.kernels.cuda.replay_collective import replay_collective
+from dsa_compile.kernels.cuda.replay_collective import (
+    replay_choices,
+    replay_collective,
+    turned_choices,
+)
 from tests.kernels import emulator
 from tests.kernels.compile_only import inspect
 
@@ -32,6 +36,24 @@ def test_nothing_to_copy_is_a_wait(monkeypatch) -> None:
     monkeypatch.setattr(CudaKernel, "__call__", emulator.launch)
     nothing = torch.empty(0, 8)
     replay_collective(nothing, nothing, torch.tensor([0]))
+
+
+@pytest.mark.skipif(not emulator.available(), reason="needs g++")
+@pytest.mark.parametrize(("ranks", "experts"), [(2, 256), (8, 256), (3, 10)])
+def test_ranks_choose_other_experts(monkeypatch, ranks: int, experts: int) -> None:
+    monkeypatch.setattr(CudaKernel, "__call__", emulator.launch)
+    indices = torch.randint(0, experts, (37, 9))
+    indices[:, -1] = experts  # the shared one
+    indices[5] = -1  # padding
+    out = torch.zeros(ranks, *indices.shape, dtype=torch.int64)
+    replay_choices(indices, out, experts, torch.tensor([0]))
+    assert torch.equal(out, turned_choices(indices, ranks, experts))
+    assert torch.equal(out[0], indices)
+    assert (out[:, 5] == -1).all()
+    assert (out[:, [0, 36], -1] == experts).all()
+    if experts % ranks == 0:  # each rank's experts get what one rank chose of all
+        own = (out[:, :5, :8] < experts // ranks).sum()
+        assert own == indices[:5, :8].numel()
 
 
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])

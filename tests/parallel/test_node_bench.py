@@ -33,6 +33,24 @@ def test_a_projection_says_so_everywhere(artifact, capsys, tmp_path) -> None:
     assert with_latencies["served"]["steps"] > 1
 
 
+def test_a_lane_alone_serves_its_share(artifact, capsys, monkeypatch) -> None:
+    """Of 5 requests on two lanes the longer has 3; rates are of all 5."""
+    loads = []
+
+    def served(engine, load):
+        loads.append((load.concurrency, engine._runner.runner.max_running))
+        return Served(1.0, 2.0, 3, 4.0)
+
+    monkeypatch.setattr("dsa_compile.bench.node.run.serve", served)
+    replay = ["--collectives", "replay", "--scale", "1", "--json"]
+    arguments = ["node", str(artifact("dp2ep2")), *replay, "--concurrency", "5", *LOAD[2:]]
+    assert run(arguments) == 0
+    assert loads == [(3, 3)]
+    (row,) = json.loads(capsys.readouterr().out)["rows"]
+    assert row["load"]["concurrency"] == 5
+    assert row["tokens_per_gpu"] == pytest.approx(1e3 / 2 * 5 / 2)
+
+
 @pytest.mark.slow
 def test_all_ranks_are_measured(artifact, capsys) -> None:
     assert run(["node", str(artifact("tp2")), *LOAD, "--json"]) == 0

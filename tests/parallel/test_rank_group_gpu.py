@@ -35,10 +35,15 @@ def compiled(tmp_path_factory: pytest.TempPathFactory, fp8_model: Path) -> Compi
     made: dict[tuple[str, str], Path] = {}
 
     def artifact(layout: str, recipe: str) -> Path:
+        """``"tp2-mtp"`` has plans that draft, too."""
         if (layout, recipe) not in made:
             path = made[layout, recipe] = tmp_path_factory.mktemp("gpus") / f"{layout}-{recipe}"
             model = fp8_model if recipe == "fp8" else MODEL
-            compile_model(model, path, target="sm_90a", recipe=recipe, layout=LAYOUTS[layout])
+            cut, _, draft = layout.partition("-")
+            compile_model(
+                model, path, target="sm_90a", recipe=recipe, layout=LAYOUTS[cut],
+                draft=draft or None,
+            )  # fmt: skip
         return made[layout, recipe]
 
     return artifact
@@ -55,14 +60,28 @@ def tokens(
         return found
 
 
-@pytest.mark.parametrize("layout", ["tp2", "ep2"])
+@pytest.mark.parametrize("layout", ["tp2", "ep2", "dp2ep2"])
 @pytest.mark.parametrize("graphs", [False, True])
 def test_two_gpus_give_the_tokens_of_one(compiled, layout: str, graphs: bool) -> None:
     """In fp32, where another order of sums moves no argmax; with few blocks, so as to preempt."""
     options = {"deterministic": True, "cuda_graphs": graphs}
     wanted = tokens(compiled("one", "fp32"), **options)
+    if layout.startswith("dp"):  # lanes' steps are padded to one length, and take no such option
+        del options["deterministic"]
     assert tokens(compiled(layout, "fp32"), **options) == wanted
     assert tokens(compiled(layout, "fp32"), num_blocks=13, cuda_graphs=graphs) == wanted
+
+
+@pytest.mark.parametrize("layout", ["tp2-mtp", "dp2ep2-mtp"])
+@pytest.mark.parametrize("params", [GREEDY, DRAWN], ids=["greedy", "drawn"])
+def test_drafts_change_no_token_on_two_gpus(compiled, layout: str, params) -> None:
+    """Each rank samples and counts accepted drafts for itself; lanes accept different numbers."""
+    wanted = tokens(compiled("one", "fp32"), params, deterministic=True)
+    path = compiled(layout, "fp32")
+    for count in (1, 3):
+        options = {"num_speculative_tokens": count, "deterministic": layout.startswith("tp")}
+        assert tokens(path, params, **options) == wanted
+        assert tokens(path, params, num_blocks=24, **options) == wanted
 
 
 @pytest.mark.parametrize("recipe", ["bf16", "fp8"])

@@ -37,6 +37,13 @@ def test_collectives_have_the_shape_of_all_ranks() -> None:
     assert torch.equal(own, x)
 
 
+def test_tokens_of_other_lanes_choose_other_experts() -> None:
+    indices = torch.tensor([[0, 5, 8], [7, 3, -1]])  # 8 experts, a shared one, and none
+    with communicating(ReplayCommunicator(read_latencies(), CPU, 8)):
+        every = all_gather_rows(indices, "dp", 2)
+    assert every.tolist() == [[0, 5, 8], [7, 3, -1], [4, 1, 8], [3, 7, -1]]
+
+
 def test_a_rank_loads_its_part_of_the_weights(artifact) -> None:
     def weights(rank: int) -> dict[str, torch.Tensor]:
         options = EngineOptions(collectives="replay", rank=rank, num_blocks=8)

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +102,7 @@ class NodeBench:
 
     Args:
         artifact: of several ranks, or of one.
-        options: how to load it.
+        options: how to load it; ``max_running`` is of all lanes together.
         by_op: profile a decode step behind each row, kernel by kernel.
 
     Attributes:
@@ -122,7 +122,10 @@ class NodeBench:
         if by_op and options.collectives != "replay":
             raise UserError("--by-op profiles one rank alone: give --collectives replay with it")
         store = Store.open(artifact)
-        self.ranks: int = store.manifest.compile.layout.world
+        layout = store.manifest.compile.layout
+        self.ranks: int = layout.world
+        self._lanes: int = layout.dp
+        options = replace(options, max_running=-(-options.max_running // self._lanes))
         if by_op:
             _check_profiling(artifact, store)
         self._exchanges = exchanges(store)
@@ -153,7 +156,7 @@ class NodeBench:
         """Yield the rows, load by load.
 
         Args:
-            loads: one after the other.
+            loads: one after the other, of all lanes; a rank alone serves the share of its own.
             table: to say how long the collectives of a step take; None for not.
             latencies: to replay, where the ranks are not there.
         """
@@ -161,16 +164,17 @@ class NodeBench:
             for how in latencies if self._replayed else (Collectives(self._collectives, None),):
                 if self._replayed and how.scale is not None:
                     self._replayed.collectives.replay(how.provider, how.scale)
-                served = serve(self.engine, load)
+                of_lane = replace(load, concurrency=-(-load.concurrency // self._lanes))
+                served = serve(self.engine, of_lane if self._replayed else load)
                 found, ms = None, None
                 if table is not None and self.ranks > 1:
-                    rows = load.concurrency
+                    rows = of_lane.concurrency
                     found = step_communication(self._exchanges, table, how.provider, rows)
                 if found is not None:
                     ms = found.us * (1.0 if how.scale is None else how.scale) / 1e3
                 row = Row(load, how, served, self.ranks, ms, found.basis if found else None)
                 if self._profiler is not None:
-                    self.profiles.append(self._profiler.profile(load, row.label))
+                    self.profiles.append(self._profiler.profile(of_lane, row.label))
                 yield row
 
     def to_dict(self, rows: Sequence[Row]) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """A collective's stand-in on one GPU: copies of the operand, and a kernel of a given duration."""
 
+import torch
 from torch import Tensor
 
 from dsa_compile.kernels.cuda.launch import CudaKernel, Int64
@@ -8,6 +9,7 @@ CHUNK = 16
 _THREADS, _MOST_BLOCKS = 256, 264
 
 REPLAY = CudaKernel("replay_collective.cu", "replay_collective", overlap=True)
+REPLAY_CHOICES = CudaKernel("replay_collective.cu", "replay_choices", overlap=True)
 
 
 def replay_collective(x: Tensor, out: Tensor, wait: Tensor) -> None:
@@ -22,3 +24,30 @@ def replay_collective(x: Tensor, out: Tensor, wait: Tensor) -> None:
     chunks, copies = x.nbytes // CHUNK, out.nbytes // max(1, x.nbytes)
     blocks = min(max(1, -(-chunks // _THREADS)), _MOST_BLOCKS)
     REPLAY((blocks, 1, 1), _THREADS, x, out, Int64(chunks), copies, wait)
+
+
+def replay_choices(indices: Tensor, out: Tensor, experts: int, wait: Tensor) -> None:
+    """Fill ``out`` with the experts that the tokens of all ranks might choose.
+
+    With copies of one rank's choices, tokens of all ranks would go to the same experts: fewer would
+    be hit, and fewer bytes read. Part ``r`` of ``n`` is turned by ``r * experts / n``, so that the
+    rank's own experts get other choices of each part.
+
+    Args:
+        indices: int64, contiguous; numbers outside of 0 to ``experts`` - 1 stay as they are.
+        out: one or more parts of the shape of ``indices``, int64, contiguous.
+        experts: that the router chooses from.
+        wait: as for :func:`replay_collective`.
+    """
+    count, copies = indices.numel(), out.numel() // max(1, indices.numel())
+    blocks = min(max(1, -(-count // _THREADS)), _MOST_BLOCKS)
+    arguments = (indices, out, Int64(count), copies, Int64(experts), wait)
+    REPLAY_CHOICES((blocks, 1, 1), _THREADS, *arguments)
+
+
+def turned_choices(indices: Tensor, copies: int, experts: int) -> Tensor:
+    """What :func:`replay_choices` writes, by torch: ``[copies, *indices.shape]``."""
+    routed = (indices >= 0) & (indices < experts)
+    turns = torch.arange(copies, device=indices.device) * experts // copies
+    turns = turns.view(-1, *[1] * indices.ndim)
+    return torch.where(routed, (indices + turns) % experts, indices)

@@ -112,7 +112,7 @@ def lacks(
         found: compute capability of its GPU; None without one.
         capability: the one that the test needs.
         least: the lowest that it needs.
-        alone: it needs most of the GPU's memory, so it waits for the others.
+        alone: it needs most of the GPU's memory, or its time, so it waits for the others.
     """
     if found is None:
         return "needs a GPU"

@@ -226,7 +226,7 @@ def _measure(
     bench = StepBench(compiled, runner, per_ms)
     kind = bench.kind
     spec = compiled.manifest.model.spec
-    published = of_this_layer(spec, kind, config.recipe)
+    published = of_this_layer(spec, kind, config.recipe, machine()["gpu"])
     kinds = ", ".join(layer.kind for layer in compiled.manifest.layers)
     out.print(f"layers {kinds}; memory {per_ms / 1e9:.2f} TB/s\n")
     rows = []

@@ -128,16 +128,17 @@ def test_figures_of_another_run_are_dated_and_not_compared(monkeypatch: pytest.M
     assert "1.199" in row, "the figure itself"
 
 
-def test_figures_of_another_model_do_not_stand_beside(
+def test_figures_of_another_model_or_gpu_do_not_stand_beside(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(report, "machine", lambda: {"gpu": "some GPU", "torch": "2"})
     released = load_spec(write_released(tmp_path))
     glm = load_spec(Path(__file__).parents[2] / "examples" / "configs" / "glm_5")
-    assert of_this_layer(released, "moe", "fp8")
-    assert not of_this_layer(glm, "moe", "fp8")
-    assert not of_this_layer(released, "dense", "fp8")
-    assert not of_this_layer(released, "moe", "bf16")
+    assert of_this_layer(released, "moe", "fp8", "NVIDIA H200")
+    assert not of_this_layer(released, "moe", "fp8", "NVIDIA H100 80GB HBM3")
+    assert not of_this_layer(glm, "moe", "fp8", "NVIDIA H200")
+    assert not of_this_layer(released, "dense", "fp8", "NVIDIA H200")
+    assert not of_this_layer(released, "moe", "bf16", "NVIDIA H200")
     case = Decode(16, 8192)
     page = report.to_markdown([case], [Row(case.label(), 5.5, 1.0, 0.1, 6.0)], "moe", False)
     assert VLLM not in page

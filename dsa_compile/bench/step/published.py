@@ -43,10 +43,11 @@ _GOAL_DECODE = {
 _GOAL_PREFILL = {2048: 6.5, 8192: 19.0, 32768: 85.0, 65536: 190.0}
 
 
-def of_this_layer(spec: ModelSpec, kind: str, recipe: str) -> bool:
-    """Whether these figures are of such a layer: with experts, as DeepSeek-V3.2 is released."""
+def of_this_layer(spec: ModelSpec, kind: str, recipe: str, gpu: str) -> bool:
+    """Whether these figures are of such a layer, with experts, as DeepSeek-V3.2 is released, and
+    of such a GPU, named as by CUDA."""
     sizes = all(getattr(spec, name) == CONFIG[name] for name in _SIZES)
-    return sizes and kind == "moe" and recipe == "fp8"
+    return sizes and kind == "moe" and recipe == "fp8" and "H200" in gpu
 
 
 def vllm(case: Case) -> float | None:

@@ -68,7 +68,11 @@ def add_node(commands: Any) -> None:
         help="with replay: times the latencies (default: 0,1,1.25)",
     )  # fmt: skip
     node.add_argument(
-        "--concurrency", type=_counts, default=(1,), metavar="N,...", help="requests (default: 1)"
+        "--concurrency",
+        type=_counts,
+        default=(1,),
+        metavar="N,...",
+        help="requests, of all lanes together (default: 1)",
     )
     node.add_argument(
         "--prompt-tokens", type=_counts, default=(8192,), metavar="N,...",

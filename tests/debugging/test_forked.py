@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
+import torch
 
 from dsa_compile.cli.inspect import command
 from dsa_compile.debugging import recompiled_artifact
@@ -71,6 +72,19 @@ def test_what_kills_a_process_is_run_here() -> None:
 def test_a_process_that_is_not_waited_for_is_stopped() -> None:
     with Forked(lambda: time.sleep(3600)):
         pass  # what it leaves is looked for behind every test
+
+
+def test_processes_have_no_more_threads_than_this_one_had() -> None:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        with Forked(torch.get_num_threads) as one, Forked(torch.get_num_threads) as other:
+            assert [torch.get_num_threads(), one.result(), other.result()] == [1, 1, 1]
+            with Forked(torch.get_num_threads):
+                assert torch.get_num_threads() == 1
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(threads)
 
 
 def test_parts_find_what_one_process_finds(recompiled: RecompiledArtifact) -> None:

@@ -133,6 +133,7 @@ def run(args: argparse.Namespace) -> int:
         return run_kernels(args, open_recompiled(args), given)
     args.recorded_export = usable_processes() > 1  # a fresh one is compared with it meanwhile
     recompiled = open_recompiled(args)
+    processes = recompiled.processes
     prompt = recompiled.prompt(given, args.tokens)
     show = _progress if sys.stderr.isatty() and not args.json else _silent
     only = None if args.only is None else recompiled.pass_names(args.only)
@@ -140,8 +141,7 @@ def run(args: argparse.Namespace) -> int:
         again = None
         if recompiled.recorded:
             again = stack.enter_context(Forked(recompiled.export_problems))
-        replay, store, processes = recompiled.replay, recompiled.store, recompiled.processes
-        report = verify(replay, store, prompt, only, show, processes)
+        report = verify(recompiled.replay, recompiled.store, prompt, only, show, processes)
         if only is None and recompiled.no_reference is None:
             report.passes.insert(0, export_report(recompiled, prompt))
         report.emission += recompiled.problems()

@@ -24,7 +24,9 @@ def usable_processes() -> int:
 class Forked(Generic[T]):
     """A function that runs in a process of its own, on one thread and on the CPU.
 
-    What it changes is lost. Threads of OpenMP do not outlive a fork, so the process has one.
+    What it changes is lost. Threads of OpenMP do not outlive a fork, so the process has one; as a
+    context it takes that from this process. More threads than cores would wait for one another in
+    loops, which takes many times as long as what they compute.
 
     Args:
         function: its result is pickled.
@@ -32,6 +34,7 @@ class Forked(Generic[T]):
 
     def __init__(self, function: Callable[[], T]) -> None:
         self._function = function
+        self._threads = torch.get_num_threads()
         context = multiprocessing.get_context("fork")
         self._results, results = context.Pipe(duplex=False)
         self._process = context.Process(target=_run, args=(function, results), daemon=True)
@@ -55,6 +58,8 @@ class Forked(Generic[T]):
         return made  # type: ignore[no-any-return]
 
     def __enter__(self) -> Self:
+        """Leave a core to the process."""
+        torch.set_num_threads(max(self._threads - 1, 1))
         return self
 
     def __exit__(
@@ -64,6 +69,7 @@ class Forked(Generic[T]):
         trace: TracebackType | None,
     ) -> None:
         """Stop the process."""
+        torch.set_num_threads(self._threads)
         self._process.kill()
         self._process.join()
         self._results.close()

@@ -45,6 +45,25 @@ def test_a_layer_without_caches(recompiled: RecompiledArtifact) -> None:
     assert any(f"leaves out {last.name}" in problem for problem in problems)
 
 
+def test_a_layer_with_other_caches_in_another_plan(recompiled: RecompiledArtifact) -> None:
+    program = recompiled.replay.final
+    plan = program.plans[MODEL]
+    again = replace(plan, calls=tuple(replace(c, name=f"{c.name}_again") for c in plan.calls))
+    both = {**program.plans, "again": again}
+    assert list(plan_problems(replace(program, plans=both))) == []
+    last = plan.layers[-1]
+    calls = [
+        replace(c, caches="deeper") if c.layer is not None and c.layer == last.layer else c
+        for c in again.calls
+    ]
+    both["again"] = replace(again, calls=tuple(calls))
+    (problem,) = plan_problems(replace(program, plans=both))
+    assert problem == (
+        f"layer {last.layer} has the caches of deeper in {last.name}_again and those of "
+        f"{last.caches} in {last.name}: what one writes the other does not read"
+    )
+
+
 def test_a_weight_loaded_for_another(
     recompiled: RecompiledArtifact, monkeypatch: pytest.MonkeyPatch
 ) -> None:

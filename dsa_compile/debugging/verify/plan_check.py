@@ -7,7 +7,7 @@ one layer's to another shows in none of them.
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from dsa_compile.ir.plan import Plan
+from dsa_compile.ir.plan import Call, Plan
 from dsa_compile.ir.program import Program
 from dsa_compile.ir.region import Role
 from dsa_compile.weights.expr import bound
@@ -23,6 +23,7 @@ def plan_problems(program: Program) -> Iterator[str]:
     caching = {r.kind for r in program.regions.values() if r.inputs_of(Role.CACHE)}
     for name, plan in program.plans.items():
         yield from (f"plan {name}: {problem}" for problem in _cache_problems(plan, caching))
+    yield from _layers_of_two_caches(program.plans, caching)
     yield from _weight_problems(program)
 
 
@@ -40,6 +41,20 @@ def _cache_problems(plan: Plan, caching: set[str]) -> Iterator[str]:
             )
         if call not in plan.writing:
             yield f"a step without results leaves out {call.name}, which writes caches"
+
+
+def _layers_of_two_caches(plans: Mapping[str, Plan], caching: set[str]) -> Iterator[str]:
+    """Layers that a plan runs on other caches than another plan, whose rows it so never sees."""
+    first: dict[int, Call] = {}
+    for call in (call for plan in plans.values() for call in plan.layers if call.kind in caching):
+        if call.layer is None or call.caches is None:
+            continue
+        other = first.setdefault(call.layer, call)
+        if other.caches != call.caches:
+            yield (
+                f"layer {call.layer} has the caches of {call.caches} in {call.name} and those of "
+                f"{other.caches} in {other.name}: what one writes the other does not read"
+            )
 
 
 def _weight_problems(program: Program) -> Iterator[str]:

@@ -133,7 +133,7 @@ class RecompiledArtifact:
 
         None where it compiles nothing because a pass cannot be run.
         """
-        if self.replay.failure is not None:
+        if not self.replay.complete:
             return []
         emitted = emission_problems(self.artifact, self.replay.final, self.store, self.dummy)
         return [*export_problems(self.artifact, self.exported), *emitted]

@@ -16,11 +16,12 @@ from dsa_compile.debugging.bisect.culprit import Cause, Culprit
 from dsa_compile.debugging.inputs.parameters import WeightStore
 from dsa_compile.debugging.inputs.reference import export_report
 from dsa_compile.debugging.recompiled_artifact import RecompiledArtifact
-from dsa_compile.debugging.verify import weight_check
+from dsa_compile.debugging.verify import verify_compilation, weight_check
 from dsa_compile.debugging.verify.kernel_check import KernelReport
 from dsa_compile.debugging.verify.verify_compilation import verify
 from dsa_compile.debugging.verify.weight_check import WrongWeight, wrong_new_weights
 from dsa_compile.layout import ONE_RANK, Layout
+from dsa_compile.passes.recognize_layer_norm import RecognizeLayerNorm
 from dsa_compile.weights import materialize, stored
 from dsa_compile.weights.block_fp8 import quantize_rows
 from dsa_compile.weights.checkpoint import Checkpoint
@@ -165,6 +166,38 @@ def test_an_artifact_that_was_stopped_early_is_not_run(model_dir: Path, tmp_path
     assert [text.partition(":")[0] for text in found.untested] == ["kernels and runtime options"]
 
 
+def test_a_pass_that_refuses_what_is_right_is_named(
+    model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "artifact"
+    compile_model(model_dir, path, block_size=16, stop_after="recognize_rms_norm")
+    replay = RecompiledArtifact.open(path).replay
+    assert (replay.failure, replay.complete) == (None, True)
+    behind = "recognize_layer_norm"
+    monkeypatch.setattr(RecognizeLayerNorm, "expects", lambda *_: 7)
+    mine = RecompiledArtifact.open(path)
+    prompt = mine.prompt(tokens=LENGTH)
+    found = bisect_artifact(mine, prompt, None, None, None, tmp_path, lambda _: None)
+    assert (found.cause, found.name) == (Cause.PASS, behind)
+    assert "of 7 sites" in found.problem
+    assert mine.problems() == []
+    report = verify(mine.replay, mine.store, prompt)
+    assert [done.name for done in report.passes if done.problem] == [behind]
+
+
+def test_a_pass_that_refuses_what_is_wrong_is_not_accused(
+    model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "artifact"
+    compile_model(model_dir, path, block_size=16, stop_after="recognize_rms_norm")
+    mine = RecompiledArtifact.open(path)
+    mine.replay.failure = ("recognize_layer_norm", "matched none")
+    monkeypatch.setattr(verify_compilation, "plan_problems", lambda _: ["layers share caches"])
+    report = verify(mine.replay, mine.store, mine.prompt(tokens=LENGTH))
+    assert [found.problem for found in report.hazards] == ["layers share caches"]
+    assert not any(done.problem for done in report.passes)
+
+
 def test_kernels_of_a_gpu_are_checked_in_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
     crash = KernelReport("dsa.experts.default", "cuda", "moe.long", "experts", 3, 0.0, "ends it")
     monkeypatch.setattr(other_causes, "device_problem", lambda target: "")
@@ -208,8 +241,8 @@ def test_nothing_is_said_of_an_artifact_whose_passes_do_not_run(
     recompiled: RecompiledArtifact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     final = recompiled.replay.runs[3].before  # as far as the passes came
-    replay = SimpleNamespace(final=final, failure=None)
+    replay = SimpleNamespace(final=final, complete=True)
     broken = replace(recompiled, replay=replay)  # type: ignore[arg-type]
     assert broken.problems()
-    replay.failure = ("recognize_router", "raises")
+    replay.complete = False
     assert broken.problems() == []

@@ -125,6 +125,7 @@ def run(args: argparse.Namespace) -> int:
     from dsa_compile.cli.inspect.verify_unsharded import run_unsharded
     from dsa_compile.debugging.execution.forked import Forked, usable_processes
     from dsa_compile.debugging.inputs.reference import export_report
+    from dsa_compile.debugging.verify.selection_check import selection_report
     from dsa_compile.debugging.verify.verify_compilation import verify
 
     if args.against_unsharded:
@@ -144,6 +145,9 @@ def run(args: argparse.Namespace) -> int:
         report = verify(recompiled.replay, recompiled.store, prompt, only, show, processes)
         if only is None and recompiled.no_reference is None:
             report.passes.insert(0, export_report(recompiled, prompt))
+        if only is None and report.ok:  # else what is selected may be wrong by it
+            final, store = recompiled.replay.final, recompiled.store
+            report.passes.append(selection_report(final, store, prompt))
         report.emission += recompiled.problems()
         if again is not None:
             report.emission += again.result()

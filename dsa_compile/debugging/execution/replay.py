@@ -1,7 +1,7 @@
 """Replay a compilation, and stop it after any of its rewrites."""
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from dsa_compile.ir.edit import Editor
@@ -72,7 +72,9 @@ class Replay:
         final: the program that they make.
         count: rewrites of all of them.
         failure: the pass that could not be run and why, or None. A wrong rewrite may leave what a
-            later pass cannot take; ``final`` is then the program before that pass.
+            later pass cannot take; ``final`` is then the program before that pass. The pass behind
+            the one at which the configuration stops is tried, too: it may be why it stops there.
+        complete: whether all passes of the configuration ran.
     """
 
     def __init__(self, exported: Program, pipeline: Sequence[Pass | Level] | None = None) -> None:
@@ -80,7 +82,9 @@ class Replay:
         program = self._fork(exported)
         first = 0
         self.failure: tuple[str, str] | None = None
-        for step in pipeline_of(exported.config) if pipeline is None else pipeline:
+        self.complete = True
+        steps = iter(pipeline_of(exported.config) if pipeline is None else pipeline)
+        for step in steps:
             if isinstance(step, Level):
                 program.level = step
             elif step.runs(exported.config):
@@ -90,10 +94,12 @@ class Replay:
                     record = _run(step, program, between)
                 except Exception as error:  # a broken promise, or whatever a wrong graph leads to
                     self.failure, program = (step.name, str(error)), before
+                    self.complete = False
                     break
                 self.runs.append(PassRun(step, before, record, first, tuple(between)))
                 first += len(record.journal.sites)
                 if step.name == exported.config.stop_after:
+                    self.failure = _refused(steps, self._fork(program))
                     break
         self.final = program
         self.count = first
@@ -133,6 +139,20 @@ class Replay:
     @staticmethod
     def _fork(program: Program) -> Program:
         return program.fork(replace(program.config, records=False))
+
+
+def _refused(steps: Iterable[Pass | Level], program: Program) -> tuple[str, str] | None:
+    """The next pass to run, if it cannot be run on a program, and why; the program is changed."""
+    for step in steps:
+        if isinstance(step, Level):
+            program.level = step
+        elif step.runs(program.config):
+            try:
+                step(program)
+            except Exception as error:  # a broken promise, or whatever a wrong pass leads to
+                return step.name, str(error)
+            return None
+    return None
 
 
 def _run(step: Pass, program: Program, between: list[Program]) -> PassRecord:

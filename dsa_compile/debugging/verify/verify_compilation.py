@@ -75,15 +75,16 @@ def verify(
                 progress(shown)
     if fault is not None:  # what follows it is wrong by it
         report.hazards.append(HazardReport(fault.run.step.name, fault.number, (), fault.problem))
-    elif replay.failure is not None:
-        name, reason = replay.failure
-        problem = f"cannot be run on what is before it: {reason}"
-        report.passes.append(PassReport(name, "", 0, problem=problem))
     if fault is None:
         report.hazards += illegal(replay)
         report.hazards += (
             HazardReport(PLAN, None, (), text) for text in plan_problems(replay.final)
         )
+    refused = fault is None and (report.ok or not replay.complete)  # else it follows from those
+    if replay.failure is not None and refused:
+        name, reason = replay.failure
+        problem = f"cannot be run on what is before it: {reason}"
+        report.passes.append(PassReport(name, "", 0, problem=problem))
     report.rank()
     report.seconds = time.perf_counter() - started
     return report

@@ -37,7 +37,7 @@ def test_the_command_looks_at_selections_last(
     monkeypatch.setattr(selection_check, "selection_report", lambda *_: wrong)
     assert command.main([str(artifact), "verify", "--tokens", "27"]) == 1
     (artifact / "verify.json").unlink()
-    assert "selection selects other keys" in " ".join(capsys.readouterr().out.split())
+    assert "selection: selects other keys" in " ".join(capsys.readouterr().out.split())
 
 
 def _score_coarsely(monkeypatch: pytest.MonkeyPatch, name: str) -> None:

@@ -79,20 +79,34 @@ def bisect_artifact(
     digests = f"{recompiled.artifact.manifest.digest} by {compiler_digest(replay.final)}"
     key = f"{check.key}; {check.count} rewrites of {digests}; prompt {list(prompt.token_ids)}"
     log = Log.open(key, out / STATE)
-    try:
-        found = find_culprit(replay, store, prompt, check, log, out, progress)
-    except NothingBadError as nothing:
-        if isinstance(check, TokensCheck):
-            raise UserError(
-                f"{nothing}; weights, kernels and runtime options were not tested: "
-                "--against reference does"
-            ) from None
-        if not isinstance(check, ReferenceCheck):
-            raise
-        if limit is not None:
-            rest = f"what --limit {limit} allows, and all that is no rewrite: leave it out"
-            return _nothing_wrong(recompiled, log, nothing, (*untested, rest))
-        return _beyond_rewrites(recompiled, prompt, log, out, untested, nothing)
+    with ExitStack() as stack:
+        rest: Callable[[], OtherCauses] = partial(other_causes, recompiled, prompt)
+        processes = recompiled.processes
+        whole = isinstance(check, ReferenceCheck) and limit is None
+        if whole and processes > 1 and recompiled.artifact.manifest.target == "cpu":
+            # From now on, as it takes the longest. (A GPU that one process has begun to use, a fork
+            # of it cannot.)
+            rest = stack.enter_context(Forked(rest)).result
+            processes -= 1
+        try:
+            found = find_culprit(replay, store, prompt, check, log, out, progress)
+        except NothingBadError as nothing:
+            if isinstance(check, TokensCheck):
+                raise UserError(
+                    f"{nothing}; weights, kernels and runtime options were not tested: "
+                    "--against reference does"
+                ) from None
+            if not isinstance(check, ReferenceCheck):
+                raise
+            if limit is not None:
+                left = f"what --limit {limit} allows, and all that is no rewrite: leave it out"
+                return _nothing_wrong(recompiled, log, nothing, (*untested, left))
+            trials = (replay.count, len(log.trials), log.resumed)
+            beyond = _beyond_rewrites(recompiled, prompt, trials, out, rest, processes)
+            untested = (*untested, *beyond.untested)
+            if beyond.cause is Cause.NONE:
+                return _nothing_wrong(recompiled, log, nothing, untested)
+            return replace(beyond, untested=untested)
     if found.rewrite is None and found.cause is Cause.UNKNOWN:
         found = _blame(recompiled, prompt, check, found)
     return replace(found, untested=untested)
@@ -120,33 +134,33 @@ def _check(
 def _beyond_rewrites(
     recompiled: RecompiledArtifact,
     prompt: Prompt,
-    log: Log,
+    trials: tuple[int, int, int],
     out: Path,
-    untested: tuple[str, ...],
-    nothing: NothingBadError,
+    rest: Callable[[], OtherCauses],
+    processes: int,
 ) -> Culprit:
-    """No rewrite is wrong in exact arithmetic: their rounding, and then what is no rewrite."""
-    trials = (recompiled.replay.count, len(log.trials), log.resumed)
+    """No rewrite is wrong in exact arithmetic: their rounding, and then what is no rewrite.
+
+    Args:
+        recompiled: the artifact.
+        prompt: what to run.
+        trials: made so far.
+        out: directory for the reproducer.
+        rest: finds the causes that are no rewrite.
+        processes: among which passes are divided.
+    """
     weight = weight_cause(recompiled)  # first: its pass rounds wrongly too, and is right
     if weight is not None:
-        return _not_a_rewrite(weight, trials, untested)
-    with ExitStack() as stack:
-        rest: Callable[[], OtherCauses] = partial(other_causes, recompiled, prompt)
-        processes = recompiled.processes
-        if processes > 1 and recompiled.artifact.manifest.target == "cpu":
-            # (A GPU that one process has begun to use, a fork of it cannot.)
-            rest = stack.enter_context(Forked(rest)).result
-            processes -= 1
-        report = verify(recompiled.replay, recompiled.store, prompt, processes=processes)
-        found = _in_report(recompiled, prompt, report, trials, out)
-        if found is not None:
-            return replace(found, untested=untested)
-        other, more = rest()
-    untested = (*untested, *more)
+        return _not_a_rewrite(weight, trials, ())
+    report = verify(recompiled.replay, recompiled.store, prompt, processes=processes)
+    found = _in_report(recompiled, prompt, report, trials, out)
+    if found is not None:
+        return found
+    other, untested = rest()
     other = other or _as_written(recompiled)
     if other is not None:
         return _not_a_rewrite(other, trials, untested)
-    return _nothing_wrong(recompiled, log, nothing, untested)
+    return Culprit(None, *trials, cause=Cause.NONE, untested=untested)
 
 
 def _in_report(

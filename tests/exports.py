@@ -30,10 +30,13 @@ def _keeping(
     kept: OrderedDict[object, Program] = OrderedDict()
 
     def build_program(
-        model_dir: Path, config: CompileConfig, recorded: Mapping[str, Any] | None = None
+        model_dir: Path,
+        config: CompileConfig,
+        recorded: Mapping[str, Any] | None = None,
+        **sizes: Any,
     ) -> Program:
-        if recorded is not None:
-            return export(model_dir, config, recorded)
+        if recorded is not None or sizes:
+            return export(model_dir, config, recorded, **sizes)
         try:
             text = (Path(model_dir) / "config.json").read_bytes()
         except OSError:

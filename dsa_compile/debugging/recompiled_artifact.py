@@ -49,6 +49,7 @@ class RecompiledArtifact:
         model_dir: of the model.
         dummy: whether the weights are random.
         recorded: whether ``exported`` is what the artifact records, and not exported again.
+        sampled: whether ``exported`` and all behind it are of a part of the model.
     """
 
     artifact: Artifact
@@ -58,6 +59,7 @@ class RecompiledArtifact:
     model_dir: Path
     dummy: bool
     recorded: bool = False
+    sampled: bool = False
 
     @classmethod
     def open(
@@ -163,6 +165,15 @@ class RecompiledArtifact:
                 raise UserError(f"no pass {name!r} ran; {hint}")
         return tuple(asked)
 
+    def token_ids(self, text: str | Sequence[int]) -> tuple[int, ...]:
+        """Token ids of a prompt of the user's.
+
+        Raises:
+            RequestError: text without a tokenizer, or ids outside the vocabulary.
+        """
+        tokenizer = load_tokenizer(self.artifact)
+        return tuple(token_ids_of("prompt", text, self.exported.spec.vocab_size, tokenizer))
+
     def prompt(self, text: str | Sequence[int] | None = None, tokens: int | None = None) -> Prompt:
         """A prompt of the user's, or random tokens beyond twice ``index_topk``.
 
@@ -183,12 +194,11 @@ class RecompiledArtifact:
             count = min(wanted, MOST_TOKENS, limit) if tokens is None else tokens
             ids = random_tokens(min(max(count, 0), limit + 1), spec.vocab_size)
         else:
-            tokenizer = load_tokenizer(self.artifact)
-            ids = tuple(token_ids_of("prompt", text, spec.vocab_size, tokenizer))
+            ids = self.token_ids(text)
         if not 2 <= len(ids) <= limit:
             given = len(ids) if tokens is None else tokens
             raise UserError(f"a prompt must have from 2 to {limit} tokens, not {given}")
-        return Prompt.of(ids, spec.index_topk, block)
+        return Prompt.of(ids, spec.index_topk, block, brief=self.sampled)
 
 
 def _is_small(spec: ModelSpec, limit: int = 2 << 30) -> bool:

@@ -31,7 +31,7 @@ def run(
 ) -> dict[str, Any]:
     interpreter = Interpreter.of(part, exact=False)
     assert interpreter.pure
-    return interpreter.run_unknown(given, known, states or CacheStates({}), {})
+    return interpreter.run_unknown(given, known, states or CacheStates({}))
 
 
 def chain(first: Any, factor: float = 2.0) -> Region:
@@ -153,8 +153,8 @@ def test_exact_values_are_known_by_their_numbers() -> None:
     x = to_exact(torch.randn(2, 3))
     interpreter = Interpreter.of(chain(aten.mul.Tensor), exact=True)
     earlier = KnownCalls()
-    before = interpreter.run_unknown({"x": x}, earlier, CacheStates({}), {})
-    after = interpreter.run_unknown({"x": x}, KnownCalls(earlier), CacheStates({}), {})
+    before = interpreter.run_unknown({"x": x}, earlier, CacheStates({}))
+    after = interpreter.run_unknown({"x": x}, KnownCalls(earlier), CacheStates({}))
     assert after["b"] is before["b"]
     assert exact_cache((1, 2), torch.float32).wide.isnan().all()
 

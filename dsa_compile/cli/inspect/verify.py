@@ -3,6 +3,7 @@
 import argparse
 import sys
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,8 @@ times as large, 1024 times smaller, all tokens equal). Passes that promise to ro
 equal to the last bit. The prompt runs in steps whose contexts end below, at and above index_topk.
 A small model is compared with transformers', layer by layer, before its first pass. It is checked
 by up to four processes, no more than torch has threads (OMP_NUM_THREADS).
+Of a model whose layers are too wide for exact arithmetic a sample is checked, compiled with fewer
+experts by the same rewrites, of which the report says what it is.
 
 With --device cuda kernels are checked instead, on the GPU: every call of the finished graphs by
 each provider that may take it, against the reference, caches and selections too, then whole layers
@@ -64,6 +67,13 @@ def register(commands: Any) -> None:
         "--against-unsharded",
         action="store_true",
         help="compare the values of all ranks with those of the model compiled for one",
+    )
+    parser.add_argument(
+        "--experts",
+        type=int,
+        metavar="N",
+        help="verify a sample: N routed experts a layer, one layer of each kind (default for a "
+        "model too wide for exact arithmetic: 8)",
     )
     parser.add_argument("--all", action="store_true", help="list every rewrite, not only the worst")
     parser.set_defaults(run=run, recorded_export=False)
@@ -117,6 +127,9 @@ def token_ids(option: str, text: str) -> list[int]:
 def run(args: argparse.Namespace) -> int:
     """Check, print and leave the report."""
     given = prompt_given(args)
+    if args.experts is not None and (args.against_unsharded or args.device != "cpu"):
+        raise UserError("--experts samples what every rewrite is checked on: give it without "
+                        "--against-unsharded and --device")  # fmt: skip
     if args.against_unsharded and (args.only or args.all or args.device != "cpu"):
         raise UserError("--against-unsharded checks all passes on the CPU: give it without "
                         "--pass, --all and --device")  # fmt: skip
@@ -125,6 +138,8 @@ def run(args: argparse.Namespace) -> int:
     from dsa_compile.cli.inspect.verify_unsharded import run_unsharded
     from dsa_compile.debugging.execution.forked import Forked, usable_processes
     from dsa_compile.debugging.inputs.reference import export_report
+    from dsa_compile.debugging.inputs.sample import EXPERTS
+    from dsa_compile.debugging.sampled_artifact import sampled_artifact, too_wide
     from dsa_compile.debugging.verify.selection_check import selection_report
     from dsa_compile.debugging.verify.verify_compilation import verify
 
@@ -134,6 +149,12 @@ def run(args: argparse.Namespace) -> int:
         return run_kernels(args, open_recompiled(args), given)
     args.recorded_export = usable_processes() > 1  # a fresh one is compared with it meanwhile
     recompiled = open_recompiled(args)
+    whole, sampled = recompiled, ""
+    if args.experts is not None or too_wide(recompiled):
+        ids = () if given is None else whole.token_ids(given)
+        found = sampled_artifact(whole, args.experts or EXPERTS, ids)
+        recompiled, sampled = found.small, str(found.sample)
+        given = list(found.sample.numbers_of(ids)) or None
     processes = recompiled.processes
     prompt = recompiled.prompt(given, args.tokens)
     show = _progress if sys.stderr.isatty() and not args.json else _silent
@@ -142,13 +163,17 @@ def run(args: argparse.Namespace) -> int:
         again = None
         if recompiled.recorded:
             again = stack.enter_context(Forked(recompiled.export_problems))
-        report = verify(recompiled.replay, recompiled.store, prompt, only, show, processes)
-        if only is None and recompiled.no_reference is None:
+        replay, store = recompiled.replay, recompiled.store
+        report = verify(replay, store, prompt, only, show, processes, whole.replay)
+        report.sampled = sampled
+        if only is None and not sampled and recompiled.no_reference is None:
             report.passes.insert(0, export_report(recompiled, prompt))
-        if only is None and report.ok:  # else what is selected may be wrong by it
-            final, store = recompiled.replay.final, recompiled.store
-            report.passes.append(selection_report(final, store, prompt))
-        report.emission += recompiled.problems()
+        # Where there is a fault, what is selected may be wrong by it; of a sample, all values of a
+        # step would be in memory at once.
+        if only is None and not sampled and report.ok:
+            report.passes.append(selection_report(recompiled.replay.final, recompiled.store, prompt))
+        # packed weights of a model that is sampled are more than is read of it
+        report.emission += replace(whole, dummy=whole.dummy or bool(sampled)).problems()
         if again is not None:
             report.emission += again.result()
     report.write(args.artifact)

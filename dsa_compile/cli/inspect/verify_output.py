@@ -30,6 +30,7 @@ def print_report(
     runs = sum(done.runs for done in report.passes)
     made = f"{sum(done.sites for done in report.passes)} rewrites, {runs} runs of both sides"
     verdict = f"{len(problems)} wrong" if problems else "all right"
+    verdict += " in a sample" if report.sampled else ""
     out.print(styled(f"{verdict}: {made}, {report.seconds:.1f} s",
                      "bold red" if problems else "bold green"))  # fmt: skip
     for problem in problems:
@@ -37,6 +38,8 @@ def print_report(
     for done in report.passes:
         if done.note:
             lines(out, "note:", f"{done.name} {done.note}", "yellow")
+    if report.sampled:
+        lines(out, "sample:", report.sampled, "yellow")
     lines(out, "largest:", _largest(report))
     contexts = ", ".join(map(str, report.contexts))
     lines(out, "prompt:", f"{report.tokens} tokens in steps to {contexts}; "

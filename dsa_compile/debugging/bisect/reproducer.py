@@ -18,6 +18,7 @@ from torch import Tensor, fx
 
 from dsa_compile.debugging.bisect.localise import Finding, Localised
 from dsa_compile.debugging.comparison.delta import Side
+from dsa_compile.debugging.execution.deferred_weight import undeferred
 from dsa_compile.debugging.execution.ranks import Ranks
 from dsa_compile.debugging.execution.replay import Rewrite
 from dsa_compile.debugging.verify.rewrite_run import Step
@@ -66,7 +67,7 @@ def write_reproducer(out: Path, rewrite: Rewrite, found: Localised) -> bool:
         graph = region_to_json(region)
         (out / f"{name}.py").write_text(region_to_python(region), encoding="utf-8")
         (out / f"{name}.json").write_text(json.dumps(graph, indent=1) + "\n", encoding="utf-8")
-        values = {node.name: step.inputs[number][node.name] for node in side.inputs}
+        values = {node.name: undeferred(step.inputs[number][node.name]) for node in side.inputs}
         case[name] = {key: _stored(f"{name}/{key}", v, tensors) for key, v in values.items()}
     save_file(tensors, out / "inputs.safetensors")
     (out / "case.json").write_text(json.dumps(case, indent=1) + "\n", encoding="utf-8")

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, fx
 
 from dsa_compile.debugging.comparison.delta import Delta, Pair
+from dsa_compile.debugging.execution.deferred_weight import undeferred
 from dsa_compile.debugging.execution.exact import WIDE, numbers
 from dsa_compile.debugging.execution.interpreter import Values
 from dsa_compile.debugging.execution.stages import StageWeights
@@ -100,6 +101,9 @@ def rounding_errors(
             if len(found) == 3:
                 known = sums.setdefault(pair, [(0.0, 0.0)] * 3)
                 sums[pair] = [(a + c, b + d) for (a, b), (c, d) in zip(known, found, strict=True)]
+    for side in (true, wrong):
+        if side is not None:
+            side.release()
     found_errors = []
     for pair, squares in sums.items():
         before, after, noise = map(_root, squares)
@@ -143,7 +147,7 @@ def _floor(delta: Delta, pair: Pair, noise: float) -> float:
 
 def _number(graph: fx.Graph, name: str, values: Values) -> Tensor | None:
     """The numbers of a value, fp64: a quantised one with its scales; None for what is no number."""
-    value = values[name]
+    value = undeferred(values[name])
     if not isinstance(value, Tensor) or not value.dtype.is_floating_point:
         return None
     if value.dtype is not torch.float8_e4m3fn:

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from torch import fx
 
+from dsa_compile.debugging.execution.deferred_weight import DeferredWeight, undeferred
 from dsa_compile.debugging.execution.exact import ExactArithmetic, exact_reference
 from dsa_compile.debugging.execution.known_calls import (
     CacheStates,
@@ -94,29 +95,25 @@ class Interpreter:
         given: Mapping[str, Any],
         known: KnownCalls,
         states: CacheStates,
-        names: Mapping[int, Key],
     ) -> Values:
         """The same values, without the calls whose results are known.
 
         Args:
-            given: the inputs' values by name; the graph is :attr:`pure`.
+            given: the inputs' values by name, weights deferred; the graph is :attr:`pure`.
             known: results so far; those of this run are added.
             states: the layer's caches; those that a call takes are among the inputs.
-            names: of weights, by ``id``: they may be made anew for every stage.
         """
         values = {name: given[name] for name in self._inputs}
         mode = ExactArithmetic() if self._exact else None
         for call in self._calls:
-            mine = names
-            if call.caches:
-                mine = {**names, **{id(states.caches[k]): states.state(k) for k in call.caches}}
+            names = {id(states.caches[k]): states.state(k) for k in call.caches}
             given_values = [values[name] for name in call.given]
-            key = (call.key, *(identity(value, mine) for value in given_values))
+            key = (call.key, *(identity(value, names) for value in given_values))
             found = known.find(key)
             if found is None:
                 if call.caches:
                     states.catch_up()
-                kept = tuple(value for value in given_values if id(value) not in mine)
+                kept = tuple(value for value in given_values if not _named(value, names))
                 values[call.node.name] = known.add(key, self._run(call, values, mode), kept)
             else:
                 if call.writes:
@@ -143,5 +140,10 @@ def _is_cache(node: fx.Node) -> bool:
     return node.meta.get("role") is Role.CACHE
 
 
+def _named(value: Any, names: Mapping[int, Key]) -> bool:
+    """Whether a key knows a value by its name, and not by its identity."""
+    return type(value) is DeferredWeight or id(value) in names
+
+
 def _arguments(node: fx.Node, values: Mapping[str, Any]) -> Any:
-    return fx.node.map_arg((node.args, node.kwargs), lambda n: values[n.name])
+    return fx.node.map_arg((node.args, node.kwargs), lambda n: undeferred(values[n.name]))

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from dsa_compile.debugging.execution.deferred_weight import DeferredWeight
 from dsa_compile.debugging.execution.exact import ExactTensor, numbers
 from dsa_compile.debugging.execution.ranks import Ranks, with_items
 
@@ -135,8 +136,10 @@ def identity(value: Any, names: Mapping[int, Key]) -> Key:
 
     Args:
         value: the value.
-        names: of values that may be made anew, by ``id``.
+        names: of caches, by ``id``.
     """
+    if type(value) is DeferredWeight:
+        return value.name
     name = names.get(id(value))
     if name is not None:
         return name

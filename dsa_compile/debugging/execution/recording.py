@@ -98,6 +98,10 @@ class Recording(TorchFunctionMode):
         self._ops.append(Op(function, *before, places, bool(written), copies, known))
         return made
 
+    def give_up(self) -> None:
+        """Make no tape: what runs now is not written down."""
+        self._whole = False
+
     def slot(self, value: Tensor) -> int | None:
         """Where a tensor is on the tape; None if no op made it."""
         number = self._slots.get(id(value))

@@ -9,17 +9,18 @@ steps: that is the same computation, as a layer's caches are its own.
 import operator
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
+from dsa_compile.debugging.execution.deferred_weight import DeferredWeight, release, undeferred
 from dsa_compile.debugging.execution.exact import exact_cache
 from dsa_compile.debugging.execution.handed_selections import SELECTED, convert_selection
 from dsa_compile.debugging.execution.interpreter import Interpreter, Values
 from dsa_compile.debugging.execution.known_calls import (
     CacheStates,
-    Key,
     KnownCalls,
     number_of,
 )
@@ -57,12 +58,15 @@ class StageWeights:
         """Weights by key, for one call of a step."""
         return self.store.planned(self.plan).of(call, keys)
 
-    def names(self, call: Call, made: Mapping[str, Tensor]) -> dict[int, Key]:
-        """What tells the weights of a call apart, by ``id``: how they are made, and of what."""
+    def deferred(self, call: Call, keys: Collection[str]) -> dict[str, DeferredWeight]:
+        """The same, each made when it is taken."""
         entries = self.plan.entries(call.kind)
         return {
-            id(weight): ("weight", number_of((entries[key], entries[key].sources(call.vars))))
-            for key, weight in made.items()
+            key: DeferredWeight(
+                ("weight", number_of((entries[key], entries[key].sources(call.vars)))),
+                partial(self.store.get, call, key, entries[key]),
+            )
+            for key in keys
         }
 
 
@@ -183,8 +187,7 @@ def run_stage(
         states = CacheStates({})
         regions = [stage.region(call.kind, chunk) for chunk in trace.chunks]
         keys = dict.fromkeys(key for region in regions for key in weight_keys(region))
-        weights = stage.weights.of(call, keys)
-        names = stage.weights.names(call, weights)
+        weights = stage.weights.deferred(call, keys)
         for number, region in enumerate(regions):
             if given is not None:
                 values[number] |= _taken(given, index, number, trace)
@@ -204,7 +207,7 @@ def run_stage(
                     trace.batches[number],
                     prompt.block_size,
                 )
-            tables = {
+            tables: dict[Role, Mapping[str, Any]] = {
                 Role.VALUE: inputs,
                 Role.BATCH: trace.batches[number],
                 Role.CACHE: caches_for(region, prompt, states.caches, stage.exact),
@@ -212,7 +215,7 @@ def run_stage(
             }
             if watch:
                 mine = KnownCalls(None if earlier is None else earlier.calls[index].known[number])
-                nodes = _run_known(stage, region, tables, mine, states, names)
+                nodes = _run_known(stage, region, tables, mine, states)
                 mine.close()
                 done.known.append(mine)
             else:
@@ -223,6 +226,7 @@ def run_stage(
             done.outputs.append(_results(region, nodes))
             values[number] |= done.outputs[-1]
         states.catch_up()
+        release(weights.values())
         trace.calls.append(done)
     return trace
 
@@ -243,11 +247,10 @@ def _run_known(
     tables: Mapping[Role, Mapping[str, Any]],
     known: KnownCalls,
     states: CacheStates,
-    names: Mapping[int, Key],
 ) -> Values:
     interpreter = stage.interpreter(region)
     if interpreter.pure:
-        return interpreter.run_unknown(_given(region, tables), known, states, names)
+        return interpreter.run_unknown(_given(region, tables), known, states)
     states.catch_up()
     batch = {key: value.clone() for key, value in tables[Role.BATCH].items()}
     nodes = interpreter.run(_given(region, {**tables, Role.BATCH: batch}))
@@ -260,7 +263,7 @@ def _given(region: Region, tables: Mapping[Role, Mapping[str, Any]]) -> Values:
 
 
 def _results(region: Region, values: Values) -> dict[str, Tensor]:
-    return {name: values[node.name] for name, node in result_nodes(region).items()}
+    return {name: undeferred(values[node.name]) for name, node in result_nodes(region).items()}
 
 
 def _without_weights(region: Region, values: Values) -> Values:

@@ -1,7 +1,9 @@
 """Weights in exact arithmetic: every expression of the plan evaluated in fp64, nothing rounded."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from itertools import product
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -58,7 +60,10 @@ def evaluate(expr: Expr, variables: Mapping[str, str], reader: TensorReader) -> 
         case QuantizedValues():
             wide = evaluate(expr.of, variables, reader)
             scales = _scales(QuantizedScales(expr.of, expr.stacked), variables, reader)
-            return wide / _spread(scales, wide.shape, expr.stacked)
+            for index in product(*map(range, wide.shape[:-2])):  # all experts at once are too large
+                matrix = wide[index]
+                matrix.div_(_spread(scales[index], matrix.shape, expr.stacked))
+            return wide
 
 
 def _scales(expr: QuantizedScales, variables: Mapping[str, str], reader: TensorReader) -> Tensor:
@@ -67,12 +72,12 @@ def _scales(expr: QuantizedScales, variables: Mapping[str, str], reader: TensorR
     return out.to(WIDE)
 
 
-def _spread(scales: Tensor, shape: Collection[int], stacked: int) -> Tensor:
-    """A scale for every number of a matrix or of experts."""
-    *_, rows, columns = shape
-    parts = scales.chunk(stacked, -2)
-    tall = [p.repeat_interleave(BLOCK, -2)[..., : rows // stacked, :] for p in parts]
-    return torch.cat(tall, -2).repeat_interleave(BLOCK, -1)[..., :columns]
+def _spread(scales: Tensor, shape: Sequence[int], stacked: int) -> Tensor:
+    """A scale for every number of a matrix."""
+    rows, columns = shape
+    parts = scales.chunk(stacked)
+    tall = [p.repeat_interleave(BLOCK, 0)[: rows // stacked] for p in parts]
+    return torch.cat(tall).repeat_interleave(BLOCK, 1)[:, :columns]
 
 
 class ExactWeightStore:
@@ -80,12 +85,15 @@ class ExactWeightStore:
 
     Args:
         source: gives the parameters.
+        kept: bytes of weights kept for the next stage; None for 2 GiB.
     """
 
-    def __init__(self, source: TensorReader) -> None:
+    def __init__(self, source: TensorReader, kept: int | None = None) -> None:
+        self._kept = _KEPT if kept is None else kept
         self._source = source
         self._made: dict[tuple[str, WeightEntry, tuple[str, ...]], Any] = {}
         self._bytes = 0
+        self._alive: WeakValueDictionary[Any, Tensor] = WeakValueDictionary()
 
     def planned(self, plan: WeightPlan) -> "ExactWeights":
         """The weights as ``plan`` makes them."""
@@ -94,7 +102,7 @@ class ExactWeightStore:
     def get(self, call: Call, key: str, entry: WeightEntry) -> Any:
         """One weight, on all ranks; whole numbers as they are."""
         name = (call.name, entry, entry.sources(call.vars))
-        found = self._made.get(name)
+        found = self._made.get(name, self._alive.get(name))
         if found is None:
 
             def make(entry: WeightEntry) -> Tensor:
@@ -104,8 +112,10 @@ class ExactWeightStore:
                 return made.contiguous() if floating else made.to(entry.torch_dtype)
 
             self._made[name] = found = on_each_rank(entry, make)
+            if isinstance(found, Tensor):
+                self._alive[name] = found
             self._bytes += _nbytes(found)
-            while self._bytes > _KEPT and len(self._made) > 1:
+            while self._bytes > self._kept and len(self._made) > 1:
                 self._bytes -= _nbytes(self._made.pop(next(iter(self._made))))
         dtype = entry.torch_dtype
         if not dtype.is_floating_point:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Collection, Mapping
 from typing import Any, Protocol
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -14,11 +15,12 @@ from dsa_compile.weights.block_fp8 import quantize_rows
 from dsa_compile.weights.canonical import canonical_parameters
 from dsa_compile.weights.materialize import TensorReader, WeightSource, write_expr
 from dsa_compile.weights.plan import WeightEntry, WeightPlan
-from dsa_compile.weights.windows import Window
+from dsa_compile.weights.windows import Window, bounded
 
 _KEPT = 4 << 30  # bytes of weights kept for the next stage
 # Normal numbers that random matrices are read from, at places of their own; no width divides it.
 _POOL = (1 << 22) + 15
+_SLAB = 1 << 24  # of them that are read at once
 
 
 class Weights(Protocol):
@@ -39,15 +41,20 @@ class WeightStore:
 
     Args:
         source: a checkpoint, or :class:`RandomParameters`.
+        exact_kept: see the attributes.
 
     Attributes:
         source: as given.
+        exact_kept: bytes that a store of exact weights may keep for the next stage; None for its
+            default.
     """
 
-    def __init__(self, source: Parameters) -> None:
+    def __init__(self, source: Parameters, exact_kept: int | None = None) -> None:
         self.source = source
+        self.exact_kept = exact_kept
         self._made: dict[tuple[str, WeightEntry, tuple[str, ...]], Any] = {}
         self._bytes = 0
+        self._alive: WeakValueDictionary[Any, Tensor] = WeakValueDictionary()
 
     def planned(self, plan: WeightPlan) -> "PlannedWeights":
         """The weights as ``plan`` makes them."""
@@ -56,7 +63,7 @@ class WeightStore:
     def get(self, call: Call, key: str, entry: WeightEntry) -> Any:
         """One weight, on all ranks."""
         name = (call.name, entry, entry.sources(call.vars))
-        found = self._made.get(name)
+        found = self._made.get(name, self._alive.get(name))
         if found is None:
 
             def make(entry: WeightEntry) -> Tensor:
@@ -65,6 +72,8 @@ class WeightStore:
                 return made
 
             self._made[name] = found = on_each_rank(entry, make)
+            if isinstance(found, Tensor):
+                self._alive[name] = found
             self._bytes += _nbytes(found)
             while self._bytes > _KEPT and len(self._made) > 1:
                 self._bytes -= _nbytes(self._made.pop(next(iter(self._made))))
@@ -112,16 +121,32 @@ class RandomParameters:
     def read_into(self, name: str, out: Tensor, window: Window = ()) -> None:
         """Matrices that keep the variance of what they multiply, norms around one."""
         generator = torch.Generator().manual_seed(self._number[name])
-        made = torch.empty(self.shape(name))
-        if made.dim() > 1:
+        shape = self.shape(name)
+        if len(shape) > 1:
             start = int(torch.randint(_POOL, (), generator=generator))
-            _read_around(self._pool, start, made.view(-1))
-            made.mul_(1.0 if "embed_tokens" in name else made.shape[-1] ** -0.5)
-        elif name.endswith("norm.weight"):
+            scale = 1.0 if "embed_tokens" in name else shape[-1] ** -0.5
+            self._read_matrices(start, scale, shape, bounded(window, shape), out)
+            return
+        made = torch.empty(shape)
+        if name.endswith("norm.weight"):
             made.uniform_(0.5, 1.5, generator=generator)
         else:
             made.normal_(0.0, 0.05, generator=generator)
         out.copy_(made[window])
+
+    def _read_matrices(
+        self, start: int, scale: float, shape: tuple[int, ...], window: Window, out: Tensor
+    ) -> None:
+        """Fill ``out`` a slab at a time: a parameter may be gigabytes."""
+        width = math.prod(shape[1:])
+        rows, *others = window
+        step = max(1, _SLAB // width)
+        for first in range(rows.start, rows.stop, step):
+            last = min(first + step, rows.stop)
+            made = torch.empty(last - first, *shape[1:])
+            _read_around(self._pool, (start + first * width) % _POOL, made.view(-1))
+            made.mul_(scale)
+            out[first - rows.start : last - rows.start].copy_(made[(slice(None), *others)])
 
     def read_quantized(
         self,

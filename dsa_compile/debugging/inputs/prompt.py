@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 _DECODED = 3  # tokens at the end of a request that are steps of their own
+_DECODED_BRIEFLY = 2
 _PADDING = 2  # rows behind those of a decode step
 _ROWS = 3  # tokens of the second request in its last step, as where drafts are checked
 _MOST_BESIDE = 20  # tokens of the second request in the first step
@@ -75,10 +76,21 @@ class Prompt:
     block_size: int
 
     @classmethod
-    def of(cls, token_ids: Sequence[int], topk: int, block_size: int) -> "Prompt":
-        """Cut below and at ``topk``, and before each of the last tokens; another request beside."""
+    def of(
+        cls, token_ids: Sequence[int], topk: int, block_size: int, brief: bool = False
+    ) -> "Prompt":
+        """Cut below and at ``topk``, and before each of the last tokens; another request beside.
+
+        Args:
+            token_ids: of the first request.
+            topk: ``index_topk`` of the model.
+            block_size: rows of a cache page.
+            brief: in four steps, one of each sort, where weights make every step long.
+        """
         length = len(token_ids)
         wanted = {topk // 2, topk, *range(length - _DECODED, length)}
+        if brief:
+            wanted = {topk, *range(length - _DECODED_BRIEFLY, length)}
         if length <= topk:
             wanted.add(length // 2)
         cuts = (*sorted(cut for cut in wanted if 0 < cut < length), length)

@@ -66,7 +66,7 @@ class PassChecker:
     def __init__(self, replay: Replay, store: WeightStore, prompt: Prompt) -> None:
         self.replay = replay
         self.store = store
-        self.exact = ExactWeightStore(store.source)
+        self.exact = ExactWeightStore(store.source, store.exact_kept)
         self.prompt = prompt
         self.sites: list[SiteReport] = []
         self.broken = False

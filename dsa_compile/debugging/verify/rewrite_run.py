@@ -10,6 +10,7 @@ from torch import Tensor, fx
 from dsa_compile.debugging.comparison.agreement import Agreement, compare, worst
 from dsa_compile.debugging.comparison.delta import Delta, Pair, Side
 from dsa_compile.debugging.comparison.topk_choice import Choice, judge_choice
+from dsa_compile.debugging.execution.deferred_weight import DeferredWeight, release, undeferred
 from dsa_compile.debugging.execution.exact import to_exact
 from dsa_compile.debugging.execution.handed_selections import (
     SELECTED,
@@ -146,16 +147,10 @@ def run_site(
         SideRunner(side, captured, trace, prompt, mine, inputs, trace.exact)
         for side, mine in zip((delta.before, delta.after), weights, strict=True)
     )
-    steps = []
-    for number in steps_of(delta, captured):
+    steps = list(_run_sides(before, after, steps_of(delta, captured)))
+    for step in steps:
+        number, results = step.number, step.values
         chunk = trace.chunks[number]
-        copies: tuple[Values, Values] = ({}, {})
-        try:
-            sides = before.given(number), after.given(number)  # makes weights: a plan may be wrong
-            copies = before.copied(sides[0]), after.copied(sides[1])
-            results = before.run(number, sides[0]), after.run(number, sides[1])
-        except Exception as error:  # whatever an op raises on what no op should be given
-            raise SiteError(in_a_line(error), Step(number, copies, ({}, {}))) from error
         ranks.append((True, 0.0))
         for b, a in delta.pairs:
             sides = before.compared(number, b, results[0]), after.compared(number, a, results[1])
@@ -163,11 +158,33 @@ def run_site(
             found[b, a] = found[b, a].and_(agreement)
             ranks[-1] = min(ranks[-1], (agreement.bitwise, -agreement.error))
             choices.append(judge_choice(delta, (b, a), results, sides[1], prompt, chunk))
-        steps.append(Step(number, copies, results))
     judged = [choice for choice in choices if choice is not None]
     worst_choice = max(judged, key=lambda choice: choice.deficit, default=None)
     worst_step = ranks.index(min(ranks)) if ranks else 0
     return SiteRun(inputs, found, worst_choice, tuple(steps), worst_step)
+
+
+def _run_sides(before: "SideRunner", after: "SideRunner", numbers: list[int]) -> Iterator["Step"]:
+    """Run one side in all steps, then the other: the weights of both at once may be too much.
+
+    Raises:
+        SiteError: a side cannot be run.
+    """
+    done: list[list[tuple[Values, Values]]] = [[], []]  # what each side took and made in a step
+    for place, side in enumerate((before, after)):
+        for number in numbers:
+            copies: Values = {}
+            try:
+                given = side.given(number)
+                copies = side.copied(given)
+                done[place].append((copies, side.run(number, given)))
+            except Exception as error:  # whatever an op raises on what no op should be given
+                theirs = done[0][len(done[1])][0] if place else {}
+                both = (theirs, copies) if place else (copies, theirs)
+                raise SiteError(in_a_line(error), Step(number, both, ({}, {}))) from error
+        side.release()
+    for number, (old, new) in zip(numbers, zip(*done, strict=True), strict=True):
+        yield Step(number, (old[0], new[0]), (old[1], new[1]))
 
 
 def steps_of(delta: Delta, captured: CallTrace) -> list[int]:
@@ -208,6 +225,7 @@ class SideRunner:
         self._interpreter = side.interpreter(exact)
         self._states = CacheStates({})
         self._first: Values | None = None
+        self._made: dict[str, DeferredWeight] = {}
         as_traced = inputs == CAPTURED and exact == trace.exact and not unit
         self._known = captured.known if as_traced and self._interpreter.pure else None
 
@@ -219,13 +237,15 @@ class SideRunner:
         _vary(values, self._side, self._first, self._change, chunk.size)
         if self._exact:
             values = {name: to_exact(value) for name, value in values.items()}
-        made = caches_for(self._side.region, self._prompt, self._states.caches, self._exact)
-        return values | _caches(self._side, made)
+        states = self._states.caches
+        caches = caches_for(self._side.region, self._prompt, states, self._exact)
+        return values | _caches(self._side, caches)
 
     def compared(self, number: int, name: str, values: Values) -> Any:
         """A value of the side in a step, as it is compared with the other side's."""
         batch, block_size = self._trace.batches[number], self._prompt.block_size
-        return comparable_value(self._side.region, name, values[name], batch, block_size)
+        value = undeferred(values[name])  # a pass may put a weight in the place of a call of it
+        return comparable_value(self._side.region, name, value, batch, block_size)
 
     def copied(self, values: Values) -> Values:
         """The same inputs, caches as they are before the step writes them."""
@@ -236,24 +256,26 @@ class SideRunner:
         with torch.no_grad():
             if self._known is None:
                 return self._interpreter.run(values, self._unit)
-            made = {n.meta["key"]: values[n.name] for n in self._side.inputs if _is_weight(n)}
-            names = self._weights.names(self._captured.call, made)
-            known = self._known[number]
-            results = self._interpreter.run_unknown(values, known, self._states, names)
+            results = self._interpreter.run_unknown(values, self._known[number], self._states)
             self._states.catch_up()
             return results
+
+    def release(self) -> None:
+        """Let go of the weights: the side has run in all steps."""
+        release(self._made.values())
 
     def _inputs(self, nodes: Values, number: int) -> Values:
         """A side's inputs by name, but for the caches; copies where the graph writes in place."""
         own = _same if self._interpreter.pure else _copied
-        keys = [node.meta["key"] for node in self._side.inputs if _is_weight(node)]
-        made = self._weights.of(self._captured.call, keys)
+        if not self._made:
+            keys = [node.meta["key"] for node in self._side.inputs if _is_weight(node)]
+            self._made = self._weights.deferred(self._captured.call, keys)
         batch = self._trace.batches[number]
         values: Values = {}
         for node in self._side.inputs:
             role = node.meta.get("role")
             if role is Role.WEIGHT:
-                values[node.name] = made[node.meta["key"]]
+                values[node.name] = self._made[node.meta["key"]]
             elif role is Role.BATCH:
                 values[node.name] = own(batch[node.meta["key"]])
             elif role is Role.VALUE and node.meta["key"] == SELECTED:

@@ -40,6 +40,7 @@ def verify(
     only: Collection[str] | None = None,
     progress: Progress = lambda report: None,
     processes: int = 1,
+    whole: Replay | None = None,
 ) -> VerifyReport:
     """Check the rewrites of a compilation.
 
@@ -52,6 +53,7 @@ def verify(
         processes: among which the passes are divided. Each makes the weights that it runs, and
             its first pass is not given the inputs of the one before it, so that rounding errors
             depend a little on their number.
+        whole: of the model that ``replay`` is a sample of: plans and hazards are its own.
     """
     started = time.perf_counter()
     spec = replay.final.spec
@@ -76,9 +78,10 @@ def verify(
     if fault is not None:  # what follows it is wrong by it
         report.hazards.append(HazardReport(fault.run.step.name, fault.number, (), fault.problem))
     if fault is None:
-        report.hazards += illegal(replay)
+        finished = whole or replay
+        report.hazards += illegal(finished)
         report.hazards += (
-            HazardReport(PLAN, None, (), text) for text in plan_problems(replay.final)
+            HazardReport(PLAN, None, (), text) for text in plan_problems(finished.final)
         )
     refused = fault is None and (report.ok or not replay.complete)  # else it follows from those
     if replay.failure is not None and refused:

@@ -21,12 +21,12 @@ from dsa_compile.debugging.execution.stages import StageWeights
 from dsa_compile.debugging.execution.traces import CallTrace, Trace
 from dsa_compile.debugging.inputs.prompt import Prompt
 from dsa_compile.debugging.verify.rewrite_run import (
-    CAPTURED,
     SideRunner,
     Step,
     steps_of,
     tensors_of,
 )
+from dsa_compile.debugging.verify.variations import CAPTURED
 from dsa_compile.ops.quantize import block_count, dequantize_blocks
 
 UNIT = {

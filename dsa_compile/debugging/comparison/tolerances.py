@@ -41,7 +41,7 @@ def exact_problem(found: Agreement, choice: Choice | None, inputs: str = "") -> 
     Args:
         found: how far the two sides agree.
         choice: of keys, if one is compared.
-        inputs: which of :data:`~dsa_compile.debugging.verify.rewrite_run.VARIATIONS`.
+        inputs: which of :data:`~dsa_compile.debugging.verify.variations.VARIATIONS`.
     """
     if found.error == math.inf:
         return "is not finite or not of the same kind"

@@ -10,7 +10,8 @@ from dsa_compile.debugging.execution.interpreter import Values
 from dsa_compile.debugging.execution.stages import Stage, caches_for, result_nodes, weight_keys
 from dsa_compile.debugging.execution.traces import CallTrace, Trace
 from dsa_compile.debugging.inputs.prompt import Prompt
-from dsa_compile.debugging.verify.rewrite_run import CAPTURED, SiteRun, Step
+from dsa_compile.debugging.verify.rewrite_run import SiteRun, Step
+from dsa_compile.debugging.verify.variations import CAPTURED
 from dsa_compile.ir.region import Region, Role
 
 

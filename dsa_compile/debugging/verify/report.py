@@ -23,7 +23,7 @@ class SiteReport:
         region: the graph; empty for a rewrite of several.
         path: the module of the reference model.
         layer: number of the layer, or ``embed`` or ``head``.
-        inputs: see :data:`~dsa_compile.debugging.verify.rewrite_run.VARIATIONS`.
+        inputs: see :data:`~dsa_compile.debugging.verify.variations.VARIATIONS`.
         bitwise: equal to the last bit on every input, as the recipe rounds.
         error: rounding error of the replacement, the norm of the error over the norm; of a rewrite
             held to equal bits, the largest norm of a row's difference over the norm of the row.

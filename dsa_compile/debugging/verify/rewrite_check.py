@@ -18,13 +18,12 @@ from dsa_compile.debugging.execution.stages import StageWeights
 from dsa_compile.debugging.execution.traces import CallTrace, Trace
 from dsa_compile.debugging.inputs.prompt import Prompt
 from dsa_compile.debugging.verify.rewrite_run import (
-    CAPTURED,
-    VARIATIONS,
     SiteError,
     SiteRun,
     run_site,
     tensors_of,
 )
+from dsa_compile.debugging.verify.variations import CAPTURED, VARIATIONS
 from dsa_compile.ir.passes import Numerics
 
 LARGE = "large"

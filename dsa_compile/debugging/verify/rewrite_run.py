@@ -1,6 +1,6 @@
 """One rewrite on its own: the matched subgraph and its replacement, run on the same inputs."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,41 +23,8 @@ from dsa_compile.debugging.execution.ranks import with_items
 from dsa_compile.debugging.execution.stages import StageWeights, caches_for
 from dsa_compile.debugging.execution.traces import CallTrace, Trace
 from dsa_compile.debugging.inputs.prompt import Prompt
+from dsa_compile.debugging.verify.variations import CAPTURED, VARIATIONS, Variation
 from dsa_compile.ir.region import Role
-
-CAPTURED = "captured"
-_BIG, _TINY = 2.0**6, 2.0**-10  # powers of two: they round nothing
-
-Variation = Callable[[Tensor, Tensor, int], Tensor]
-"""Makes another input of a captured one: of it, of the same in the first step, of the step's T."""
-
-
-def _scaled(factor: float) -> Variation:
-    def scale(value: Tensor, first: Tensor, tokens: int) -> Tensor:
-        wide = value.dtype in (torch.float32, torch.bfloat16, torch.float16)
-        return value * factor if wide else value
-
-    return scale
-
-
-def _equal(value: Tensor, first: Tensor, tokens: int) -> Tensor:
-    if not value.is_floating_point() or tokens not in value.shape:
-        return value
-    # the dimension of tokens is one in which steps differ; heads may be as many
-    sizes = list(zip(value.shape, first.shape, strict=True))
-    known = [dim for dim, (mine, other) in enumerate(sizes) if mine == tokens != other]
-    dim = known[0] if known else value.shape.index(tokens)
-    return first.narrow(dim, 0, 1).expand(value.shape).clone()
-
-
-VARIATIONS: Mapping[str, Variation] = {
-    CAPTURED: lambda value, first, tokens: value,
-    "large": _scaled(_BIG),
-    "small": _scaled(_TINY),
-    "equal": _equal,
-}
-"""What a site is tried on: the prompt's own values; those times 64, where softmax and FP8 saturate;
-times 1/1024, where epsilons weigh; and every token alike, so that all scores tie."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +32,7 @@ class SiteRun:
     """Both sides of a rewrite in one layer on one set of inputs.
 
     Attributes:
-        inputs: which of :data:`VARIATIONS`.
+        inputs: which of :data:`~dsa_compile.debugging.verify.variations.VARIATIONS`.
         agreements: of each pair of values that must agree.
         choice: of keys, the worst step's; None where none is compared.
         steps: what both sides took and made, for each step of the trace that ran the region.
@@ -135,7 +102,7 @@ def run_site(
         trace: what ``captured`` belongs to.
         prompt: what was traced.
         weights: of the stage before the rewrite, and after it.
-        inputs: which of :data:`VARIATIONS`.
+        inputs: which of :data:`~dsa_compile.debugging.verify.variations.VARIATIONS`.
 
     Raises:
         SiteError: a side cannot be run.
@@ -202,7 +169,7 @@ class SideRunner:
         trace: what ``captured`` belongs to.
         prompt: what was traced.
         weights: of the side's stage.
-        inputs: which of :data:`VARIATIONS`.
+        inputs: which of :data:`~dsa_compile.debugging.verify.variations.VARIATIONS`.
         exact: whether to run in exact arithmetic.
         unit: relative error of the operands of products in it.
     """

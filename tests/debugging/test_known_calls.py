@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from dsa_compile.debugging.execution.deferred_weight import DeferredWeight
 from dsa_compile.debugging.execution.exact import exact_cache, to_exact
 from dsa_compile.debugging.execution.interpreter import Interpreter
 from dsa_compile.debugging.execution.known_calls import CacheStates, KnownCalls
@@ -52,6 +53,27 @@ def test_the_same_call_of_the_same_value_gives_the_very_result() -> None:
     after = run(chain(aten.mul.Tensor), KnownCalls(earlier), x=x)
     assert after["a"] is before["a"]
     assert after["b"] is before["b"]
+
+
+def test_a_weight_is_made_for_a_call_that_is_not_known_alone() -> None:
+    made = []
+
+    def make() -> Tensor:
+        made.append(torch.full((3, 4), 2.0))
+        return made[-1]
+
+    earlier, weight = KnownCalls(), DeferredWeight("w", make)
+    before = run(chain(aten.mul.Tensor), earlier, x=weight)
+    assert before["x"] is weight
+    weight.release()
+    after = run(chain(aten.mul.Tensor), KnownCalls(earlier), x=DeferredWeight("w", make))
+    assert after["b"] is before["b"]
+    assert len(made) == 1
+    other = run(chain(aten.mul.Tensor, 3.0), KnownCalls(earlier), x=weight)
+    assert len(made) == 2
+    assert float(other["a"][0, 0]) == 6.0
+    run(chain(aten.mul.Tensor), KnownCalls(earlier), x=DeferredWeight("v", make))
+    assert len(made) == 3  # of another name
 
 
 def test_what_another_op_makes_to_the_bit_is_known_behind_it() -> None:

@@ -152,7 +152,8 @@ def run(args: argparse.Namespace) -> int:
     whole, sampled = recompiled, ""
     if args.experts is not None or too_wide(recompiled):
         ids = () if given is None else whole.token_ids(given)
-        found = sampled_artifact(whole, args.experts or EXPERTS, ids)
+        count = EXPERTS if args.experts is None else args.experts
+        found = sampled_artifact(whole, count, ids)
         recompiled, sampled = found.small, str(found.sample)
         given = list(found.sample.numbers_of(ids)) or None
     processes = recompiled.processes

@@ -172,7 +172,9 @@ def run(args: argparse.Namespace) -> int:
         # Where there is a fault, what is selected may be wrong by it; of a sample, all values of a
         # step would be in memory at once.
         if only is None and not sampled and report.ok:
-            report.passes.append(selection_report(recompiled.replay.final, recompiled.store, prompt))
+            report.passes.append(
+                selection_report(recompiled.replay.final, recompiled.store, prompt)
+            )
         # packed weights of a model that is sampled are more than is read of it
         report.emission += replace(whole, dummy=whole.dummy or bool(sampled)).problems()
         if again is not None:

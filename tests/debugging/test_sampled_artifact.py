@@ -59,6 +59,7 @@ def test_the_verdict_says_what_was_sampled(
     assert status == 0, out
     assert out.startswith("all right in a sample: ")
     assert "sample:     8 of 16 experts a layer, 2 of them a token in place of 4;" in out
+    assert "bisect" not in out  # which takes whole models alone
     report = json.loads((artifact / "verify.json").read_text())
     assert report["ok"] is True
     assert "130 of 512 tokens" in report["sampled"]  # those of the prompt are among them

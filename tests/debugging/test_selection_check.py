@@ -10,8 +10,8 @@ from torch import Tensor
 from dsa_compile.cli.inspect import command
 from dsa_compile.debugging.recompiled_artifact import RecompiledArtifact
 from dsa_compile.debugging.verify import selection_check
-from dsa_compile.debugging.verify.report import PassReport
-from dsa_compile.debugging.verify.selection_check import SELECTION, selection_report
+from dsa_compile.debugging.verify.report import SELECTION, PassReport
+from dsa_compile.debugging.verify.selection_check import selection_report
 from dsa_compile.ops import indexer
 
 
@@ -37,7 +37,9 @@ def test_the_command_looks_at_selections_last(
     monkeypatch.setattr(selection_check, "selection_report", lambda *_: wrong)
     assert command.main([str(artifact), "verify", "--tokens", "27"]) == 1
     (artifact / "verify.json").unlink()
-    assert "selection: selects other keys" in " ".join(capsys.readouterr().out.split())
+    out = " ".join(capsys.readouterr().out.split())
+    assert "selection: selects other keys" in out
+    assert f"next: dsa-inspect {artifact} bisect --against reference" in out  # it is no pass
 
 
 def _score_coarsely(monkeypatch: pytest.MonkeyPatch, name: str) -> None:

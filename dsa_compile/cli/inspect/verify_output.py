@@ -46,8 +46,13 @@ def print_report(
                           f"index_topk {report.topk}")  # fmt: skip
     if report.contexts[-1] <= report.topk:
         lines(out, "", "no context exceeds index_topk: selection is not checked", "yellow")
-    lines(out, "unchecked:", "kernels and the runtime's options; bisect tests these too")
-    lines(out, "next:", _next(report, path, fresh), folded=False)
+    left = "kernels and the runtime's options"
+    if report.sampled:  # bisect runs whole models alone
+        lines(out, "unchecked:", f"what no sample shows, {left}")
+    else:
+        lines(out, "unchecked:", f"{left}; bisect tests these too")
+    if problems or not report.sampled:
+        lines(out, "next:", _next(report, path, fresh), folded=False)
     out.print()
     _print_passes(out, report)
     _print_sites(out, report.sites if everything else (report.wrong or report.sites)[:WORST])
@@ -104,12 +109,14 @@ def _margin(site: "SiteReport") -> str:
 
 
 def _next(report: "VerifyReport", path: str, fresh: str) -> str:
+    from dsa_compile.debugging.verify.report import EXPORT, SELECTION
+
     named = next(iter(report.wrong), None)
     if named is not None:
         return f"dsa-inspect {path} diff {named.pass_name} --site {named.number}"
-    if report.passes and report.passes[0].name == "export" and report.passes[0].problem:
-        return f"dsa-inspect {path} bisect --against reference"
     done = next((done for done in report.passes if done.problem), None)
+    if done is not None and done.name in (EXPORT, SELECTION):
+        return f"dsa-inspect {path} bisect --against reference"
     if done is not None:
         site = f" --site {done.suspect}" if done.suspect else ""
         return f"dsa-inspect {path} diff {done.name}{site}"

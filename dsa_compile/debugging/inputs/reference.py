@@ -12,7 +12,7 @@ from dsa_compile.debugging.execution.traces import HIDDEN, LOGITS, CallTrace, Tr
 from dsa_compile.debugging.inputs.exact_weights import ExactWeightStore
 from dsa_compile.debugging.inputs.prompt import Prompt
 from dsa_compile.debugging.recompiled_artifact import RecompiledArtifact
-from dsa_compile.debugging.verify.report import PassReport
+from dsa_compile.debugging.verify.report import EXPORT, PassReport
 from dsa_compile.evaluation.hf import HfModel
 from dsa_compile.evaluation.loader_check import misread_weights
 from dsa_compile.ir.plan import DEEPER, DRAFT, MODEL
@@ -113,7 +113,7 @@ def compare_with_transformers(
 
 def export_report(recompiled: RecompiledArtifact, prompt: Prompt) -> PassReport:
     """The exported program against transformers' model, as a row of a report."""
-    done = PassReport("export", "tolerance", 0)
+    done = PassReport(EXPORT, "tolerance", 0)
     for layer, found in compare_with_transformers(recompiled, prompt).items():
         done.layers[str(layer)] = (found.typical, found.error)
         if found.error > LIMIT and not done.problem:

@@ -11,6 +11,9 @@ FILE = "verify.json"
 VERSION = 2
 """Version of the JSON of a report; raised whenever a key goes or changes its meaning."""
 
+EXPORT, SELECTION = "export", "selection"
+"""Names of a report's rows that are no pass: what the passes begin with, and what ends them."""
+
 
 @dataclass(frozen=True)
 class SiteReport:

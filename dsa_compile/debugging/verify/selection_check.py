@@ -14,14 +14,11 @@ from dsa_compile.debugging.execution.stages import Stage, layer_of, run_stage
 from dsa_compile.debugging.inputs.parameters import WeightStore
 from dsa_compile.debugging.inputs.prompt import Prompt
 from dsa_compile.debugging.verify.kernel_call import OpCall
-from dsa_compile.debugging.verify.report import PassReport
+from dsa_compile.debugging.verify.report import SELECTION, PassReport
 from dsa_compile.ir.program import Program
 from dsa_compile.ir.region import Region
 from dsa_compile.layout import ONE_RANK
 from dsa_compile.ops import FACTS, Family
-
-SELECTION = "selection"
-"""The name of selections among the passes of a report."""
 
 
 def selection_report(program: Program, store: WeightStore, prompt: Prompt) -> PassReport:

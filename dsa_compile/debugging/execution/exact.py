@@ -110,8 +110,8 @@ class ExactArithmetic(TorchDispatchMode):
     def _noisy(self, wide: Tensor) -> Tensor:
         device = wide.device
         random = self._random.setdefault(device, torch.Generator(device).manual_seed(0))
-        noise = torch.empty_like(wide).uniform_(-self._unit, self._unit, generator=random)
-        return noise.add_(1).mul_(wide)
+        noise = torch.empty_like(wide).uniform_(-1, 1, generator=random)
+        return noise.mul_(self._unit).add_(1).mul_(wide)  # a unit may be below zero
 
     def _noisy_grouped_mm(self, x: Tensor, weight: Tensor, offs: Tensor) -> Tensor:
         """Only matrices with rows are made wrong: those of all experts are gigabytes."""

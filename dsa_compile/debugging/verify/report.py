@@ -126,23 +126,23 @@ class VerifyReport:
         tokens: of the prompt.
         contexts: where its steps end; ``index_topk`` is among them if the prompt is long enough.
         topk: ``index_topk``.
-        sampled: what was run in place of the model, where it is too wide; empty for all of it.
         passes: in order.
         sites: worst first.
         hazards: of the finished graphs.
         emission: where the artifact is not what the passes make.
         seconds: it took.
+        sampled: what was run in place of the model, where it is too wide; empty for all of it.
     """
 
     tokens: int
     contexts: tuple[int, ...]
     topk: int
-    sampled: str = ""
     passes: list[PassReport] = field(default_factory=list)
     sites: list[SiteReport] = field(default_factory=list)
     hazards: list[HazardReport] = field(default_factory=list)
     emission: list[str] = field(default_factory=list)
     seconds: float = 0.0
+    sampled: str = ""
 
     @property
     def wrong(self) -> list[SiteReport]:

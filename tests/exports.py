@@ -33,10 +33,10 @@ def _keeping(
         model_dir: Path,
         config: CompileConfig,
         recorded: Mapping[str, Any] | None = None,
-        **sizes: Any,
+        sizes: Mapping[str, int] | None = None,
     ) -> Program:
-        if recorded is not None or sizes:
-            return export(model_dir, config, recorded, **sizes)
+        if recorded is not None or sizes is not None:
+            return export(model_dir, config, recorded, sizes)
         try:
             text = (Path(model_dir) / "config.json").read_bytes()
         except OSError:

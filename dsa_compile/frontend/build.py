@@ -29,7 +29,6 @@ EMBED, HEAD = "embed", "head"
 
 
 _BATCH_SHAPE = ("B", "S")
-_NO_SIZES: Mapping[str, int] = {}
 
 
 def load_spec(model_dir: Path) -> ModelSpec:
@@ -45,7 +44,7 @@ def build_program(
     model_dir: Path,
     config: CompileConfig,
     recorded: Mapping[str, Any] | None = None,
-    sizes: Mapping[str, int] = _NO_SIZES,
+    sizes: Mapping[str, int] | None = None,
 ) -> Program:
     """Export the reference model of ``model_dir``: one graph per layer kind, no weights read.
 
@@ -55,7 +54,7 @@ def build_program(
         recorded: the JSON of graphs that an earlier export of the model gave, by region, to be read
             in place of tracing the model again; None to trace it.
         sizes: fields of the configuration that are to have other values than in the directory, for
-            a model with fewer experts, say.
+            a model with fewer experts, say; None for none.
 
     Raises:
         ArtifactError: ``recorded`` are not graphs of this model.
@@ -64,7 +63,7 @@ def build_program(
             :func:`program_plans`.
     """
     hf_config = load_config(read_config_json(model_dir))
-    for name, size in sizes.items():
+    for name, size in (sizes or {}).items():
         setattr(hf_config, name, size)
     architecture = architecture_of(hf_config.to_dict())
     check_recipe(architecture.model_type, config.recipe)

@@ -1,6 +1,7 @@
 """Models too wide for exact arithmetic are verified on a sample of their experts."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 
 from dsa_compile.cli.inspect.command import main
 from dsa_compile.config import CompileConfig
+from dsa_compile.debugging.execution import forked
 from dsa_compile.debugging.inputs import sample
 from dsa_compile.debugging.inputs.sample import is_wide, sample_of
 from dsa_compile.debugging.inputs.sampled_parameters import SampledParameters
@@ -65,6 +67,36 @@ def test_the_verdict_says_what_was_sampled(
     assert "130 of 512 tokens" in report["sampled"]  # those of the prompt are among them
     assert {site["layer"] for site in report["sites"]} >= {0, 1}
     assert len(report["contexts"]) == 4
+
+
+@pytest.mark.usefixtures("wide")
+def test_what_is_exported_again_is_the_whole_model(
+    artifact: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In a process beside the check, whose model has fewer layers and experts."""
+    monkeypatch.setattr(forked, "usable_processes", lambda: 2)
+    exported: list[bool] = []
+    whole = RecompiledArtifact.export_problems
+
+    def problems(self: RecompiledArtifact) -> list[str]:
+        exported.append(self.sampled)
+        return whole(self)
+
+    class Here:
+        def __init__(self, function: Callable[[], list[str]]) -> None:
+            self.result = function
+
+        def __enter__(self) -> "Here":
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+    monkeypatch.setattr(RecompiledArtifact, "export_problems", problems)
+    monkeypatch.setattr(forked, "Forked", Here)
+    args = [str(artifact), "verify", "--experts", str(EXPERTS), "--pass", "recognize_experts"]
+    assert main(args) == 0, capsys.readouterr().out
+    assert exported == [False]
 
 
 def test_whole_models_that_fit_are_not_sampled(

@@ -162,8 +162,8 @@ def run(args: argparse.Namespace) -> int:
     only = None if args.only is None else recompiled.pass_names(args.only)
     with ExitStack() as stack:
         again = None
-        if recompiled.recorded:
-            again = stack.enter_context(Forked(recompiled.export_problems))
+        if whole.recorded:
+            again = stack.enter_context(Forked(whole.export_problems))
         replay, store = recompiled.replay, recompiled.store
         report = verify(replay, store, prompt, only, show, processes, whole.replay)
         report.sampled = sampled

@@ -2,10 +2,10 @@
 
     python benchmarks/drawn_drafts.py ARTIFACT --text FILE --temperature 0.7
 
-The artifact is compiled with --draft mtp, for the CPU. A draft is drawn with the random number of the
-token that it stands for, and is right if it is that token. Rejection sampling would accept a draft
-of distribution q where the model's is p with probability sum(min(p, q)): the mean over all tokens of
-the answers, also those that no step has drafted, as the draft before them was right.
+The artifact is compiled with --draft mtp, for the CPU. A draft is drawn with the random number of
+the token that it stands for, and is right if it is that token. Rejection sampling would accept a
+draft of distribution q where the model's is p with probability sum(min(p, q)): the mean over all
+tokens of the answers, also those that no step drafted, as the step before gave two.
 """
 
 import argparse

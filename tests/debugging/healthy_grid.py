@@ -12,7 +12,7 @@ accused.
 With ``--out`` each cell is kept in a JSON file as soon as it is done, and those that are there are
 not run again, so that the grid can be run a part at a time; remove the file after a change.
 ``--seed`` puts the cells in a random order that takes models and recipes in turn, of which
-``--first`` runs the beginning.
+``--first`` runs the beginning; ``--workers`` runs several at once.
 """
 
 import argparse
@@ -25,6 +25,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -142,34 +143,46 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="of a random order")
     parser.add_argument("--first", type=int, help="run so many cells")
     parser.add_argument("--out", type=Path, help="JSON file of cells, read and added to")
+    parser.add_argument("--workers", type=int, default=1, help="cells run at once")
     args = parser.parse_args()
     kept = _kept(args.out)
-    accused = 0
-    with tempfile.TemporaryDirectory() as name:
-        cells = list(itertools.product(args.models, args.recipes, args.targets, args.tokens))
-        if args.seed is not None:
-            cells = in_turn(cells, args.seed)
-        for model, recipe, target, tokens in cells[: args.first]:
-            key = f"{model} {recipe} {target} {tokens}"
-            if key in kept:
-                accused += not kept[key].startswith(("right", "refused"))
-                continue
-            began = time.perf_counter()
-            path = make_model(model, Path(name))
-            layers = "1-2" if model in FIVE_LAYERS else None
-            try:
-                found = list(accusations(path, recipe, target, tokens, layers))
-            except RefusedError as refused:
-                _keep(args.out, kept, key, f"refused: {refused}")
-                print(f"{model:20} {recipe:14} {target:7} {tokens:5}  refused: {refused}"[:160])
-                continue
-            accused += bool(found)
-            seconds = time.perf_counter() - began
-            cell = f"{model:20} {recipe:14} {target:7} {tokens:5}  {seconds:6.0f} s"
-            _keep(args.out, kept, key, "; ".join(found) or "right")
-            print(cell, kept[key], flush=True)
+    cells = list(itertools.product(args.models, args.recipes, args.targets, args.tokens))
+    if args.seed is not None:
+        cells = in_turn(cells, args.seed)
+    cells = cells[: args.first]
+    left = [cell for cell in cells if _key(cell) not in kept]
+    with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(args.workers) as pool:
+        paths = {model: make_model(model, Path(name)) for model, *_ in left}
+        running = {pool.submit(run_cell, cell, paths[cell[0]]): cell for cell in left}
+        for done in as_completed(running):
+            (model, recipe, target, tokens), (found, seconds) = running[done], done.result()
+            _keep(args.out, kept, _key(running[done]), found)
+            print(f"{model:20} {recipe:14} {target:7} {tokens:5}  {seconds:6.0f} s {found}"[:160],
+                  flush=True)  # fmt: skip
+    accused = sum(not kept[_key(cell)].startswith(("right", "refused")) for cell in cells)
     print(f"{accused} accused")
     return 1 if accused else 0
+
+
+def run_cell(cell: Cell, path: Path) -> tuple[str, float]:
+    """What is accused in a cell, ``right`` if nothing is, or why it is refused; and its seconds.
+
+    Args:
+        cell: which.
+        path: directory of its model.
+    """
+    model, recipe, target, tokens = cell
+    began = time.perf_counter()
+    layers = "1-2" if model in FIVE_LAYERS else None
+    try:
+        found = "; ".join(accusations(path, recipe, target, tokens, layers)) or "right"
+    except RefusedError as refused:
+        found = f"refused: {refused}"
+    return found, time.perf_counter() - began
+
+
+def _key(cell: Cell) -> str:
+    return " ".join(map(str, cell))
 
 
 def _kept(path: Path | None) -> dict[str, str]:

@@ -9,7 +9,8 @@ it advises.
 
 The order is random, by ``--seed``, but keeps kinds and recipes in proportion, so that every
 beginning of it is a fair sample: ``--first 40`` stops there. What ``--out`` has already is not
-scored again; remove the file after a change. Exit status: 1 if a promise is broken.
+scored again; remove the file after a change. ``--workers`` scores several at once, each in a folder
+of its own. Exit status: 1 if a promise is broken.
 """
 
 import argparse
@@ -17,13 +18,15 @@ import contextlib
 import io
 import json
 import os
+import queue
 import random
 import re
 import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -235,6 +238,36 @@ def stratified(faults: Sequence[Fault], seed: int) -> list[Fault]:
     return [fault for _, fault in sorted(placed, key=lambda entry: entry[0])]
 
 
+def score_all(
+    faults: Sequence[Fault], work: Path, folder: Path, workers: int
+) -> Iterator[tuple[Fault, dict[str, Any]]]:
+    """Faults with their scores, as they are done.
+
+    Args:
+        faults: which.
+        work: keeps models, copies of the package and artifacts, for each worker its own.
+        folder: whose catalogue has the faults.
+        workers: how many are scored at once.
+    """
+    free: queue.SimpleQueue[Path] = queue.SimpleQueue()
+    for number in range(workers):
+        place = work / str(number) if workers > 1 else work
+        place.mkdir(parents=True, exist_ok=True)
+        free.put(place)
+
+    def run(fault: Fault) -> dict[str, Any]:
+        place = free.get()
+        try:
+            return score(fault, place, folder)
+        finally:
+            free.put(place)
+
+    with ThreadPoolExecutor(workers) as pool:
+        waiting = {pool.submit(run, fault): fault for fault in faults}
+        for done in as_completed(waiting):
+            yield waiting[done], done.result()
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
@@ -244,18 +277,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, help="of their order")
     parser.add_argument("--out", type=Path, help="JSON file of scores, read and added to")
     parser.add_argument("--work", type=Path, default=Path("/tmp/second_catalogue_scores"))
+    parser.add_argument("--workers", type=int, default=1, help="faults scored at once")
     args = parser.parse_args(argv)
     proofs = json.loads((args.faults / "proofs.json").read_text(encoding="utf-8"))
     proven = [f for f in catalogue(args.faults) if f.id in proofs and not f.provider]
     faults = [f for f in proven if not args.ids or any(f.id.startswith(i) for i in args.ids)]
-    args.work.mkdir(parents=True, exist_ok=True)
     scores: dict[str, dict[str, Any]] = {}
     if args.out is not None and args.out.exists():
         scores = json.loads(args.out.read_text(encoding="utf-8"))
-    for fault in stratified(faults, args.seed)[: args.first]:
-        if fault.id in scores:
-            continue
-        found = score(fault, args.work, args.faults)
+    order = [f for f in stratified(faults, args.seed)[: args.first] if f.id not in scores]
+    for fault, found in score_all(order, args.work, args.faults, args.workers):
         scores[fault.id] = {"kind": fault.kind, "control": fault.control, **found}
         if "refused" in found:
             scores[fault.id]["refusal_names"] = _refusal_names(fault, found["refused"])

@@ -38,6 +38,78 @@ _MOST_PROCESSES = 4  # more gain little, as each runs the prompt through its fir
 
 
 @dataclass(frozen=True)
+class ExportedArtifact:
+    """An artifact with the program that its passes start at. Made by :meth:`open`.
+
+    Attributes:
+        artifact: checked.
+        exported: the program before the first pass.
+        model_dir: of the model.
+        dummy: whether the weights are random.
+        recorded: whether ``exported`` is what the artifact records, and not exported again.
+    """
+
+    artifact: Artifact
+    exported: Program
+    model_dir: Path
+    dummy: bool
+    recorded: bool = False
+
+    @classmethod
+    def open(
+        cls,
+        path: Path,
+        model_dir: Path | None = None,
+        dummy: bool = False,
+        recorded_export: bool = False,
+    ) -> "ExportedArtifact":
+        """Open an artifact and export its model again, as this installation does.
+
+        Args:
+            path: the artifact.
+            model_dir: the model, for an artifact that does not say where it is.
+            dummy: take random weights; the model's configuration is enough then.
+            recorded_export: start at the exported graphs that the artifact records, where this
+                installation wrote them and they can be compared with transformers' model, and do
+                not export the model again. For those who compare them.
+
+        Raises:
+            ArtifactError: not a sound artifact, or its model is not in the directory it records.
+            UserError: an artifact without a model and no ``model_dir``.
+        """
+        artifact = Artifact.open(path, verify="header")
+        manifest = artifact.manifest
+        if model_dir is None or manifest.weights.model_dir is not None:
+            model_dir = _model_dir(artifact, model_dir, dummy)
+        graphs = _recorded_export(artifact) if recorded_export and not dummy else None
+        exported, recorded = _exported(model_dir, replace(manifest.compile, records=False), graphs)
+        if exported.spec != manifest.model.spec:
+            raise UserError(f"{model_dir}: not the model that {path} was compiled from")
+        return cls(artifact, exported, model_dir, dummy, recorded)
+
+    def problems(self) -> list[str]:
+        """Where exporting the model again does not give the graphs recorded; sentences."""
+        again = build_program(self.model_dir, self.exported.config)
+        return list(export_problems(self.artifact, again))
+
+    def recompiled(self) -> "RecompiledArtifact":
+        """Run the passes and open the weights.
+
+        Raises:
+            CheckpointError: the model's files do not hold what the artifact needs.
+        """
+        layers = self.artifact.manifest.stored_layers
+        source: Parameters = (
+            RandomParameters(self.exported.spec, layers)
+            if self.dummy
+            else Checkpoint.open(self.model_dir, self.exported.spec, layers)
+        )
+        replay, store = Replay(self.exported), WeightStore(source)
+        fields = self.artifact, self.exported, replay, store, self.model_dir, self.dummy
+        return RecompiledArtifact(*fields, self.recorded)
+
+
+@dataclass(frozen=True)
 class RecompiledArtifact:
     """Made by :meth:`open`.
 
@@ -71,35 +143,10 @@ class RecompiledArtifact:
     ) -> "RecompiledArtifact":
         """Open an artifact and compile its model again, as this installation does.
 
-        Args:
-            path: the artifact.
-            model_dir: the model, for an artifact that does not say where it is.
-            dummy: take random weights; the model's configuration is enough then.
-            recorded_export: start at the exported graphs that the artifact records, where this
-                installation wrote them and they can be compared with transformers' model, and do
-                not export the model again. For those who compare them.
-
-        Raises:
-            ArtifactError: not a sound artifact, or its model is not in the directory it records.
-            CheckpointError: the model's files do not hold what the artifact needs.
-            UserError: an artifact without a model and no ``model_dir``.
+        Arguments and errors are those of :meth:`ExportedArtifact.open` and
+        :meth:`ExportedArtifact.recompiled`.
         """
-        artifact = Artifact.open(path, verify="header")
-        manifest = artifact.manifest
-        if model_dir is None or manifest.weights.model_dir is not None:
-            model_dir = _model_dir(artifact, model_dir, dummy)
-        graphs = _recorded_export(artifact) if recorded_export and not dummy else None
-        exported, recorded = _exported(model_dir, replace(manifest.compile, records=False), graphs)
-        if exported.spec != manifest.model.spec:
-            raise UserError(f"{model_dir}: not the model that {path} was compiled from")
-        layers = manifest.stored_layers
-        source: Parameters = (
-            RandomParameters(exported.spec, layers)
-            if dummy
-            else Checkpoint.open(model_dir, exported.spec, layers)
-        )
-        replay = Replay(exported)
-        return cls(artifact, exported, replay, WeightStore(source), model_dir, dummy, recorded)
+        return ExportedArtifact.open(path, model_dir, dummy, recorded_export).recompiled()
 
     def on_one_rank(self) -> "RecompiledArtifact":
         """The same model and options, compiled for one rank; nothing is written."""
@@ -139,11 +186,6 @@ class RecompiledArtifact:
             return []
         emitted = emission_problems(self.artifact, self.replay.final, self.store, self.dummy)
         return [*export_problems(self.artifact, self.exported), *emitted]
-
-    def export_problems(self) -> list[str]:
-        """Where exporting the model again does not give the graphs recorded; sentences."""
-        again = build_program(self.model_dir, self.exported.config)
-        return list(export_problems(self.artifact, again))
 
     def packed_weight_problems(self) -> Iterator[str]:
         """Where packed weights are not what the plan makes; sentences."""

@@ -20,7 +20,7 @@ from dsa_compile.runtime import Engine, SamplingParams
 @pytest.fixture
 def opened(recompiled: RecompiledArtifact, monkeypatch: pytest.MonkeyPatch) -> None:
     """Opening the artifact of all tests takes no time."""
-    monkeypatch.setattr(inspect_model, "open_recompiled", lambda args: recompiled)
+    monkeypatch.setattr(inspect_model, "open_recompiled", lambda args, _=None: recompiled)
 
 
 def answer(capsys: pytest.CaptureFixture[str], *args: object) -> tuple[int, str, str]:

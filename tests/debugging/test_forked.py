@@ -19,7 +19,7 @@ from dsa_compile.debugging.bisect.culprit import Cause
 from dsa_compile.debugging.execution import forked
 from dsa_compile.debugging.execution.forked import Forked
 from dsa_compile.debugging.execution.replay import PassRun
-from dsa_compile.debugging.recompiled_artifact import RecompiledArtifact
+from dsa_compile.debugging.recompiled_artifact import ExportedArtifact, RecompiledArtifact
 from dsa_compile.debugging.verify import verify_compilation
 from dsa_compile.debugging.verify.pass_check import PassChecker
 from dsa_compile.debugging.verify.verify_compilation import verify
@@ -157,6 +157,6 @@ def test_the_command_exports_again_beside_verify(
         stack.callback((artifact / "verify.json").unlink)
         assert command.main(line) == 0
         problem = "graph moe as exported is not what exporting the model again gives"
-        monkeypatch.setattr(RecompiledArtifact, "export_problems", lambda self: [problem])
+        monkeypatch.setattr(ExportedArtifact, "problems", lambda self: [problem])
         assert command.main(line) == 1
     assert problem in " ".join(capsys.readouterr().out.split())

@@ -61,7 +61,7 @@ def check(command: str, data: dict[str, Any], missing: set[str]) -> None:
 
 @pytest.fixture
 def opened(recompiled: RecompiledArtifact, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inspect_model, "open_recompiled", lambda args: recompiled)
+    monkeypatch.setattr(inspect_model, "open_recompiled", lambda args, _=None: recompiled)
 
 
 @pytest.mark.usefixtures("opened")

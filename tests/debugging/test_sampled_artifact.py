@@ -13,7 +13,7 @@ from dsa_compile.debugging.execution import forked
 from dsa_compile.debugging.inputs import sample
 from dsa_compile.debugging.inputs.sample import is_wide, sample_of
 from dsa_compile.debugging.inputs.sampled_parameters import SampledParameters
-from dsa_compile.debugging.recompiled_artifact import RecompiledArtifact
+from dsa_compile.debugging.recompiled_artifact import ExportedArtifact, RecompiledArtifact
 from dsa_compile.debugging.sampled_artifact import SampledArtifact, sampled_artifact
 from dsa_compile.debugging.verify.report import VerifyReport
 from dsa_compile.debugging.verify.verify_compilation import verify
@@ -75,11 +75,11 @@ def test_what_is_exported_again_is_the_whole_model(
 ) -> None:
     """In a process beside the check, whose model has fewer layers and experts."""
     monkeypatch.setattr(forked, "usable_processes", lambda: 2)
-    exported: list[bool] = []
-    whole = RecompiledArtifact.export_problems
+    exported: list[int] = []
+    whole = ExportedArtifact.problems
 
-    def problems(self: RecompiledArtifact) -> list[str]:
-        exported.append(self.sampled)
+    def problems(self: ExportedArtifact) -> list[str]:
+        exported.append(self.exported.spec.n_routed_experts)
         return whole(self)
 
     class Here:
@@ -92,11 +92,11 @@ def test_what_is_exported_again_is_the_whole_model(
         def __exit__(self, *_: object) -> None:
             pass
 
-    monkeypatch.setattr(RecompiledArtifact, "export_problems", problems)
+    monkeypatch.setattr(ExportedArtifact, "problems", problems)
     monkeypatch.setattr(forked, "Forked", Here)
     args = [str(artifact), "verify", "--experts", str(EXPERTS), "--pass", "recognize_experts"]
     assert main(args) == 0, capsys.readouterr().out
-    assert exported == [False]
+    assert exported == [16]
 
 
 def test_whole_models_that_fit_are_not_sampled(

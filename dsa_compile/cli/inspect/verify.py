@@ -13,6 +13,7 @@ from dsa_compile.errors import UserError
 
 # Verifying brings torch and transformers with it: --help should not wait for them.
 if TYPE_CHECKING:
+    from dsa_compile.debugging.recompiled_artifact import ExportedArtifact
     from dsa_compile.debugging.verify.report import PassReport
 
 _DESCRIPTION = """\
@@ -148,7 +149,13 @@ def run(args: argparse.Namespace) -> int:
     if args.device != "cpu":
         return run_kernels(args, open_recompiled(args), given)
     args.recorded_export = usable_processes() > 1  # a fresh one is compared with it meanwhile
-    recompiled = open_recompiled(args)
+    again: list[Forked[list[str]]] = []
+
+    def export_again(exported: "ExportedArtifact") -> None:
+        if exported.recorded:
+            again.append(Forked(exported.problems))
+
+    recompiled = open_recompiled(args, export_again)
     whole, sampled = recompiled, ""
     if args.experts is not None or too_wide(recompiled):
         ids = () if given is None else whole.token_ids(given)
@@ -161,9 +168,8 @@ def run(args: argparse.Namespace) -> int:
     show = _progress if sys.stderr.isatty() and not args.json else _silent
     only = None if args.only is None else recompiled.pass_names(args.only)
     with ExitStack() as stack:
-        again = None
-        if whole.recorded:
-            again = stack.enter_context(Forked(whole.export_problems))
+        for process in again:
+            stack.enter_context(process)
         replay, store = recompiled.replay, recompiled.store
         report = verify(replay, store, prompt, only, show, processes, whole.replay)
         report.sampled = sampled
@@ -177,8 +183,8 @@ def run(args: argparse.Namespace) -> int:
             )
         # packed weights of a model that is sampled are more than is read of it
         report.emission += replace(whole, dummy=whole.dummy or bool(sampled)).problems()
-        if again is not None:
-            report.emission += again.result()
+        for process in again:
+            report.emission += process.result()
     report.write(args.artifact)
     if args.json:
         print_json(report.to_json())

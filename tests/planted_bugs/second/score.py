@@ -155,9 +155,9 @@ def run_commands(fault: Fault, work: Path) -> dict[str, Any]:
     opened: list[Any] = []
     whole = inspect_model.open_recompiled
 
-    def once(args: argparse.Namespace) -> Any:
+    def once(args: argparse.Namespace, *beside: Any) -> Any:
         if not opened:
-            opened.append(whole(args))
+            opened.append(whole(args, *beside))
         return opened[0]
 
     inspect_model.open_recompiled = once

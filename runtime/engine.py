@@ -101,7 +101,7 @@ class Engine(StepEngine):
             force_accept: tokens that a step keeps, right or wrong, to time random weights.
             count_experts: count the tokens of routed experts.
             rank_timeout: seconds that ranks wait for each other.
-            collectives: ``nccl`` or ``symmetric``: how ranks on GPUs sum; ``replay``: one rank
+            collectives: ``nccl`` or ``symmetric``: how ranks on GPUs meet; ``replay``: one rank
                 without the others, to project times.
             rank: the rank to load so.
             ranks: how many there must be.

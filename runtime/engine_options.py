@@ -98,7 +98,7 @@ class EngineOptions:
             ``Engine.stats()``; costs a few small kernels a layer.
         rank_timeout: seconds that a rank of several waits in a step for the others, > 0; then the
             engine ends with a message that names the one that did not come.
-        collectives: how ranks on GPUs sum: ``nccl``; or ``symmetric``, which sums few rows by
+        collectives: how ranks on GPUs sum and exchange: ``nccl``; or ``symmetric``, few rows by
             kernels that store to the memory of all GPUs; on a CPU, gloo. ``replay`` loads one rank
             without the others: collectives make results of the right shape from its own operand,
             and on a GPU take the time that was measured elsewhere. Times are projections then, and

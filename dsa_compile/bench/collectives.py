@@ -1,8 +1,8 @@
 """Times of collectives between the GPUs of a machine, a process each.
 
 Every rank captures the same number of calls in a CUDA graph and replays it as often as the others.
-The figure is the median over replays of the slowest rank's time. Each way to sum is compared with
-the sum in the order of ranks before it is timed.
+The figure is the median over replays of the slowest rank's time. Each way is compared before it is
+timed: with the sum of all ranks' operands, this rank's rows of it, or the operands themselves.
 """
 
 import functools
@@ -22,7 +22,7 @@ from torch.distributed import _symmetric_memory as symmetric_memory
 from dsa_compile.kernels.cuda.all_reduce_norm import summed_norm
 from dsa_compile.kernels.cuda.norm_quantize import add_rms_norm_quantize
 from dsa_compile.kernels.cuda.peer_memory import PeerMemory
-from dsa_compile.kernels.cuda.symmetric_memory import shared_peer_memory
+from dsa_compile.kernels.cuda.symmetric_memory import shared_peer_memories
 
 ROWS = (1, 4, 16, 64, 256, 4096)
 WIDTH = 7168
@@ -113,7 +113,7 @@ def _run(rank: int, ranks: int, port: int, rows: Sequence[int], norm: bool, resu
         timeout=timedelta(seconds=_PATIENCE),
     )  # fmt: skip
     torch.manual_seed(rank)
-    memory = shared_peer_memory(rank, ranks, _PATIENCE)
+    memory = shared_peer_memories(rank, {"all": range(ranks)}, _PATIENCE)["all"]
     found = []
     for count in rows:
         x = torch.randn(count, WIDTH, device=device).bfloat16()
@@ -161,9 +161,14 @@ def _candidates(x: Tensor, ranks: int, memory: PeerMemory) -> dict[str, dict[str
 
     for shots in ("one", "two"):
         reduces[f"torch {shots}-shot"] = functools.partial(torch_one_shot, shots)
-    found: dict[str, dict[str, Call]] = {"all_reduce": reduces, "all_gather": {"nccl": nccl_gather}}
+    gathers: dict[str, Call] = {"nccl": nccl_gather}
+    if memory.gathers((x,)):
+        gathers["symmetric"] = lambda: memory.all_gather((x,))[0]
+    found = {"all_reduce": reduces, "all_gather": gathers}
     if x.shape[0] % ranks == 0:
-        found["reduce_scatter"] = {"nccl": nccl_scatter}
+        scatters = found["reduce_scatter"] = {"nccl": nccl_scatter}
+        if memory.scatters(x):
+            scatters["symmetric"] = lambda: memory.reduce_scatter(x)
     return found
 
 
@@ -177,27 +182,48 @@ def _with_norm(x: Tensor, all_reduce: Call, memory: PeerMemory) -> dict[str, dic
 
 
 def _measured(op: str, rows: int, ranks: int, provider: str, call: Call, x: Tensor) -> Timing:
-    if op == "all_reduce" and (problem := _problem(call, x, ranks, provider == "symmetric")):
+    wanted = _WANTED.get(op)
+    if wanted and (problem := _problem(wanted, call, x, ranks)):
         return Timing(op, rows, ranks, provider, None, problem)
+    if op == "all_reduce" and provider == "symmetric" and not _same_bits(call(), ranks):
+        return Timing(op, rows, ranks, provider, None, "ranks have other bits")
     return Timing(op, rows, ranks, provider, _graph_us(call))
 
 
-def _problem(call: Call, x: Tensor, ranks: int, same_bits: bool) -> str:
-    """What is wrong with a sum, in the same words on all ranks; empty for nothing."""
+def _total(parts: Tensor) -> Tensor:
+    return parts.sum(0)
+
+
+def _own_rows(parts: Tensor) -> Tensor:
+    return parts.sum(0).chunk(len(parts))[dist.get_rank()]
+
+
+_WANTED: dict[str, Callable[[Tensor], Tensor]] = {
+    "all_reduce": _total,
+    "all_gather": torch.Tensor.clone,
+    "reduce_scatter": _own_rows,
+}
+"""What a rank has of all ranks' operands in fp64, one behind another."""
+
+
+def _problem(wanted: Callable[[Tensor], Tensor], call: Call, x: Tensor, ranks: int) -> str:
+    """What is wrong with a result, in the same words on all ranks; empty for nothing."""
     parts = [torch.empty_like(x) for _ in range(ranks)]
     dist.all_gather(parts, x)
-    want = torch.stack(parts).double().sum(0)
-    got = call()
-    scale = torch.stack(parts).double().abs().sum(0).clamp_min(1e-6)
-    worst = ((got.double() - want).abs() / scale).max()
+    every = torch.stack(parts).double()
+    want, terms = wanted(every), wanted(every.abs()).clamp_min(1e-6)
+    worst = ((call().double() - want).abs() / terms).max()
     dist.all_reduce(worst, dist.ReduceOp.MAX)
-    if worst > ranks * 2**-8:
+    sums = want.shape != every.shape  # what is gathered is not rounded
+    if worst > (ranks * 2**-8 if sums else 0):
         return f"differs by {float(worst):.1e} of the terms"
+    return ""
+
+
+def _same_bits(got: Tensor, ranks: int) -> bool:
     every = [torch.empty_like(got) for _ in range(ranks)]
     dist.all_gather(every, got.contiguous())
-    if same_bits and any(not torch.equal(every[0], other) for other in every[1:]):
-        return "ranks have other bits"
-    return ""
+    return all(torch.equal(every[0], other) for other in every[1:])
 
 
 def _graph_us(call: Call) -> float:

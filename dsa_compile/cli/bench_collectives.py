@@ -15,9 +15,9 @@ from dsa_compile.errors import UserError
 _COLLECTIVES = """\
 Time collectives between the GPUs of this machine, a process each.
 
-Operands are bf16, 7,168 wide. Each way to sum is compared with the sum in the
-order of ranks first; one that is wrong is not timed. Times are medians of CUDA
-graph replays, of the slowest rank.
+Operands are bf16, 7,168 wide. Each way is compared with what all ranks have
+first; one that is wrong is not timed. Times are medians of CUDA graph replays,
+of the slowest rank.
 """
 _ROWS = (1, 4, 16, 64, 256, 4096)
 

@@ -246,8 +246,8 @@ def build_parser() -> argparse.ArgumentParser:
     engine.add_argument(
         "--collectives",
         choices=("nccl", "symmetric", "replay"),
-        help="how several ranks on GPUs sum: nccl (the default) or symmetric; replay: load one "
-        "rank without the others, to project times: what is generated means nothing",
+        help="who sums and gathers for ranks on GPUs: nccl (the default) or symmetric; replay: "
+        "load one rank without the others, to project times: what is generated means nothing",
     )
     engine.add_argument(
         "--rank", type=int, metavar="R", help="with --collectives replay: the rank to load, from 0"

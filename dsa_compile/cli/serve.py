@@ -251,7 +251,7 @@ def _add_engine(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     engine.add_argument(
         "--collectives", choices=("nccl", "symmetric"),
-        help="how several ranks on GPUs sum: nccl (the default) or symmetric",
+        help="who sums and gathers for ranks on GPUs: nccl (the default) or symmetric",
     )  # fmt: skip
 
 

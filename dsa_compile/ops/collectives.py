@@ -23,9 +23,12 @@ from dsa_compile.ops.quantize import ADD_RMS_NORM_QUANTIZE, add_rms_norm_quantiz
 class Communicator(Protocol):
     """Connects a rank with the others."""
 
-    @property
-    def peer_memory(self) -> object | None:
-        """Through what kernels store to the memory of other ranks; None where they cannot."""
+    def peer_memory(self, axis: str) -> object | None:
+        """Through what kernels store to the memory of other ranks; None where they cannot.
+
+        Args:
+            axis: of the layout.
+        """
         ...
 
     def gather(self, x: Tensor, axis: str, ranks: int) -> Tensor:

@@ -40,8 +40,6 @@ class GlooCommunicator:
         RuntimeError: the others do not come.
     """
 
-    peer_memory = None
-
     def __init__(self, store: Store, rank: int, layout: Layout, timeout: float) -> None:
         kind: Any = ProcessGroupGloo  # whose declared types lack what follows
         options = kind._Options()
@@ -55,6 +53,9 @@ class GlooCommunicator:
                 prefix = PrefixStore(f"{axis}/{members[0]}", store)
                 place = members.index(rank)
                 self._groups[axis] = kind(prefix, place, len(members), options)
+
+    def peer_memory(self, axis: str) -> None:
+        """None: no kernel stores to the memory of another process."""
 
     def gather(self, x: Tensor, axis: str, ranks: int) -> Tensor:
         """Exchange operands: see :class:`~dsa_compile.ops.collectives.Communicator`."""

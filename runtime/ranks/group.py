@@ -251,11 +251,6 @@ def _check_lanes(path: Path | str, options: EngineOptions) -> None:
             f"{several}; mixed_graph_tokens={options.mixed_graph_tokens!r}: only decode steps of "
             "theirs are captured so far: leave it out"
         )
-    if options.collectives == "symmetric":
-        raise UserError(
-            f"{path}: compiled with --dp for several lanes; collectives='symmetric' sums over all "
-            "ranks and not over those of a lane: leave it out"
-        )
 
 
 def _others(layout: Layout, what: str) -> tuple[Store, list[RankProcess], int]:

@@ -21,7 +21,7 @@ TABLE = Path(__file__).with_name("latencies.json")
 """The measurements that come with the package."""
 
 NCCL, SYMMETRIC = "nccl", "symmetric"
-_SYMMETRIC_MOST = 1 << 20  # bytes
+_SYMMETRIC_MOST = 1 << 20  # bytes that a rank has for another one
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,8 @@ class LatencyTable:
         """What an engine with a provider's collectives would run: what the provider lacks is
         NCCL's, and so is what our own kernels leave to it for its size. None if neither was
         measured; arguments as of :meth:`estimate`."""
-        if provider == SYMMETRIC and nbytes > _SYMMETRIC_MOST:
+        of_a_rank = nbytes // ranks if op == "reduce_scatter" else nbytes
+        if provider == SYMMETRIC and of_a_rank > _SYMMETRIC_MOST:
             provider = NCCL
         return self.estimate(op, provider, ranks, nbytes) or self.estimate(op, NCCL, ranks, nbytes)
 

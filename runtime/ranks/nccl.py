@@ -11,7 +11,7 @@ from torch.distributed import distributed_c10d
 
 from dsa_compile.errors import UserError
 from dsa_compile.kernels.cuda.peer_memory import PeerMemory
-from dsa_compile.kernels.cuda.symmetric_memory import shared_peer_memory
+from dsa_compile.kernels.cuda.symmetric_memory import shared_peer_memories
 from dsa_compile.layout import DP, TP, Layout
 
 _CLEAN_UP_ONLY = "2"
@@ -28,11 +28,12 @@ class NcclCommunicator:
         rank: of this process, whose current device is the rank's.
         layout: of all ranks; each meets those of its lane and those at its place in other lanes.
         timeout: seconds that a collective outside of graphs waits for the others.
-        symmetric: sum few rows by kernels of our own, through memory that all ranks store to.
+        symmetric: exchange and sum few rows by kernels of our own, through memory that all ranks
+            store to.
 
     Raises:
         UserError: this process has a default process group already; or as
-            :func:`~dsa_compile.kernels.cuda.symmetric_memory.shared_peer_memory`.
+            :func:`~dsa_compile.kernels.cuda.symmetric_memory.shared_peer_memories`.
     """
 
     def __init__(
@@ -54,9 +55,10 @@ class NcclCommunicator:
             timeout=timedelta(seconds=timeout),
             device_id=torch.device("cuda", torch.cuda.current_device()),
         )
-        self.peer_memory: PeerMemory | None = None
+        self._memories: dict[str, PeerMemory] = {}
         if symmetric:
-            self.peer_memory = shared_peer_memory(rank, layout.world, timeout)
+            met = {axis: layout.group(axis, rank) for axis in (TP, DP) if layout.along(axis) > 1}
+            self._memories = shared_peer_memories(rank, met, timeout)
         self._groups = {axis: self._group(axis, rank) for axis in (TP, DP)}
 
     def _group(self, axis: str, rank: int) -> dist.ProcessGroup | None:
@@ -70,9 +72,16 @@ class NcclCommunicator:
             found = made if rank in ranks else found
         return found
 
+    def peer_memory(self, axis: str) -> PeerMemory | None:
+        """Through what kernels store to the memory of the ranks along an axis."""
+        return self._memories.get(axis)
+
     def gather(self, x: Tensor, axis: str, ranks: int) -> Tensor:
         """Exchange operands: see :class:`~dsa_compile.ops.collectives.Communicator`."""
         assert ranks == self._layout.along(axis), (axis, ranks)
+        memory = self.peer_memory(axis)
+        if memory is not None and memory.gathers((x,)):
+            return memory.all_gather((x,))[0]
         x = x.contiguous()
         parts = torch.empty((ranks, *x.shape), dtype=x.dtype, device=x.device)
         if x.numel():
@@ -84,16 +93,20 @@ class NcclCommunicator:
     def all_reduce(self, x: Tensor, axis: str, ranks: int) -> Tensor:
         """Sum operands; by NCCL, more than two in an order of its own, the same on all ranks."""
         assert ranks == self._layout.along(axis), (axis, ranks)
-        if self.peer_memory is not None and self.peer_memory.takes(x):
-            return self.peer_memory.all_reduce(x)
+        memory = self.peer_memory(axis)
+        if memory is not None and memory.takes(x):
+            return memory.all_reduce(x)
         total = x.clone(memory_format=torch.contiguous_format)
         if total.numel():
             dist.all_reduce(total, group=self._groups[axis])
         return total
 
     def reduce_scatter(self, x: Tensor, axis: str, ranks: int) -> Tensor:
-        """Sum operands, and give each rank its rows; the order of addition is NCCL's."""
+        """Sum operands, and give each rank its rows; by NCCL in an order of its own."""
         assert ranks == self._layout.along(axis), (axis, ranks)
+        memory = self.peer_memory(axis)
+        if memory is not None and memory.scatters(x):
+            return memory.reduce_scatter(x)
         x = x.contiguous()
         own = x.new_empty((x.shape[0] // ranks, *x.shape[1:]))
         if own.numel():

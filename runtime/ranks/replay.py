@@ -47,8 +47,6 @@ class ReplayCommunicator:
         experts: that routers choose from; of their gathered numbers, each rank's are others.
     """
 
-    peer_memory = None
-
     def __init__(self, table: LatencyTable, device: torch.device, experts: int = 0) -> None:
         self._table, self._experts = table, experts
         self._provider, self._scale = NCCL, 1.0
@@ -97,6 +95,9 @@ class ReplayCommunicator:
         if found is None:
             raise UserError(f"the table of latencies has no {op} of {NCCL}")
         return found
+
+    def peer_memory(self, axis: str) -> None:
+        """None: there is no other rank."""
 
     def gather(self, x: Tensor, axis: str, ranks: int) -> Tensor:
         """The own operand, as often as there are ranks; of experts' numbers, int64, see

@@ -41,12 +41,13 @@ def test_timings_are_a_table_to_replay(tmp_path) -> None:
 
 
 @pytest.mark.gpu
-def test_every_sum_is_right(capsys) -> None:
+def test_every_result_is_right(capsys) -> None:
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two GPUs")
     assert run(["collectives", "--ranks", "2", "--rows", "1,73,74", "--norm", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     ours = [t for t in found if t["provider"] == "symmetric"]
-    for op in ("all_reduce", "all_reduce_add_rms_norm_quantize"):
+    for op in ("all_reduce", "all_gather", "all_reduce_add_rms_norm_quantize"):
         assert [t["rows"] for t in ours if t["op"] == op] == [1, 73]
+    assert [t["rows"] for t in ours if t["op"] == "reduce_scatter"] == [74]  # 37 for each
     assert all(t["us"] > 0 for t in ours)

@@ -186,7 +186,6 @@ def test_log_probabilities_of_a_prompt_are_those_of_one_rank(artifact, wanted) -
     [
         ({"deterministic": True}, "leave it out, or compile without --dp"),
         ({"mixed_graph_tokens": (512,)}, "only decode steps of theirs are captured"),
-        ({"collectives": "symmetric"}, "sums over all ranks and not over those of a lane"),
     ],
 )
 def test_what_lanes_cannot_do(options, message: str) -> None:

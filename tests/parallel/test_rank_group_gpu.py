@@ -94,6 +94,16 @@ def test_both_ways_to_sum_give_the_same_tokens(compiled, recipe: str, params) ->
     assert tokens(path, params, prompts, deterministic=True, collectives="symmetric") == nccl
 
 
+@pytest.mark.parametrize("recipe", ["fp32", "bf16", "fp8"])
+@pytest.mark.parametrize("graphs", [False, True])
+def test_lanes_exchange_tokens_either_way(compiled, recipe: str, graphs: bool) -> None:
+    """Rows are gathered as they are, and two summands have one sum: to the last bit. Ranks sum fp32
+    by NCCL both times."""
+    path, options = compiled("dp2ep2", recipe), {"cuda_graphs": graphs}
+    nccl = tokens(path, **options)
+    assert tokens(path, collectives="symmetric", **options) == nccl
+
+
 LOSING = """
 import os, signal, sys
 from dsa_compile.runtime import DeviceLost, Engine, SamplingParams

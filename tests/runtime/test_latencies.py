@@ -45,6 +45,17 @@ def test_what_a_provider_leaves_to_nccl() -> None:
     assert TABLE.lookup("all_gather", "symmetric", 2, 100) is None
 
 
+def test_gathered_and_scattered_rows_are_of_the_provider_that_was_measured() -> None:
+    nccl = [Latency(op, "nccl", 2, ROW, 11.0) for op in ("all_gather", "reduce_scatter")]
+    ours = [Latency(op, "symmetric", 2, ROW, 4.0) for op in ("all_gather", "reduce_scatter")]
+    table, most = LatencyTable([*nccl, *ours]), 1 << 20
+    for op, largest in (("all_gather", most), ("reduce_scatter", 2 * most)):  # a share of it
+        assert LatencyTable(nccl).lookup(op, "symmetric", 2, ROW).provider == "nccl"
+        assert table.lookup(op, "symmetric", 2, ROW) == Estimate(4.0, "symmetric", "measured")
+        assert table.lookup(op, "symmetric", 2, largest).provider == "symmetric"
+        assert table.lookup(op, "symmetric", 2, largest + 32).provider == "nccl"
+
+
 def test_the_rule_beyond_measured_ranks_holds_where_both_were_measured() -> None:
     """Torch's one-shot all-reduce of a row, from two GPUs to eight, within a fifth."""
     entries = read_latencies().entries  # our own kernels work alike

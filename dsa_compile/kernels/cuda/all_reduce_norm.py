@@ -47,7 +47,7 @@ def all_reduce_add_rms_norm_quantize(
         anywhere = PeerMemory(0, (0,) * ranks, x, x.nbytes, 1.0)
         summed_norm(anywhere, x, residual, weight, eps, ue8m0)
         return add_rms_norm_quantize(x, residual, weight, eps, ue8m0)
-    memory = communicator_of(axis, ranks).peer_memory if ranks > 1 else None
+    memory = communicator_of(axis, ranks).peer_memory(axis) if ranks > 1 else None
     if isinstance(memory, PeerMemory) and memory.takes(x):
         return summed_norm(memory, x, residual, weight, eps, ue8m0)
     return add_rms_norm_quantize(all_reduce(x, axis, ranks), residual, weight, eps, ue8m0)

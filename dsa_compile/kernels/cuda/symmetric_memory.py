@@ -1,35 +1,53 @@
 """Memory that all GPUs of a machine can store to, by torch's symmetric memory; no multicast."""
 
+from collections.abc import Mapping, Sequence
+
 import torch
 import torch.distributed as dist
 from torch.distributed import _symmetric_memory as symmetric_memory
 
 from dsa_compile.errors import UserError
-from dsa_compile.kernels.cuda.peer_memory import MOST_RANKS, PeerMemory, all_reduce_kernel
+from dsa_compile.kernels.cuda.peer_memory import (
+    MOST_RANKS,
+    PeerMemory,
+    all_gather_kernel,
+    all_reduce_kernel,
+    peer_bytes,
+    peer_memories,
+    reduce_scatter_kernel,
+)
 
 CAPACITY = 1 << 20
-"""Bytes of the largest operand summed here: 73 rows of 7,168 values. NCCL is as fast beyond."""
+"""Bytes that a rank may have for another one, 73 rows of 7,168 values in bf16: the operand of an
+all-reduce, the operands of an all-gather, the other one's share of a reduce-scatter. Beyond, NCCL
+is as fast in sums."""
 
 
-def shared_peer_memory(rank: int, ranks: int, patience: float) -> PeerMemory:
-    """Make a buffer on each GPU of torch's default process group; all ranks do so together.
+def shared_peer_memories(
+    rank: int, groups: Mapping[str, Sequence[int]], patience: float
+) -> dict[str, PeerMemory]:
+    """Make buffers on each GPU of torch's default process group; all ranks do so together.
 
     Args:
         rank: of this process.
-        ranks: how many there are.
+        groups: as of :func:`~dsa_compile.kernels.cuda.peer_memory.peer_memories`.
         patience: seconds that a kernel waits for a peer.
+
+    Returns:
+        For each group buffers and a count of calls of its own.
 
     Raises:
         UserError: there are too many ranks, or their GPUs do not reach each other's memory.
     """
-    if ranks > MOST_RANKS:
+    most = max(map(len, groups.values()))
+    if most > MOST_RANKS:
         raise UserError(
-            f"symmetric collectives with {ranks} ranks: they sum over at most {MOST_RANKS}; "
+            f"symmetric collectives with {most} ranks: they are for at most {MOST_RANKS}; "
             "load with collectives='nccl'"
         )
     device = torch.device("cuda", torch.cuda.current_device())
-    size = PeerMemory.nbytes(ranks, CAPACITY)
     try:
+        size = peer_bytes(groups, CAPACITY)
         buffer = symmetric_memory.empty(size, dtype=torch.uint8, device=device)
         handle = symmetric_memory.rendezvous(buffer, dist.group.WORLD)  # type: ignore[arg-type]
     except RuntimeError as error:
@@ -38,10 +56,12 @@ def shared_peer_memory(rank: int, ranks: int, patience: float) -> PeerMemory:
             f"{str(error).partition(chr(10))[0]}; load with collectives='nccl'"
         ) from None
     buffer.zero_()
-    state = torch.zeros(2, dtype=torch.int32, device=device)
-    all_reduce_kernel(ranks).warm()
+    states = torch.zeros(len(groups), 2, dtype=torch.int32, device=device)
+    for count in {len(ranks) for ranks in groups.values()}:
+        for kernel in (all_reduce_kernel, all_gather_kernel, reduce_scatter_kernel):
+            kernel(count).warm()
     torch.cuda.synchronize()
     dist.barrier()  # nobody stores before all are zero
     torch.cuda.synchronize()
-    addresses = tuple(int(pointer) for pointer in handle.buffer_ptrs)
-    return PeerMemory(rank, addresses, state, CAPACITY, patience, (buffer, handle))
+    buffers = [int(pointer) for pointer in handle.buffer_ptrs]
+    return peer_memories(rank, groups, buffers, states, CAPACITY, patience, (buffer, handle))

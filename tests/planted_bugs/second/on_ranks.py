@@ -10,10 +10,11 @@ TIMEOUT = 60
 class _Meeting:
     """A :class:`~dsa_compile.ops.collectives.Communicator` of one rank."""
 
-    peer_memory = None
-
     def __init__(self, rank: int, barrier: threading.Barrier, table: list[Any]) -> None:
         self._rank, self._barrier, self._table = rank, barrier, table
+
+    def peer_memory(self, axis: str) -> None:
+        """None: threads have none in common."""
 
     def gather(self, x: Any, axis: str, ranks: int) -> Any:
         """All operands ``[ranks, …]``, in the order of ranks."""

@@ -1,11 +1,16 @@
-// Sums over ranks by pushing: every rank stores its bf16 values into every peer's memory, and sums in
-// the order of ranks what arrives in its own. Values travel in lines of 16 bytes that carry a flag
+// Collectives by pushing: every rank stores values into every peer's memory, and sums in the order of
+// ranks, or copies, what arrives in its own. Values travel in lines of 16 bytes that carry a flag
 // beside each 4 bytes of data, as in NCCL's low-latency protocol: 8 bytes are stored at once, so
 // whoever sees the flag sees the data, and no fence or barrier is needed.
 //
-// The flag is the number of the call, which all ranks count alike, in graphs too. Calls take turns
-// with two buffers. That is enough: a rank begins call n + 2 when it has seen data of call n + 1 from
-// every peer, and a peer sends that only after its call n has ended.
+// The flag is the number of the call, which all ranks count alike, in graphs too: all-reduces,
+// all-gathers and reduce-scatters through one memory have one count. Calls take turns with two
+// buffers. That is enough: a rank begins call n + 2 when it has seen data of call n + 1 from every
+// peer, and a peer sends that only after its call n has ended. So each kernel must take at least a
+// line from every peer and leave none of its own unread, and a call without data is no call.
+//
+// No block need be resident for another one: the block with the same number on each rank stores the
+// lines that a block waits for, before it waits for any itself.
 #pragma once
 #include "clock.cuh"
 #include "quantize.cuh"
@@ -67,14 +72,18 @@ DEVICE long long lines_from(const Peers& peers, int from, u32 call) {
   return ((call & 1) * RANKS + from) * peers.lines;
 }
 
-// Chunks are 16 bytes: 8 values, two lines.
+// Chunks are 16 bytes: 8 values of bf16, two lines.
+DEVICE void store_chunk(uint4* lines, u32 call, uint4 x) {
+  store_line(lines, x.x, x.y, call);
+  store_line(lines + 1, x.z, x.w, call);
+}
+
+// The same chunk for every peer.
 DEVICE void push_chunk(const Peers& peers, int rank, u32 call, long long chunk, uint4 x) {
   const long long line = lines_from(peers, rank, call) + 2 * chunk;
 #pragma unroll
   for (int peer = 0; peer < RANKS; ++peer) {
-    if (peer == rank) continue;
-    store_line(peers.buffer[peer] + line, x.x, x.y, call);
-    store_line(peers.buffer[peer] + line + 1, x.z, x.w, call);
+    if (peer != rank) store_chunk(peers.buffer[peer] + line, call, x);
   }
 }
 

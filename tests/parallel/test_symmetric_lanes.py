@@ -1,0 +1,106 @@
+"""Which ranks meet through which memory, and what is left to NCCL; without a GPU."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("cuda.bindings")
+
+from dsa_compile.errors import UserError
+from dsa_compile.kernels.cuda.symmetric_memory import shared_peer_memories
+from dsa_compile.layout import Layout
+from dsa_compile.runtime.ranks import nccl
+from dsa_compile.runtime.ranks.nccl import NcclCommunicator
+
+GROUPS = {
+    Layout(tp=2): {"tp": (0, 1)},
+    Layout(dp=2, ep=2): {"dp": (0, 1)},
+    Layout(tp=2, dp=4): {"tp": (0, 1), "dp": (0, 2, 4, 6)},
+}
+
+
+class Memory:
+    """Takes two rows, and says what it was asked for."""
+
+    def __init__(self, axis: str) -> None:
+        self.axis = axis
+
+    def takes(self, x: Tensor) -> bool:
+        return len(x) == 2
+
+    scatters = takes
+
+    def gathers(self, xs: tuple[Tensor, ...]) -> bool:
+        return all(map(self.takes, xs))
+
+    def all_reduce(self, x: Tensor) -> str:
+        return f"{self.axis} sum"
+
+    def reduce_scatter(self, x: Tensor) -> str:
+        return f"{self.axis} share"
+
+    def all_gather(self, xs: tuple[Tensor, ...]) -> list[str]:
+        return [f"{self.axis} rows" for _ in xs]
+
+
+@pytest.fixture
+def by_nccl(monkeypatch) -> list[str]:
+    """What NCCL was asked for."""
+    calls: list[str] = []
+
+    def asked(name: str):
+        return lambda *args, **kwargs: calls.append(name)
+
+    fake = SimpleNamespace(
+        is_initialized=lambda: False,
+        init_process_group=lambda *args, **kwargs: None,
+        new_group=lambda ranks: tuple(ranks),
+        all_reduce=asked("all_reduce"),
+        all_gather_into_tensor=asked("all_gather"),
+        reduce_scatter_tensor=asked("reduce_scatter"),
+    )
+    monkeypatch.setattr(nccl, "dist", fake)
+    monkeypatch.setattr(nccl, "PrefixStore", lambda *args: None)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    return calls
+
+
+@pytest.mark.parametrize("layout", GROUPS, ids=str)
+def test_every_axis_has_a_memory_of_its_own(monkeypatch, by_nccl, layout: Layout) -> None:
+    asked = []
+
+    def made(rank: int, groups, patience: float):
+        asked.append((rank, dict(groups)))
+        return {axis: Memory(axis) for axis in groups}
+
+    monkeypatch.setattr(nccl, "shared_peer_memories", made)
+    ranks = NcclCommunicator(None, 0, layout, 1.0, symmetric=True)
+    assert asked == [(0, GROUPS[layout])]
+    few, many = torch.zeros(2, 8), torch.zeros(8, 8)
+    for axis, members in GROUPS[layout].items():
+        count = len(members)
+        assert ranks.all_reduce(few, axis, count) == f"{axis} sum"
+        assert ranks.gather(few, axis, count) == f"{axis} rows"
+        assert ranks.reduce_scatter(few, axis, count) == f"{axis} share"
+        assert by_nccl == []
+        ranks.all_reduce(many, axis, count)
+        ranks.gather(many, axis, count)
+        ranks.reduce_scatter(many, axis, count)
+        assert by_nccl == ["all_reduce", "all_gather", "reduce_scatter"]
+        by_nccl.clear()
+    for axis in {"tp", "dp"} - GROUPS[layout].keys():
+        assert ranks.peer_memory(axis) is None
+
+
+def test_nccl_alone_is_asked_for_no_memory(monkeypatch, by_nccl) -> None:
+    monkeypatch.delattr(nccl, "shared_peer_memories")
+    ranks = NcclCommunicator(None, 1, Layout(dp=2, ep=2), 1.0, symmetric=False)
+    ranks.gather(torch.zeros(2, 8), "dp", 2)
+    assert by_nccl == ["all_gather"]
+
+
+def test_more_ranks_than_kernels_take_are_refused() -> None:
+    with pytest.raises(UserError, match="16 ranks: they are for at most 8; load with collectives="):
+        shared_peer_memories(0, {"tp": range(2), "dp": range(16)}, 1.0)

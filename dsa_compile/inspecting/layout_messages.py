@@ -111,5 +111,5 @@ def _lanes(
     if quantized:
         token = (spec.hidden_size, -(-spec.hidden_size // _BLOCK) * _SCALE)
     gathered = (*token, chosen * _WEIGHT, chosen * _NUMBER)
-    to_experts = tuple(LayerMessage("all_gather", "dp", dp, size) for size in gathered)
+    to_experts = (LayerMessage("all_gather", "dp", dp, sum(gathered)),)
     return to_experts, (LayerMessage("reduce_scatter", "dp", dp, dp * row),)

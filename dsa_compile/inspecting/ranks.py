@@ -18,6 +18,7 @@ _SENT = {
     "all_reduce_add_rms_norm_quantize": lambda n: 2 * (n - 1) / n,
     "all_gather": lambda n: n - 1,
     "all_gather_rows": lambda n: n - 1,
+    "all_gather_many": lambda n: n - 1,
     "reduce_scatter": lambda n: n - 1,
 }
 
@@ -31,7 +32,7 @@ class Message:
         op: such as ``all_reduce`` or ``all_gather``.
         axis: of the layout.
         ranks: that meet.
-        row_bytes: of a rank's operand, for each of its rows.
+        row_bytes: of a rank's operand, or of all that travel together, for each row.
         rows: ``T``, tokens of the step, or ``N``, rows whose logits are wanted.
         path: the module that it belongs to.
     """
@@ -109,10 +110,10 @@ def exchange(graph: Graph, node: Node) -> str:
 
 
 def _message(graph: Graph, node: Node) -> Message:
-    operand = graph.nodes[node.inputs[0]]
-    rows, *columns = operand.val["shape"]
-    axis, ranks = node.args[1], node.args[2]
-    size = math.prod(columns) * _BYTES[operand.val["dtype"]]
+    several = node.op_name == "all_gather_many"
+    operands = [graph.nodes[name] for name in (node.inputs if several else node.inputs[:1])]
+    size = sum(math.prod(o.val["shape"][1:]) * _BYTES[o.val["dtype"]] for o in operands)
+    axis, ranks, rows = node.args[1], node.args[2], operands[0].val["shape"][0]
     return Message(node.name, node.op_name, axis, ranks, size, str(rows), node.path)
 
 

@@ -21,6 +21,7 @@ from torch import Tensor, fx
 from dsa_compile.ir.match import arguments
 from dsa_compile.ops import (
     ALL_GATHER,
+    ALL_GATHER_MANY,
     ALL_GATHER_ROWS,
     ALL_REDUCE_ADD_RMS_NORM_QUANTIZE,
     COMBINE,
@@ -93,7 +94,7 @@ RankValue: TypeAlias = Whole | Part | PartialSum | OwnNumbers | OfLane
 WHOLE, PARTIAL, OWN, LANE = Whole(), PartialSum(), OwnNumbers(), OfLane()
 
 # What collectives take, but for those that take partial sums.
-_TAKEN: dict[Any, RankValue] = {ALL_GATHER: Part(-1), ALL_GATHER_ROWS: LANE}
+_TAKEN: dict[Any, RankValue] = {ALL_GATHER: Part(-1), ALL_GATHER_ROWS: LANE, ALL_GATHER_MANY: LANE}
 _VIEWS = frozenset({aten.view.default, aten.reshape.default})
 _SUMS = frozenset({aten.add.Tensor, aten.sub.Tensor})
 _ELEMENTWISE = frozenset({aten.mul.Tensor, aten.div.Tensor, POINTWISE})
@@ -138,21 +139,29 @@ def _each(node: fx.Node, value: RankValue) -> Any:
 
 
 def _collected(node: fx.Node, taken: Mapping[fx.Node, Any], axis: str) -> Any:
+    along = bool(node.args[1] == axis)
+    if node.target is ALL_GATHER_MANY:
+        xs: Any = node.args[0]
+        return tuple(_met(node, x, taken[x], along, axis) for x in xs)
     (x, value), *others = taken.items()
-    along = node.args[1] == axis
     for other, beside in others:
         if beside not in ({WHOLE} if along else {WHOLE, LANE}):
             raise WrongUse(f"takes {other.name}, which is {beside}, where ranks have one value")
+    return _each(node, _met(node, x, value, along, axis))
+
+
+def _met(node: fx.Node, x: fx.Node, value: RankValue, along: bool, axis: str) -> RankValue:
+    """What a collective makes of an operand that ranks exchange."""
     if not along:  # ranks meet that have alike what they have along this axis
         sums = value == PARTIAL and node.target is not ALL_REDUCE_ADD_RMS_NORM_QUANTIZE
         if not sums and value not in (WHOLE, LANE):
             raise WrongUse(f"takes {x.name}, which is {value} along {axis}, as a value")
-        return _each(node, value)
+        return value
     wanted = _TAKEN.get(node.target, PARTIAL)
     if value != wanted:
         twice = ": reduced or gathered twice" if value == WHOLE else ""
         raise WrongUse(f"takes {x.name}, which is {value}, and not {wanted}{twice}")
-    return _each(node, LANE if node.target is REDUCE_SCATTER else WHOLE)
+    return LANE if node.target is REDUCE_SCATTER else WHOLE
 
 
 def _of_torch(node: fx.Node, taken: Mapping[fx.Node, Any]) -> Any:

@@ -29,6 +29,7 @@ from dsa_compile.ops.attention_inputs import ATTENTION_INPUTS_FP8
 from dsa_compile.ops.cache import DENSE_SLOTS, WRITE_INDEX_CACHE, WRITE_LATENT_CACHE
 from dsa_compile.ops.collectives import (
     ALL_GATHER,
+    ALL_GATHER_MANY,
     ALL_GATHER_ROWS,
     ALL_REDUCE,
     ALL_REDUCE_ADD_RMS_NORM_QUANTIZE,
@@ -70,6 +71,7 @@ __all__ = [
     "ADD_RMS_NORM",
     "ADD_RMS_NORM_QUANTIZE",
     "ALL_GATHER",
+    "ALL_GATHER_MANY",
     "ALL_GATHER_ROWS",
     "ALL_REDUCE",
     "ALL_REDUCE_ADD_RMS_NORM_QUANTIZE",

@@ -8,7 +8,7 @@ how operands travel; a single process that stands for all ranks takes :data:`COM
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from torch._ops import OpOverload
 
 from dsa_compile.errors import UserError
 from dsa_compile.ops.facts import Family, Form, OpFacts
-from dsa_compile.ops.library import define
+from dsa_compile.ops.library import bad_input, define
 from dsa_compile.ops.quantize import ADD_RMS_NORM_QUANTIZE, add_rms_norm_quantize
 
 
@@ -36,6 +36,16 @@ class Communicator(Protocol):
 
         Args:
             x: this rank's; of one shape and dtype on all.
+            axis: of the layout.
+            ranks: how many there are along it.
+        """
+        ...
+
+    def gather_many(self, xs: Sequence[Tensor], axis: str, ranks: int) -> list[Tensor]:
+        """Exchange several operands, each as :meth:`gather` does, in as few messages as it takes.
+
+        Args:
+            xs: this rank's; each of one shape and dtype on all.
             axis: of the layout.
             ranks: how many there are along it.
         """
@@ -129,6 +139,24 @@ def all_gather_rows(x: Tensor, axis: str, ranks: int) -> Tensor:
     return communicator_of(axis, ranks).gather(x, axis, ranks).flatten(0, 1)  # as it lies
 
 
+def all_gather_many(xs: Sequence[Tensor], axis: str, ranks: int) -> list[Tensor]:
+    """The rows of all ranks of an axis for several operands: see :func:`rows_of_ranks`.
+
+    Args:
+        xs: each ``[T, D]``, with a D and a dtype of its own, as of :func:`all_gather_rows`.
+        axis: of the layout.
+        ranks: how many there are along it.
+
+    Returns:
+        For each ``[ranks * T, D]``.
+    """
+    if ranks == 1:
+        return [rows_of_ranks((x,)) for x in xs]
+    return [
+        part.flatten(0, 1) for part in communicator_of(axis, ranks).gather_many(xs, axis, ranks)
+    ]
+
+
 def reduce_scatter(x: Tensor, axis: str, ranks: int) -> Tensor:
     """A rank's rows of the sum of ``x`` over the ranks of an axis.
 
@@ -189,6 +217,20 @@ ALL_GATHER_ROWS = define(
     "(x: (f | i64 | e4m3)[T, D]) -> x[ranks * T, D]",
     OpFacts(Family.COLLECTIVE, Form.ANY, collective=True, torch_kernels=True),
 )
+
+
+def _rows_fake(xs: Sequence[Tensor], axis: str, ranks: int) -> list[Tensor]:
+    if any(x.ndim != 2 for x in xs):
+        raise bad_input("all_gather_many", "operands [T, D]")
+    return [x.new_empty((ranks * x.shape[0], x.shape[1])) for x in xs]
+
+
+ALL_GATHER_MANY = define(
+    "all_gather_many(Tensor[] xs, str axis, int ranks) -> Tensor[]",
+    all_gather_many,
+    _rows_fake,
+    OpFacts(Family.COLLECTIVE, Form.ANY, collective=True, torch_kernels=True),
+)
 REDUCE_SCATTER = define(
     "reduce_scatter(Tensor x, str axis, int ranks) -> Tensor",
     reduce_scatter,
@@ -208,11 +250,15 @@ ALL_REDUCE_ADD_RMS_NORM_QUANTIZE = define(
 )
 
 
-Combine: TypeAlias = Callable[[Sequence[Tensor]], Sequence[Tensor]]
+Combine: TypeAlias = Callable[[Sequence[Any]], Sequence[Any]]
 
 
-def _alike(combine: Callable[[Sequence[Tensor]], Tensor]) -> Combine:
+def _alike(combine: Callable[[Sequence[Any]], Any]) -> Combine:
     return lambda parts: [combine(parts)] * len(parts)
+
+
+def _rows_of_each(parts: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+    return [rows_of_ranks(each) for each in zip(*parts, strict=True)]
 
 
 def _scattered(parts: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -223,11 +269,13 @@ COMBINE: dict[OpOverload, Combine] = {
     ALL_REDUCE: _alike(sum_of_ranks),
     ALL_GATHER: _alike(columns_of_ranks),
     ALL_GATHER_ROWS: _alike(rows_of_ranks),
+    ALL_GATHER_MANY: _alike(_rows_of_each),
     REDUCE_SCATTER: _scattered,
     ALL_REDUCE_ADD_RMS_NORM_QUANTIZE: _alike(sum_of_ranks),
 }
 """What each collective makes of the first operands of the ranks that meet, for each of them: one
-tensor where all get the same. A rank's results are those of the op for that on one rank."""
+tensor, or list of them, where all get the same. A rank's results are those of the op for that on
+one rank."""
 
 LOCAL: dict[OpOverload, OpOverload] = {ALL_REDUCE_ADD_RMS_NORM_QUANTIZE: ADD_RMS_NORM_QUANTIZE}
 """What a collective that does more computes of what it makes of all ranks' first operands."""

@@ -1,5 +1,6 @@
 """Collectives between processes of one machine, by gloo: for the CPU."""
 
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -65,6 +66,10 @@ class GlooCommunicator:
         flat = [part.view(-1).view(torch.uint8) for part in parts]  # of any dtype
         self._groups[axis].allgather([flat], [x.view(-1).view(torch.uint8)]).wait()
         return parts
+
+    def gather_many(self, xs: Sequence[Tensor], axis: str, ranks: int) -> list[Tensor]:
+        """Exchange several operands, one after the other."""
+        return [self.gather(x, axis, ranks) for x in xs]
 
     def all_reduce(self, x: Tensor, axis: str, ranks: int) -> Tensor:
         """Sum operands in the order of ranks."""

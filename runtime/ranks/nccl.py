@@ -1,6 +1,7 @@
 """Collectives between GPUs of one machine, by NCCL."""
 
 import os
+from collections.abc import Sequence
 from datetime import timedelta
 
 import torch
@@ -82,13 +83,24 @@ class NcclCommunicator:
         memory = self.peer_memory(axis)
         if memory is not None and memory.gathers((x,)):
             return memory.all_gather((x,))[0]
+        return self._gather(x, ranks, self._groups[axis])
+
+    def _gather(self, x: Tensor, ranks: int, group: dist.ProcessGroup | None) -> Tensor:
         x = x.contiguous()
         parts = torch.empty((ranks, *x.shape), dtype=x.dtype, device=x.device)
         if x.numel():
             flat = parts.view(-1).view(torch.uint8)  # of any dtype
-            group = self._groups[axis]
             dist.all_gather_into_tensor(flat, x.view(-1).view(torch.uint8), group=group)
         return parts
+
+    def gather_many(self, xs: Sequence[Tensor], axis: str, ranks: int) -> list[Tensor]:
+        """Exchange several operands, by NCCL as one group of calls, which it launches together."""
+        memory = self.peer_memory(axis)
+        if memory is not None and memory.gathers(xs):
+            return memory.all_gather(xs)
+        group = self._groups[axis]
+        with distributed_c10d._coalescing_manager(group):
+            return [self._gather(x, ranks, group) for x in xs]
 
     def all_reduce(self, x: Tensor, axis: str, ranks: int) -> Tensor:
         """Sum operands; by NCCL, more than two in an order of its own, the same on all ranks."""

@@ -125,6 +125,19 @@ def script(tmp_path: Path) -> Callable[[str], ModuleType]:
     return made
 
 
+@pytest.mark.parametrize("axis", [TP, DP])
+def test_operands_that_travel_together_meet_each_its_like(axis: str) -> None:
+    ranks = LAYOUT.along(axis)
+    alike = torch.arange(2.0)[:, None]
+    xs = [OF_EACH, OF_LANES, OF_PLACES, alike]
+    together = on_ranks(dsa.all_gather_many.default, COMBINE[dsa.all_gather_many.default])
+    found = together(xs, axis, ranks)
+    for got, x in zip(found, xs, strict=True):
+        wanted = collective(dsa.all_gather_rows.default, x, axis)
+        for numbers in numbers_along({TP: 2, DP: 3}):
+            assert torch.equal(at_numbers(got, numbers), at_numbers(wanted, numbers))
+
+
 @pytest.mark.parametrize("x", [OF_EACH, OF_LANES, OF_PLACES])
 @pytest.mark.parametrize("op", ["all_reduce", "all_gather", "all_gather_rows", "reduce_scatter"])
 @pytest.mark.parametrize("axis", [TP, DP])

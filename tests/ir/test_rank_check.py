@@ -276,6 +276,18 @@ def of_all_lanes(x, w, i, gate_up, down):
 
 
 @region("moe", *EXPERTS)
+def of_all_lanes_together(x, w, i, gate_up, down):
+    rows = dsa.all_gather_many.default([x, w, i], "dp", 2)
+    total = dsa.experts.default(rows[0], rows[1], rows[2], gate_up, down)
+    return aten.add.Tensor(x, dsa.reduce_scatter.default(total, "dp", 2))
+
+
+@region("moe", *EXPERTS)
+def gathered_beside_others(x, w, i, gate_up, down):
+    return dsa.all_gather_many.default([w, *all_rows(x)], "dp", 2)[0]
+
+
+@region("moe", *EXPERTS)
 def of_one_lane(x, w, i, gate_up, down):
     return dsa.experts.default(x, w, i, gate_up, down)
 
@@ -301,11 +313,13 @@ def gathered_twice(x, w, i, gate_up, down):
         (of_one_lane, "experts_default takes x, w, i as a value beside gate_up"),
         (left_with_all, "is a partial sum of its rank: a reduce-scatter is missing"),
         (no_sum, "takes all_gather_rows_default, which is alike on all ranks, and not a partial"),
+        (gathered_beside_others, "which is alike on all ranks, and not its lane's own"),
         (gathered_twice, "which is alike on all ranks, and not its lane's own"),
     ],
 )
 def test_what_lanes_do_not_exchange_is_found(sketch: Sketch, found: str) -> None:
-    assert list(rank_problems(on_lanes(of_all_lanes))) == []
+    for right in (of_all_lanes, of_all_lanes_together):
+        assert list(rank_problems(on_lanes(right))) == []
     assert found in only(on_lanes(sketch))
 
 

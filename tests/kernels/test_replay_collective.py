@@ -12,6 +12,7 @@ from dsa_compile.kernels.cuda.launch import CudaKernel
 from dsa_compile.kernels.cuda.replay_collective import (
     replay_choices,
     replay_collective,
+    replay_many,
     turned_choices,
 )
 from tests.kernels import emulator
@@ -56,9 +57,25 @@ def test_ranks_choose_other_experts(monkeypatch, ranks: int, experts: int) -> No
         assert own == indices[:5, :8].numel()
 
 
+@pytest.mark.skipif(not emulator.available(), reason="needs g++")
+@pytest.mark.parametrize("experts", [0, 256])
+def test_operands_that_travel_together(monkeypatch, experts: int) -> None:
+    """Of any number of bytes; the numbers among them are other experts on other ranks."""
+    monkeypatch.setattr(CudaKernel, "__call__", emulator.launch)
+    indices = torch.randint(-1, 257, (5, 3))
+    xs = [torch.randn(5, 7).bfloat16(), torch.rand(5, 1), indices]
+    outs = [torch.zeros(4, *x.shape, dtype=x.dtype) for x in xs]
+    replay_many(xs, outs, 4, experts, torch.tensor([0]))
+    for x, out in zip(xs[:2], outs, strict=False):
+        assert all(torch.equal(part, x) for part in out)
+    copied = indices.expand(4, -1, -1)
+    assert torch.equal(outs[2], turned_choices(indices, 4, experts) if experts else copied)
+
+
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
-def test_it_waits_by_the_clock(arch: str) -> None:
-    binary = inspect("replay_collective", build("replay_collective.cu", arch=arch))
+@pytest.mark.parametrize("name", ["replay_collective", "replay_collective_many"])
+def test_it_waits_by_the_clock(arch: str, name: str) -> None:
+    binary = inspect(name, build(f"{name}.cu", arch=arch))
     assert "SR_GLOBALTIMERLO" in binary.sass
     assert binary.local_bytes == 0
 

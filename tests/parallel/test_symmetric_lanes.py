@@ -1,5 +1,6 @@
 """Which ranks meet through which memory, and what is left to NCCL; without a GPU."""
 
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
@@ -53,6 +54,12 @@ def by_nccl(monkeypatch) -> list[str]:
     def asked(name: str):
         return lambda *args, **kwargs: calls.append(name)
 
+    @contextmanager
+    def together(group):
+        calls.append("begin")
+        yield
+        calls.append("end")
+
     fake = SimpleNamespace(
         is_initialized=lambda: False,
         init_process_group=lambda *args, **kwargs: None,
@@ -62,6 +69,8 @@ def by_nccl(monkeypatch) -> list[str]:
         reduce_scatter_tensor=asked("reduce_scatter"),
     )
     monkeypatch.setattr(nccl, "dist", fake)
+    c10d = SimpleNamespace(_coalescing_manager=together)
+    monkeypatch.setattr(nccl, "distributed_c10d", c10d)
     monkeypatch.setattr(nccl, "PrefixStore", lambda *args: None)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     return calls
@@ -83,12 +92,17 @@ def test_every_axis_has_a_memory_of_its_own(monkeypatch, by_nccl, layout: Layout
         count = len(members)
         assert ranks.all_reduce(few, axis, count) == f"{axis} sum"
         assert ranks.gather(few, axis, count) == f"{axis} rows"
+        assert ranks.gather_many([few, few], axis, count) == [f"{axis} rows"] * 2
         assert ranks.reduce_scatter(few, axis, count) == f"{axis} share"
         assert by_nccl == []
         ranks.all_reduce(many, axis, count)
         ranks.gather(many, axis, count)
         ranks.reduce_scatter(many, axis, count)
         assert by_nccl == ["all_reduce", "all_gather", "reduce_scatter"]
+        by_nccl.clear()
+        found = ranks.gather_many([few, many], axis, count)
+        assert by_nccl == ["begin", "all_gather", "all_gather", "end"]
+        assert [x.shape for x in found] == [(count, 2, 8), (count, 8, 8)]
         by_nccl.clear()
     for axis in {"tp", "dp"} - GROUPS[layout].keys():
         assert ranks.peer_memory(axis) is None

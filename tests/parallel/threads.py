@@ -65,6 +65,9 @@ class ThreadCommunicator:
         # Raises where operands differ in shape, which gloo need not notice.
         return torch.stack(self._exchange.swap(layout.group(axis, self._rank), self._rank, x))
 
+    def gather_many(self, xs: Sequence[Tensor], axis: str, ranks: int) -> list[Tensor]:
+        return [self.gather(x, axis, ranks) for x in xs]
+
     def all_reduce(self, x: Tensor, axis: str, ranks: int) -> Tensor:
         return sum_of_ranks(self.gather(x, axis, ranks).unbind())
 

@@ -14,7 +14,7 @@ from torch import fx
 
 from dsa_compile.ir.match import arguments
 from dsa_compile.ir.region import Region
-from dsa_compile.ops import COMBINE, LOCAL, PLACE_EXPERTS, STREAM_OPS
+from dsa_compile.ops import ALL_GATHER_MANY, COMBINE, LOCAL, PLACE_EXPERTS, STREAM_OPS
 from dsa_compile.ops.library import SIGNATURES
 
 Key = Hashable
@@ -50,8 +50,14 @@ def _values(region: Region, numbers: dict[Any, int]) -> Iterator[tuple[Key, list
         if node.op != "call_function" or node.target in STREAM_OPS:
             continue
         target: Any = node.target
-        source = node.args[0] if node.args else None
-        if (target in COMBINE and target not in LOCAL) or target is PLACE_EXPERTS:
+        source: Any = node.args[0] if node.args else None
+        if target is ALL_GATHER_MANY:
+            continue  # each of its results is a collective of one operand
+        gathered = target is operator.getitem and source.target is ALL_GATHER_MANY
+        if gathered:
+            source = source.args[0][node.args[1]]
+        met = gathered or (target in COMBINE and target not in LOCAL)
+        if met or target is PLACE_EXPERTS:
             assert isinstance(source, fx.Node)
             keys[node] = keys[source]
             if target is not PLACE_EXPERTS and source in chains:

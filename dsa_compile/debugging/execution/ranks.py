@@ -102,13 +102,13 @@ def meet(function: Callable[[Sequence[Any]], Sequence[Any]], x: Any, axis: str, 
 
     Args:
         function: takes the values and returns as many; the same object for ranks that get the same.
-        x: a value, alike on all ranks or not.
+        x: a value, or a list of some, alike on all ranks or not.
         axis: ``tp`` or ``dp``.
         ranks: how many there are along it.
     """
     sizes = {axis: ranks} | dict(_sizes(x))
     if sizes.keys() == {axis}:
-        results = function(x if isinstance(x, Ranks) else [x] * ranks)
+        results = function([at_numbers(x, {axis: number}) for number in range(ranks)])
         return results[0] if _same(results) else Ranks(results, axis)
     every = numbers_along(sizes)
     other = DP if axis == TP else TP

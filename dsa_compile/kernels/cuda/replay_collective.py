@@ -1,14 +1,18 @@
 """A collective's stand-in on one GPU: copies of the operand, and a kernel of a given duration."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from dsa_compile.kernels.cuda.launch import CudaKernel, Int64
+from dsa_compile.kernels.cuda.peer_memory import MOST_OPERANDS
 
 CHUNK = 16
 _THREADS, _MOST_BLOCKS = 256, 264
 
 REPLAY = CudaKernel("replay_collective.cu", "replay_collective", overlap=True)
+REPLAY_MANY = CudaKernel("replay_collective_many.cu", "replay_collective_many", overlap=True)
 REPLAY_CHOICES = CudaKernel("replay_collective.cu", "replay_choices", overlap=True)
 
 
@@ -43,6 +47,30 @@ def replay_choices(indices: Tensor, out: Tensor, experts: int, wait: Tensor) -> 
     blocks = min(max(1, -(-count // _THREADS)), _MOST_BLOCKS)
     arguments = (indices, out, Int64(count), copies, Int64(experts), wait)
     REPLAY_CHOICES((blocks, 1, 1), _THREADS, *arguments)
+
+
+def replay_many(
+    xs: Sequence[Tensor], outs: Sequence[Tensor], copies: int, experts: int, wait: Tensor
+) -> None:
+    """Fill each of ``outs`` with copies of one of ``xs``, by one kernel.
+
+    Args:
+        xs: 1 to 4, contiguous; below 2 GiB each with its copies. Of int64 and with ``experts``,
+            numbers of experts as of :func:`replay_choices`.
+        outs: ``[copies, *x.shape]`` of each, contiguous.
+        copies: as many as ranks.
+        experts: that the router chooses from; 0 to copy all operands as they are.
+        wait: as for :func:`replay_collective`.
+    """
+    nothing: list[None] = [None] * (MOST_OPERANDS - len(xs))
+    sizes = [x.nbytes for x in xs] + [0] * len(nothing)
+    chunks = sum(-(-size // CHUNK) for size in sizes)
+    numbers = [experts and x.dtype == torch.int64 for x in xs]
+    choices = sum(1 << place for place, chosen in enumerate(numbers) if chosen)
+    blocks = min(max(1, -(-chunks // _THREADS)), _MOST_BLOCKS)
+    operands = (*xs, *nothing, *outs, *nothing, *sizes)
+    arguments = (*operands, chunks, copies, choices, Int64(max(1, experts)), wait)
+    REPLAY_MANY((blocks, 1, 1), _THREADS, *arguments)
 
 
 def turned_choices(indices: Tensor, copies: int, experts: int) -> Tensor:

@@ -27,6 +27,10 @@ class _Meeting:
         self._barrier.wait(TIMEOUT)
         return found
 
+    def gather_many(self, xs: Any, axis: str, ranks: int) -> Any:
+        """All operands of each."""
+        return [self.gather(x, axis, ranks) for x in xs]
+
     def all_reduce(self, x: Any, axis: str, ranks: int) -> Any:
         """Their sum."""
         from dsa_compile.ops.collectives import sum_of_ranks

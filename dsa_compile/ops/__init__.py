@@ -54,6 +54,11 @@ from dsa_compile.ops.mlp import EMBEDDING, LINEAR, SWIGLU, SWIGLU_PACKED
 from dsa_compile.ops.moe import EXPERTS, PLACE_EXPERTS, ROUTER
 from dsa_compile.ops.norm import ADD_RMS_NORM, LAYER_NORM, RMS_NORM
 from dsa_compile.ops.pointwise import POINTWISE
+from dsa_compile.ops.prompt_attention import (
+    PAGED_PROMPT_ATTENTION,
+    PAGED_PROMPT_ATTENTION_FP8,
+    PAGED_PROMPT_ATTENTION_FP8_TENSOR,
+)
 from dsa_compile.ops.quantize import (
     ADD_RMS_NORM_QUANTIZE,
     QUANTIZE_BLOCKS,
@@ -103,6 +108,9 @@ __all__ = [
     "PAGED_LATENT_ATTENTION_FP8_EXPAND",
     "PAGED_LATENT_ATTENTION_FP8_TENSOR",
     "PAGED_LATENT_ATTENTION_FP8_TENSOR_EXPAND",
+    "PAGED_PROMPT_ATTENTION",
+    "PAGED_PROMPT_ATTENTION_FP8",
+    "PAGED_PROMPT_ATTENTION_FP8_TENSOR",
     "PLACE_EXPERTS",
     "POINTWISE",
     "QUANTIZE_BLOCKS",

@@ -30,6 +30,7 @@ class Family(Enum):
     LINEAR = "linear"
     NORM = "norm"
     POINTWISE = "pointwise"
+    PROMPT_ATTENTION = "prompt attention"  # to the step's own tokens, in head form
     QUANTIZATION = "quantization"
     ROPE = "rope"
     ROUTER = "router"

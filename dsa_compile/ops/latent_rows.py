@@ -14,7 +14,7 @@ def latent_rows_fp8(cache: Tensor, rows: Tensor, rank: int) -> Tensor:
 
     Args:
         cache: uint8 ``[num_blocks, block_size, fp8_row_bytes(R, dr)]``.
-        rows: int32 ``[N]``, physical rows; a negative one gives zeros.
+        rows: int32 or int64 ``[N]``, physical rows; a negative one gives zeros.
         rank: R.
 
     Returns:
@@ -32,7 +32,7 @@ def latent_rows_fp8_tensor(cache: Tensor, rows: Tensor, scale: Tensor) -> Tensor
 
     Args:
         cache: e4m3, or the same bytes as uint8, ``[num_blocks, block_size, R + dr]``.
-        rows: int32 ``[N]``, physical rows; a negative one gives zeros.
+        rows: int32 or int64 ``[N]``, physical rows; a negative one gives zeros.
         scale: fp32 ``[1]``; a value is ``q * scale``.
 
     Returns:

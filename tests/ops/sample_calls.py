@@ -31,6 +31,9 @@ PAGED = (
     torch.tensor([7, 9], dtype=torch.int32),
 )
 
+# two prompts, the rows of the first behind those of the second, and a token of padding
+SLOTS, POSITIONS = torch.tensor([9, 10, 2, 3, 4, -1]), torch.tensor([0, 1, 0, 1, 2, 0])
+
 
 @dataclass(frozen=True)
 class Case:
@@ -122,6 +125,15 @@ CASES = [
     Case("paged_latent_attention_fp8_tensor_expand",
          (permuted(6, 3, 5), randn(6, 3, 2), randn(4, 4, 7).to(torch.float8_e4m3fn),
           ints(16, 6, 3), 0.5, torch.tensor([0.5]), randn(3, 256, 5), False)),
+    Case("paged_prompt_attention",
+         (permuted(6, 3, 4), randn(6, 3, 2), randn(4, 4, 7), SLOTS, POSITIONS, randn(3, 4, 5),
+          randn(3, 6, 5), 0.5)),
+    Case("paged_prompt_attention_fp8",
+         (randn(6, 3, 4), permuted(6, 3, 2), fp8_rows(16, 128, 2), SLOTS, POSITIONS,
+          randn(3, 4, 128), randn(3, 6, 128), 0.5)),
+    Case("paged_prompt_attention_fp8_tensor",
+         (permuted(6, 3, 4), randn(6, 3, 2), randn(4, 4, 7).to(torch.float8_e4m3fn), SLOTS,
+          POSITIONS, randn(3, 4, 5), randn(3, 6, 5), 0.5, torch.tensor([0.5]))),
     Case("quantize_blocks", (randn(3, 5, 256), True)),
     Case("quantize_blocks", (permuted(5, 128).bfloat16(), False)),
     Case("rms_norm_quantize", (permuted(5, 128), randn(128), 1e-6, False)),

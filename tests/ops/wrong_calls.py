@@ -150,6 +150,25 @@ WRONG: dict[str, list[tuple[str, str]]] = {
         ("w_uv", "f32 3 100 5"), ("w_uv", "f32 3 256 4"), ("cache_scale", "f32 3"),
         ("cache", "u8 4 4 6"),
     ],
+    # q_nope f32 6 3 4, q_pe f32 6 3 2, cache f32 4 4 7, slots and positions i64 6,
+    # w_uk f32 3 4 5, w_uv f32 3 6 5
+    "paged_prompt_attention": [
+        ("q_nope", "f32 6 3 5"), ("q_nope", "f32 6 4"), ("q_pe", "f32 6 2 2"),
+        ("q_pe", "f32 6 3 3"), ("q_pe", "bf16 6 3 2"), ("cache", "f32 4 4 8"),
+        ("cache", "bf16 4 4 7"), ("cache", "f32 16 7"), ("slot_mapping", "i32 6"),
+        ("slot_mapping", "i64 5"), ("positions", "i32 6"), ("positions", "i64 7"),
+        ("w_uk", "f32 3 5 4"), ("w_uk", "f32 2 4 5"), ("w_uv", "f32 3 6 4"), ("w_uv", "f32 4 6 5"),
+        ("w_uv", "bf16 3 6 5"),
+    ],
+    "paged_prompt_attention_fp8": [
+        ("cache", "e4m3 1 16 136"), ("cache", "u8 1 16 130"), ("cache", "u8 16 136"),
+        ("slot_mapping", "i64 7"), ("positions", "f32 6"), ("q_pe", "f32 6 3 4"),
+        ("w_uk", "f32 3 4 64"), ("w_uv", "f32 3 6 64"),
+    ],
+    "paged_prompt_attention_fp8_tensor": [
+        ("cache", "f32 4 4 7"), ("cache", "u8 4 4 8"), ("cache_scale", "f32"),
+        ("cache_scale", "f32 3"), ("w_uk", "f32 3 4 6"), ("positions", "i64 6 1"),
+    ],
     "quantize_blocks": [("x", "e4m3 3 5 256"), ("x", "i32 3 5 256"), ("x", "f32")],
     "rms_norm_quantize": [("weight", "f32 64"), ("weight", "f32 5 128"), ("x", "u8 5 128")],
     "rms_norm_quantize_keep": [("weight", "f32 64"), ("weight", "i64 128"), ("x", "f32 3 5 96")],

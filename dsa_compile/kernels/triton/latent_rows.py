@@ -94,7 +94,7 @@ def latent_rows_fp8(
 
     Args:
         cache: uint8 ``[num_blocks, block_size, fp8_row_bytes(R, dr)]``, contiguous.
-        rows: int32 ``[N]``, physical rows; a negative one gives zeros.
+        rows: int32 or int64 ``[N]``, physical rows; a negative one gives zeros.
         rank: R.
         count: int32 ``[1]``, how many of the rows there are; beyond, nothing is written. None: all.
 
@@ -146,7 +146,7 @@ def latent_rows_fp8_tensor(
 
     Args:
         cache: e4m3, or the same bytes as uint8, ``[num_blocks, block_size, R + dr]``, contiguous.
-        rows: int32 ``[N]``, physical rows; a negative one gives zeros.
+        rows: int32 or int64 ``[N]``, physical rows; a negative one gives zeros.
         scale: fp32 ``[1]``; a value is ``q * scale``.
         count: as for :func:`latent_rows_fp8`.
 

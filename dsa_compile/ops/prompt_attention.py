@@ -1,0 +1,184 @@
+"""Multi-head attention of whole prompts: keys and values of every head, made of latent rows.
+
+For steps in which every request's tokens begin at position 0: the keys of a token are tokens of the
+same step. Each has a key and a value a head, ``[W_UK latent | rotated key]`` and ``W_UV latent``, so
+that a score costs ``dn + dr`` products and not the ``R + dr`` of absorbed MLA
+(:mod:`dsa_compile.ops.attention`); DeepSeek-V2 (arXiv:2405.04434), section 2.1.
+
+Latents are read from the cache, where the step has written them: what is attended to is what later
+steps will attend to, in a quantised cache as well. Products and softmax are fp32; one rounding to
+the query's dtype ends them.
+"""
+
+import torch
+from torch import Tensor
+
+from dsa_compile.ops.attention import GATHER_BYTES
+from dsa_compile.ops.facts import CostFacts, Family, OpFacts, listed_rows, products
+from dsa_compile.ops.latent_rows import latent_rows_fp8, latent_rows_fp8_tensor
+from dsa_compile.ops.library import define
+
+
+def paged_prompt_attention(
+    q_nope: Tensor,
+    q_pe: Tensor,
+    cache: Tensor,
+    slot_mapping: Tensor,
+    positions: Tensor,
+    w_uk: Tensor,
+    w_uv: Tensor,
+    scale: float,
+) -> Tensor:
+    """Causal attention within each request, to the rows that the step has written.
+
+    Args:
+        q_nope: ``[T, H, dn]``, the part of the queries that is not rotated.
+        q_pe: ``[T, H, dr]``, rotated.
+        cache: ``[num_blocks, block_size, R + dr]``.
+        slot_mapping: int64 ``[T]``, the physical row of each token; -1 for padding.
+        positions: int64 ``[T]``, of each token in its request, whose tokens here begin at 0.
+        w_uk: ``[H, dn, R]``.
+        w_uv: ``[H, dv, R]``.
+        scale: on the dot products.
+
+    Returns:
+        ``[T, H, dv]``; zeros for padding.
+    """
+    picked = cache.view(-1, cache.shape[2]).index_select(0, slot_mapping.clamp(min=0))
+    rows = picked.masked_fill_((slot_mapping < 0).unsqueeze(1), 0.0).float()
+    return _attend(q_nope, q_pe, rows, (slot_mapping, positions), w_uk, w_uv, scale)
+
+
+def paged_prompt_attention_fp8(
+    q_nope: Tensor,
+    q_pe: Tensor,
+    cache: Tensor,
+    slot_mapping: Tensor,
+    positions: Tensor,
+    w_uk: Tensor,
+    w_uv: Tensor,
+    scale: float,
+) -> Tensor:
+    """:func:`paged_prompt_attention` to ``fp8`` rows.
+
+    Args:
+        q_nope: as there, and so are the others.
+        q_pe: ``[T, H, dr]``.
+        cache: uint8 ``[num_blocks, block_size, fp8_row_bytes(R, dr)]``.
+        slot_mapping: int64 ``[T]``.
+        positions: int64 ``[T]``.
+        w_uk: ``[H, dn, R]``.
+        w_uv: ``[H, dv, R]``.
+        scale: on the dot products.
+
+    Returns:
+        ``[T, H, dv]``.
+    """
+    rows = latent_rows_fp8(cache, slot_mapping, w_uk.shape[2])
+    return _attend(q_nope, q_pe, rows, (slot_mapping, positions), w_uk, w_uv, scale)
+
+
+def paged_prompt_attention_fp8_tensor(
+    q_nope: Tensor,
+    q_pe: Tensor,
+    cache: Tensor,
+    slot_mapping: Tensor,
+    positions: Tensor,
+    w_uk: Tensor,
+    w_uv: Tensor,
+    scale: float,
+    cache_scale: Tensor,
+) -> Tensor:
+    """:func:`paged_prompt_attention` to rows of e4m3 under one scale.
+
+    Args:
+        q_nope: as there, and so are the others.
+        q_pe: ``[T, H, dr]``.
+        cache: e4m3, or the same bytes as uint8, ``[num_blocks, block_size, R + dr]``.
+        slot_mapping: int64 ``[T]``.
+        positions: int64 ``[T]``.
+        w_uk: ``[H, dn, R]``.
+        w_uv: ``[H, dv, R]``.
+        scale: on the dot products.
+        cache_scale: fp32 ``[1]``; a value is ``q * cache_scale``.
+
+    Returns:
+        ``[T, H, dv]``.
+    """
+    rows = latent_rows_fp8_tensor(cache, slot_mapping, cache_scale)
+    return _attend(q_nope, q_pe, rows, (slot_mapping, positions), w_uk, w_uv, scale)
+
+
+def _attend(
+    q_nope: Tensor,
+    q_pe: Tensor,
+    rows: Tensor,
+    batch: tuple[Tensor, Tensor],
+    w_uk: Tensor,
+    w_uv: Tensor,
+    scale: float,
+) -> Tensor:
+    """Attend to fp32 rows ``[T, R + dr]``, a stretch of queries at a time.
+
+    ``batch`` is the slots and the positions of the tokens.
+    """
+    tokens, heads, _ = q_nope.shape
+    latent, k_pe = rows.split([w_uk.shape[2], q_pe.shape[2]], -1)
+    k_nope = torch.matmul(latent, w_uk.float().transpose(1, 2))
+    keys = torch.cat((k_nope, k_pe.expand(heads, -1, -1)), -1).transpose(1, 2)
+    values = torch.matmul(latent, w_uv.float().transpose(1, 2))
+    query = torch.cat((q_nope, q_pe), -1).transpose(0, 1).float()
+
+    slot_mapping, positions = batch
+    places = torch.arange(tokens, device=rows.device)
+    first = places - positions  # of each token's request
+    out = q_nope.new_empty((tokens, heads, w_uv.shape[1]))
+    step = max(1, GATHER_BYTES // max(1, 4 * heads * tokens))
+    for start in range(0, tokens, step):
+        stop = min(start + step, tokens)
+        mine = slice(start, stop)
+        unseen = (places[:stop] < first[mine, None]) | (places[:stop] > places[mine, None])
+        logits = torch.matmul(query[:, mine], keys[:, :, :stop]).mul_(scale)
+        weights = logits.masked_fill_(unseen, float("-inf")).softmax(-1)
+        out[mine] = torch.matmul(weights, values[:, :stop]).transpose(0, 1)
+    return out.masked_fill_((slot_mapping < 0).view(-1, 1, 1), 0.0)
+
+
+_ARGUMENTS = (
+    "Tensor q_nope, Tensor q_pe, Tensor cache, Tensor slot_mapping, Tensor positions,"
+    " Tensor w_uk, Tensor w_uv, float scale"
+)
+_QUERIES = "q_nope: f[T, H, dn], q_pe: q_nope[T, H, dr]"
+_REST = (
+    "slot_mapping: i64[T], positions: i64[T], w_uk: q_nope[H, dn, R], w_uv: q_nope[H, dv, R]"
+)
+_FACTS = OpFacts(
+    Family.PROMPT_ATTENTION,
+    skips="slot_mapping",
+    cost=CostFacts(
+        launches=4,
+        fills=True,
+        flops=products("w_uk", "w_uv"),
+        reads={"cache": listed_rows("slot_mapping")},
+    ),
+)
+
+PAGED_PROMPT_ATTENTION = define(
+    f"paged_prompt_attention({_ARGUMENTS}) -> Tensor",
+    paged_prompt_attention,
+    f"({_QUERIES}, cache: q_nope[P, bs, R + dr], {_REST}) -> q_nope[T, H, dv]",
+    _FACTS,
+)
+PAGED_PROMPT_ATTENTION_FP8 = define(
+    f"paged_prompt_attention_fp8({_ARGUMENTS}) -> Tensor",
+    paged_prompt_attention_fp8,
+    f"({_QUERIES}, cache: u8[P, bs, fp8_row_bytes(R, dr)], {_REST}) -> q_nope[T, H, dv]",
+    _FACTS,
+)
+PAGED_PROMPT_ATTENTION_FP8_TENSOR = define(
+    f"paged_prompt_attention_fp8_tensor({_ARGUMENTS}, Tensor cache_scale) -> Tensor",
+    paged_prompt_attention_fp8_tensor,
+    f"({_QUERIES}, cache: (e4m3 | u8)[P, bs, R + dr], {_REST}, cache_scale: f32[1])"
+    " -> q_nope[T, H, dv]",
+    _FACTS,
+)

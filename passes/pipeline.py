@@ -5,6 +5,7 @@ from dsa_compile.ir.program import Level
 from dsa_compile.passes.absorb_mla import AbsorbMla
 from dsa_compile.passes.broadcast_outer_product import BroadcastOuterProduct
 from dsa_compile.passes.compile_pointwise import CompilePointwise
+from dsa_compile.passes.expand_prompt_attention import ExpandPromptAttention
 from dsa_compile.passes.flatten_tokens import FlattenTokens
 from dsa_compile.passes.functionalize import Functionalize
 from dsa_compile.passes.fuse_add_norm import FuseAddNorm
@@ -52,6 +53,7 @@ from dsa_compile.passes.shard_experts import ShardExperts
 from dsa_compile.passes.shard_head import ShardHead
 from dsa_compile.passes.shard_mlps import ShardMlps
 from dsa_compile.passes.skip_padding import SkipPadding
+from dsa_compile.passes.split_prompts import SplitPrompts
 from dsa_compile.passes.split_short_long import SplitShortLong
 from dsa_compile.passes.strip_expert_sentinels import StripExpertSentinels
 from dsa_compile.passes.strip_noise import StripNoise
@@ -118,6 +120,8 @@ PIPELINE: tuple[Pass | Level, ...] = (
     JoinAllGathers(),
     SelectLogitRows(),
     SplitShortLong(),
+    SplitPrompts(),
+    ExpandPromptAttention(),
     CompilePointwise(),
     # overlap: last, when all calls are what will run
     OverlapStreams(),

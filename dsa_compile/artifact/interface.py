@@ -6,7 +6,8 @@ or a kernel is launched:
 =================  ===================================================================
 part               must agree with
 =================  ===================================================================
-variants           the names of the regions: a kind is whole, or has every variant
+variants           the names of the regions: a kind is whole, or has every variant but perhaps
+                   the prompt one
 batch inputs       :data:`BATCH`: what the runtime gives to a step
 cache inputs       the caches of the manifest, of the kind and of whoever owns them
 weight inputs      the weight plan, which every call must be able to resolve
@@ -30,7 +31,7 @@ from dsa_compile.artifact.manifest import Manifest
 from dsa_compile.artifact.reader import Artifact
 from dsa_compile.errors import ArtifactError, shown
 from dsa_compile.ir.execution import compile_nodes, reference
-from dsa_compile.ir.plan import MODEL, Call, Plan
+from dsa_compile.ir.plan import MODEL, PROMPT, Call, Plan, region_name
 from dsa_compile.ir.region import Region, Role
 from dsa_compile.ir.tensor_info import TensorInfo
 from dsa_compile.weights.plan import WeightPlan
@@ -125,7 +126,8 @@ class _Checker:
         for region in self.regions.values():
             found.setdefault(region.kind, set()).add(region.variant)
         for kind, variants in found.items():
-            if variants not in ({None}, set(self.manifest.variants)):
+            every = set(self.manifest.variants)
+            if variants not in ({None}, every, every - {PROMPT}):
                 listed = ", ".join(f"{kind}.{v}" if v else kind for v in sorted(map(str, variants)))
                 yield f"manifest.json: regions: {listed} do not go with variants"
 
@@ -208,8 +210,7 @@ class _Checker:
             yield f"manifest.json: model.spec: {call.name} makes {_LOGITS} {info}, not {shape}"
 
     def _region(self, kind: str, variant: str | None) -> Region:
-        name = f"{kind}.{variant}"
-        return self.regions[name] if name in self.regions else self.regions[kind]
+        return self.regions[region_name(self.regions, kind, variant)]
 
 
 def _rehearsal_problems(regions: Mapping[str, Region]) -> Iterator[str]:

@@ -20,7 +20,7 @@ def regions_of(
         names: of regions.
         layer: only what this layer of the model runs.
         kind: only regions of this kind, ``moe`` or ``moe.long``.
-        variant: only ``long`` or ``short``; regions that are not split always fit.
+        variant: only ``long``, ``short`` or ``prompt``; regions that are not split always fit.
 
     Raises:
         UserError: the artifact has no such layer, kind or variant, or they contradict each other.

@@ -5,7 +5,7 @@ model's, calls the same or other regions with other weights. A step runs the cal
 order over one table of named values, each call replacing the values that its region returns.
 """
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
 
 MODEL = "model"
@@ -14,9 +14,34 @@ MODEL = "model"
 DRAFT, DEEPER = "draft", "deeper_draft"
 """Plans that draft the token after the next: from the model's states, and from a draft's own."""
 
-LONG, SHORT = "long", "short"
+LONG, SHORT, PROMPT = "long", "short", "prompt"
 """Variants of regions, such as ``moe.long``: a step in which no context exceeds ``index_topk`` runs
-the short ones, any other step the long ones."""
+the short ones, any other step the long ones. Of the former, one in which every request's tokens
+begin at position 0 may run the prompt ones."""
+
+_TAKING = {SHORT: (SHORT, LONG), PROMPT: (PROMPT, SHORT, LONG)}
+
+
+def variants_taking(variant: str) -> tuple[str, ...]:
+    """The variants that can run a step of a variant, the one made for it first."""
+    return _TAKING.get(variant, (variant,))
+
+
+def region_name(regions: Container[str], kind: str, variant: str | None) -> str:
+    """The name of the region that a kind runs in a variant.
+
+    A kind that is not split serves every variant, and one without a prompt region runs its short
+    one.
+
+    Args:
+        regions: names of those there are.
+        kind: of region.
+        variant: of the step; None where nothing is split.
+    """
+    for taking in () if variant is None else variants_taking(variant):
+        if (name := f"{kind}.{taking}") in regions:
+            return name
+    return kind
 
 
 @dataclass(frozen=True)

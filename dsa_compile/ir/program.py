@@ -11,7 +11,7 @@ from torch import fx
 from dsa_compile.config import CompileConfig
 from dsa_compile.ir.dims import FakeWorld
 from dsa_compile.ir.pass_record import PassRecord
-from dsa_compile.ir.plan import MODEL, Call, Plan
+from dsa_compile.ir.plan import MODEL, Call, Plan, region_name
 from dsa_compile.ir.region import Region, Role
 from dsa_compile.ir.texts import Texts
 from dsa_compile.model_spec import LayerKind, ModelSpec
@@ -124,8 +124,8 @@ class Program:
         return tuple(dict.fromkeys(variant for variant in found if variant is not None))
 
     def region(self, kind: str, variant: str | None) -> Region:
-        """The region of a kind in one variant; kinds that are not split serve every variant."""
-        return self.regions.get(f"{kind}.{variant}") or self.regions[kind]
+        """The region of a kind in one variant; see :func:`~dsa_compile.ir.plan.region_name`."""
+        return self.regions[region_name(self.regions, kind, variant)]
 
     def fork(self, config: CompileConfig) -> "Program":
         """An independent copy to rewrite under other options; fake values are shared.

@@ -1,8 +1,8 @@
 """Multi-head attention of whole prompts: keys and values of every head, made of latent rows.
 
 For steps in which every request's tokens begin at position 0: the keys of a token are tokens of the
-same step. Each has a key and a value a head, ``[W_UK latent | rotated key]`` and ``W_UV latent``, so
-that a score costs ``dn + dr`` products and not the ``R + dr`` of absorbed MLA
+same step. Each has a key and a value a head, ``[W_UK latent | rotated key]`` and ``W_UV latent``,
+so that a score costs ``dn + dr`` products and not the ``R + dr`` of absorbed MLA
 (:mod:`dsa_compile.ops.attention`); DeepSeek-V2 (arXiv:2405.04434), section 2.1.
 
 Latents are read from the cache, where the step has written them: what is attended to is what later
@@ -149,9 +149,7 @@ _ARGUMENTS = (
     " Tensor w_uk, Tensor w_uv, float scale"
 )
 _QUERIES = "q_nope: f[T, H, dn], q_pe: q_nope[T, H, dr]"
-_REST = (
-    "slot_mapping: i64[T], positions: i64[T], w_uk: q_nope[H, dn, R], w_uv: q_nope[H, dv, R]"
-)
+_REST = "slot_mapping: i64[T], positions: i64[T], w_uk: q_nope[H, dn, R], w_uv: q_nope[H, dv, R]"
 _FACTS = OpFacts(
     Family.PROMPT_ATTENTION,
     skips="slot_mapping",

@@ -8,7 +8,7 @@ from torch import Tensor, fx
 
 from dsa_compile.artifact.manifest import Manifest
 from dsa_compile.ir.execution import BoundCall
-from dsa_compile.ir.plan import LONG, Call, Plan
+from dsa_compile.ir.plan import LONG, Call, Plan, region_name
 from dsa_compile.ir.region import Region, Role
 from dsa_compile.runtime.execution.caches import Caches
 from dsa_compile.runtime.execution.executor import bind
@@ -60,8 +60,7 @@ def bound_calls(
     }
 
     def bound(call: Call, variant: str) -> BoundCall:
-        name = f"{call.kind}.{variant}"
-        name = name if name in regions else call.kind
+        name = region_name(regions, call.kind, variant)
         own = {} if call.caches is None else caches.get(call.caches, {})
         made = BoundCall(
             regions[name],

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from dsa_compile.ir.plan import LONG, MODEL, SHORT
+from dsa_compile.ir.plan import LONG, MODEL, SHORT, variants_taking
 from dsa_compile.runtime.engine_options import DETERMINISTIC_ROWS
 from dsa_compile.runtime.execution.batch import Batch
 
@@ -135,7 +135,7 @@ class GraphPlan:
         rows = next(fitting, None)
         if rows is None:
             return None
-        for name in dict.fromkeys((variant, LONG)):
+        for name in variants_taking(variant):
             for width in self.columns.get(name, ()):
                 if width >= columns:
                     return GraphKey(name, rows, width, self.tokens_of(rows))

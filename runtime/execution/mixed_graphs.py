@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dsa_compile.ir.plan import LONG, SHORT
+from dsa_compile.ir.plan import LONG, SHORT, variants_taking
 from dsa_compile.runtime.execution.batch import Batch
 from dsa_compile.runtime.execution.cuda_graphs import Step, captured_graph
 from dsa_compile.runtime.execution.pinned_staging import Layout, StagingRing
@@ -121,7 +121,7 @@ class MixedPlan:
         if tokens > _MOST_PADDING * batch.num_tokens:
             return None
         width = batch.block_tables.shape[1]
-        for name in dict.fromkeys((variant, LONG)):
+        for name in variants_taking(variant):
             if self.columns.get(name, 0) >= width:
                 return MixedKey(name, tokens, rows, self.columns[name])
         return None

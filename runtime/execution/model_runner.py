@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dsa_compile.artifact.manifest import Manifest
 from dsa_compile.ir.execution import BoundCall, run_calls
-from dsa_compile.ir.plan import LONG, MODEL, SHORT, Plan
+from dsa_compile.ir.plan import LONG, MODEL, PROMPT, SHORT, Plan
 from dsa_compile.ir.region import Region
 from dsa_compile.kernels.cuda.shipped import NO_KERNELS, ShippedKernels
 from dsa_compile.runtime.execution.batch import Batch
@@ -38,6 +38,9 @@ from dsa_compile.runtime.sampling.sampler import SamplingState
 from dsa_compile.runtime.scheduling.stats import EAGER, StepKind
 
 LOGITS = "logits"
+# From here on a step's kernels take longer than the host takes to launch them, and its attention
+# fills the device; below, keys and values of heads cost launches and save little.
+LEAST_PROMPT_TOKENS = 128
 _SCORED_ROWS = 64  # of a prompt at once: 33 MB of fp32 logits of the released vocabulary
 
 
@@ -71,12 +74,15 @@ class ModelRunner:
             the scheduler. A batch's token of -1 is taken from there.
         expert_counts: of routed experts' tokens; None where nothing is counted.
         shipped_kernels: as given.
+        least_prompt_tokens: of a step that runs the prompt variant.
         planned_bytes: of the GPU that loading planned to take; None where it planned nothing.
 
     Raises:
         ArtifactError: this machine is not the target.
         UserError: the caches do not fit into memory.
     """
+
+    least_prompt_tokens = LEAST_PROMPT_TOKENS
 
     def __init__(
         self,
@@ -150,7 +156,7 @@ class ModelRunner:
 
     @property
     def variants(self) -> tuple[str, ...]:
-        """The variants a step may run, ``long`` and perhaps ``short``."""
+        """The variants a step may run, ``long`` and perhaps ``short`` and ``prompt``."""
         return tuple(self._calls)
 
     @torch.inference_mode()
@@ -301,9 +307,17 @@ class ModelRunner:
         return torch.empty((0, self.vocab_size), device=self.device)
 
     def variant_of(self, batch: Batch) -> str:
-        """The variant that a step runs: ``short`` where no context exceeds ``index_topk``."""
+        """The variant that a step runs: ``short`` where no context exceeds ``index_topk``, and
+        ``prompt`` where besides every request begins in the step and tokens are not few.
+
+        A deterministic engine runs no prompt variant: whether it would depends on the company.
+        """
         short = SHORT in self._calls and not self._is_alike(batch)
-        return SHORT if short and batch.is_short(self._topk) else LONG
+        if not short or not batch.is_short(self._topk):
+            return LONG
+        many = PROMPT in self._calls and batch.num_tokens >= self.least_prompt_tokens
+        prompts = many and not self._deterministic and batch.is_prompts(self._topk)
+        return PROMPT if prompts else SHORT
 
     def _is_alike(self, batch: Batch) -> bool:
         """Whether the step has to take the kernels of every other step of a token a request.

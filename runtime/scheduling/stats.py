@@ -11,7 +11,7 @@ class StepKind(NamedTuple):
     Attributes:
         graph: rows of the CUDA graph that was replayed, its tokens where prompts are among them
             (``"512 tokens"``), or ``eager``.
-        variant: of the regions, ``long`` or ``short``.
+        variant: of the regions, ``long``, ``short`` or ``prompt``.
     """
 
     graph: str

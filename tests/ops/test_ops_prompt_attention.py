@@ -78,9 +78,7 @@ def test_rows_under_one_scale_are_dequantised(step, as_bytes):
         q_nope, q_pe, cache.float() * scale, *at, w_uk, w_uv, SCALE
     )
     cache = cache.view(torch.uint8) if as_bytes else cache
-    got = dsa.paged_prompt_attention_fp8_tensor(
-        q_nope, q_pe, cache, *at, w_uk, w_uv, SCALE, scale
-    )
+    got = dsa.paged_prompt_attention_fp8_tensor(q_nope, q_pe, cache, *at, w_uk, w_uv, SCALE, scale)
     torch.testing.assert_close(got, expected)
 
 

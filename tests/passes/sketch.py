@@ -6,8 +6,9 @@
     def before(x, norm):
         return aten.mul.Tensor(norm, x)
 
-A sketch names the region's kind and its inputs; the function calls overloads (``aten.mul.Tensor``,
-``dsa.linear.default``) and may index results that are tuples. Sizes given as text are symbols.
+A sketch names the region's kind, perhaps with a variant, and its inputs; the function calls
+overloads (``aten.mul.Tensor``, ``dsa.linear.default``) and may index results that are tuples. Sizes
+given as text are symbols.
 """
 
 import math
@@ -148,7 +149,8 @@ def fragment(
     regions = {made.name: made for made in (source.trace(world) for source in sources)}
     if HEAD not in regions:
         regions[HEAD] = _reader(regions, world)
-    kinds = [kind for kind in regions if kind not in (EMBED, HEAD)]
+    all_kinds = list(dict.fromkeys(made.kind for made in regions.values()))
+    kinds = [kind for kind in all_kinds if kind not in (EMBED, HEAD)]
     types = [{"dense": "dense", "moe": "sparse"}[kind] for kind in kinds for _ in range(2)]
     hf = tiny_config(len(types) or 1, mlp_layer_types=types or ["dense"], **geometry)
     spec = replace(
@@ -157,16 +159,17 @@ def fragment(
         scaled_queries=scaled_queries,
     )
     whole = model_plan(spec, None).calls
-    calls = tuple(call for call in whole if call.kind in regions)
+    calls = tuple(call for call in whole if call.kind in all_kinds)
     plan = WeightPlan()
-    for kind, made in regions.items():
+    for made in regions.values():
+        kind = made.kind
         for node in made.inputs_of(Role.WEIGHT):
             key, val = node.meta["key"], node.meta["val"]
             template = key if kind in (EMBED, HEAD) else "{layer}." + key
             dtype = str(val.dtype).removeprefix("torch.")
             plan.define(kind, key, WeightEntry(dtype, tuple(val.shape), Load(template)))
     model = Plan(calls, regions[HEAD].outputs)
-    places = {kind: _PLACES.get(kind, Place.LAYER) for kind in regions}
+    places = {kind: _PLACES.get(kind, Place.LAYER) for kind in all_kinds}
     return Fragment(spec, config or CompileConfig(), world, regions, places, {MODEL: model}, plan)
 
 
@@ -272,8 +275,9 @@ def random_inputs(program: Program, sizes: Mapping[str, int] = SIZES) -> dict[st
     """A random tensor for every value that comes from outside, by key, with zeros of both signs."""
     generator = torch.Generator().manual_seed(1)
     made: dict[str, Tensor] = {}
+    variant = next(iter(program.variants), None)
     for kind in program.order:
-        for node in program.region(kind, None).inputs_of(Role.VALUE):
+        for node in program.region(kind, variant).inputs_of(Role.VALUE):
             val = node.meta["val"]
             shape = [n if isinstance(n, int) else sizes[size_name(n)] for n in val.shape]
             if val.is_floating_point():

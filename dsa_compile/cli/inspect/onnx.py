@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from dsa_compile.cli.inspect.output import print_json
 from dsa_compile.errors import UserError
 from dsa_compile.inspecting.store import Store
-from dsa_compile.ir.plan import MODEL
+from dsa_compile.ir.plan import LONG, MODEL, PROMPT, SHORT, region_name
 
 if TYPE_CHECKING:
     from dsa_compile.inspecting.onnx.export import Step
@@ -44,7 +44,7 @@ def register(commands: "argparse._SubParsersAction[Any]") -> None:
         "--plan", metavar="NAME", help="calls of this plan: draft, deeper_draft (default: model)"
     )
     parser.add_argument(
-        "--variant", choices=("long", "short"), default="long", help="of split regions"
+        "--variant", choices=(LONG, SHORT, PROMPT), default="long", help="of split regions"
     )
     parser.add_argument(
         "--weights", action="store_true", help="with values, in FILE.data; else they are inputs"
@@ -109,8 +109,7 @@ def _steps(store: Store, graphs: Any, args: argparse.Namespace) -> "list[Step]":
     if args.layer is None:
         return whole_step(store, graphs, args.variant, args.plan or MODEL)
     kind = store.layer(args.layer).kind
-    name = f"{kind}.{args.variant}" if f"{kind}.{args.variant}" in graphs else kind
-    return [one_region(store, graphs, name, args.layer)]
+    return [one_region(store, graphs, region_name(graphs, kind, args.variant), args.layer)]
 
 
 def _report(model: Any, out: Path, stage: str, args: argparse.Namespace) -> None:

@@ -29,7 +29,7 @@ from dsa_compile.debugging.execution.traces import IN_STEP, CallTrace, Trace
 from dsa_compile.debugging.inputs.exact_weights import ExactWeightStore
 from dsa_compile.debugging.inputs.parameters import WeightStore
 from dsa_compile.debugging.inputs.prompt import Chunk, Prompt
-from dsa_compile.ir.plan import LONG, SHORT, Call, Plan
+from dsa_compile.ir.plan import Call, Plan, region_name
 from dsa_compile.ir.program import Program
 from dsa_compile.ir.region import Region, Role
 from dsa_compile.ops import FACTS, Form
@@ -131,8 +131,7 @@ class Stage:
 
     def region(self, kind: str, chunk: Chunk) -> Region:
         """What a step of that context runs."""
-        variant = SHORT if chunk.longest <= self.topk else LONG
-        return self.regions.get(f"{kind}.{variant}") or self.regions[kind]
+        return self.regions[region_name(self.regions, kind, chunk.variant(self.topk))]
 
     def interpreter(self, region: Region) -> Interpreter:
         """What runs one of this stage's regions; made once."""

@@ -14,6 +14,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from dsa_compile.ir.plan import LONG, PROMPT, SHORT
+
 _DECODED = 3  # tokens at the end of a request that are steps of their own
 _DECODED_BRIEFLY = 2
 _PADDING = 2  # rows behind those of a decode step
@@ -60,6 +62,12 @@ class Chunk:
         """The longest context."""
         return max(part.stop for part in self.parts)
 
+    def variant(self, topk: int) -> str:
+        """What the runtime runs for a step of this sort, however few its tokens are."""
+        if self.longest > topk:
+            return LONG
+        return SHORT if any(part.start for part in self.parts) else PROMPT
+
 
 @dataclass(frozen=True)
 class Prompt:
@@ -85,12 +93,12 @@ class Prompt:
             token_ids: of the first request.
             topk: ``index_topk`` of the model.
             block_size: rows of a cache page.
-            brief: in four steps, one of each sort, where weights make every step long.
+            brief: in five steps, one of each sort, where weights make every step long.
         """
         length = len(token_ids)
         wanted = {topk // 2, topk, *range(length - _DECODED, length)}
         if brief:
-            wanted = {topk, *range(length - _DECODED_BRIEFLY, length)}
+            wanted = {topk // 2, topk, *range(length - _DECODED_BRIEFLY, length)}
         if length <= topk:
             wanted.add(length // 2)
         cuts = (*sorted(cut for cut in wanted if 0 < cut < length), length)

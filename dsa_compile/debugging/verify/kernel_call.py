@@ -26,6 +26,9 @@ _HOST = frozenset({Family.INDEX_SELECTION, Family.CACHE_WRITE, Family.ATTENTION_
 _SAMPLED = 4
 """Rows of a call that are run in exact arithmetic: as many experts in fp64 as fit into memory."""
 
+_WHOLE = frozenset({Family.PROMPT_ATTENTION})
+"""Families in which a token's result is of other tokens of the step: all rows are run so."""
+
 _EXPERTS = (EXPERTS, EXPERTS_FP8)
 
 _TIED = 2.0**-14
@@ -174,12 +177,14 @@ class OpCall:
             return None
         last = self.chunk.tokens - 1
         device = self._tensors()[0].device
+        if self.family in _WHOLE:
+            return torch.arange(last + 1, device=device)
         count = min(_SAMPLED, last + 1)
         rows: Tensor = torch.linspace(0, last, count, device=device).long().unique()
         return rows
 
     def _exact(self, sample: Tensor, unit: float) -> dict[int, Tensor]:
-        rows = self._tokenwise()
+        rows = self._tokenwise()  # those of padding are behind the others
         given = [a[sample] if i in rows else a for i, a in enumerate(self.args)]
         if self._op in _EXPERTS:
             at = self._names().index("indices")

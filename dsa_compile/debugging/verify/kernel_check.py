@@ -22,7 +22,7 @@ from dsa_compile.debugging.inputs.prompt import Chunk, Prompt
 from dsa_compile.debugging.verify.kernel_by_op import ByOp
 from dsa_compile.debugging.verify.rewrite_run import in_a_line
 from dsa_compile.ir.execution import BoundCall
-from dsa_compile.ir.plan import LONG, SHORT, Call
+from dsa_compile.ir.plan import Call
 from dsa_compile.ir.program import Program
 from dsa_compile.ir.region import Region, Role
 from dsa_compile.runtime.execution.executor import Kernels, bind
@@ -240,9 +240,7 @@ class _Checker:
             torch.cuda.synchronize()
 
     def _region(self, kind: str, chunk: Chunk) -> Region:
-        variant = SHORT if chunk.longest <= self._program.spec.index_topk else LONG
-        regions = self._program.regions
-        return regions.get(f"{kind}.{variant}") or regions[kind]
+        return self._program.region(kind, chunk.variant(self._program.spec.index_topk))
 
     def _moved(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {key: value.to(self._device) for key, value in tensors.items()}

@@ -11,7 +11,7 @@ from dsa_compile.inspecting.graph import Graph, Node
 from dsa_compile.inspecting.onnx.body import DTYPES
 from dsa_compile.inspecting.onnx.export import Step
 from dsa_compile.inspecting.store import Store, unknown
-from dsa_compile.ir.plan import MODEL
+from dsa_compile.ir.plan import MODEL, region_name
 from dsa_compile.weights.canonical import canonical_parameters, template_of
 from dsa_compile.weights.checkpoint import Checkpoint
 from dsa_compile.weights.materialize import materialize
@@ -30,7 +30,7 @@ def whole_step(
     Args:
         store: has the plans.
         graphs: of one stage.
-        variant: ``long`` or ``short``, where regions are split.
+        variant: ``long``, ``short`` or ``prompt``, where regions are split.
         plan: name of it.
 
     Raises:
@@ -41,7 +41,7 @@ def whole_step(
         raise UserError(unknown("plan", plan, list(plans)))
 
     def region(kind: str) -> Graph:
-        return graphs.get(f"{kind}.{variant}") or graphs[kind]
+        return graphs[region_name(graphs, kind, variant)]
 
     return [
         Step(region(c.kind), c.name if c.layer is None else f"layers.{c.layer}", c.vars)

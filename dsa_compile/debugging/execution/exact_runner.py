@@ -34,7 +34,12 @@ _BY_REFERENCE = (KernelRecord("reference", None),)
 
 
 class ExactSteps(ModelRunner):
-    """What runners in exact arithmetic share: calls run on exact tensors, logits are fp32."""
+    """What runners in exact arithmetic share: calls run on exact tensors, logits are fp32.
+
+    Prompts of a step run the prompt variant however few their tokens are.
+    """
+
+    least_prompt_tokens = 1
 
     def _bound(self, regions: Mapping[str, Region], plan: Plan) -> dict[str, list[BoundCall]]:
         given = (self._weights, self.caches, self._wait, self.expert_counts)

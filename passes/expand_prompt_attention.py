@@ -79,8 +79,7 @@ def _patterns(attention: OpOverload) -> Iterator[Call]:
         yield Call(last.default, latent, Node("w_uv"), *rest)
     if (fused := _FUSED.get(attention)) is not None:
         for given in queries:
-            rest = (Node("w_uv"), quantizes)
-            yield Call(fused, *given, *_operands(attention), *rest)
+            yield Call(fused, *given, *_operands(attention), Node("w_uv"), quantizes)
 
 
 def _operands(attention: OpOverload) -> Iterator[Node | Const]:

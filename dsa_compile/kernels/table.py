@@ -110,6 +110,14 @@ def _attention_fp8_tensor() -> tuple[Implementation, ...]:
     )
 
 
+def _prompt_attention() -> Iterator[Implementation]:
+    """Any widths of heads; rows in FP8 are brought to bf16 by a kernel with conditions."""
+    rows = (*_latent("w_uk", 2), size_power_of_two("q_pe", 2))
+    yield triton_kernel("paged_prompt_attention", "prompt_attention")
+    yield triton_kernel("paged_prompt_attention_fp8", "prompt_attention", *rows)
+    yield triton_kernel("paged_prompt_attention_fp8_tensor", "prompt_attention")
+
+
 def _attention_expand() -> Iterator[Implementation]:
     """As attention itself, by tokens; what follows it chooses its own kernel."""
     expand = (size_in("w_uv", 1, 128), size_in("w_uv", 2, 512))
@@ -244,6 +252,7 @@ KERNELS: tuple[Implementation, ...] = (
     *_attention_fp8(),
     *_attention_fp8_tensor(),
     *_attention_expand(),
+    *_prompt_attention(),
     torch_function("absorb_query", "absorb"),
     torch_function("expand_output", "absorb"),
     cuda_kernel(

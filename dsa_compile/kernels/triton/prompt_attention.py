@@ -1,0 +1,207 @@
+"""Causal attention of prompts by heads, for every shape, Hopper and Blackwell.
+
+Rows of the cache are brought to the queries' dtype first, a step's tokens and no more; then two
+products make keys and values of all heads, ``[T, H, dn]`` and ``[T, H, dv]``. The kernel is
+FlashAttention's forward pass (arXiv:2307.08691): a program holds the queries of one head and goes
+through their keys with an online softmax. A block of queries may be of several requests; each query
+knows by its position where its own begins, so that short prompts fill blocks together.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+import triton
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from dsa_compile.kernels.triton.latent_rows import latent_rows_fp8, latent_rows_fp8_tensor
+from dsa_compile.kernels.triton.prompt_attention_kernel import attend_prompt_kernel
+from dsa_compile.ops.library import bad_input
+
+_LOG2E = 1.4426950408889634
+_GROUP = 16  # heads whose keys and values of 2,048 tokens, 20 MB, stay in the L2 cache together
+_NARROW = 128  # keys and values of the published model; wider ones leave room for fewer at a time
+
+
+@dataclass(frozen=True)
+class PromptTile:
+    """How one program is cut.
+
+    Args:
+        queries: of a program, a power of two and a multiple of ``keys``.
+        keys: of one step, a power of two.
+        warps: of a program.
+        stages: loads in flight.
+        tiles: keys and values come through the copy engine, where their widths are powers of two.
+    """
+
+    queries: int
+    keys: int
+    warps: int
+    stages: int
+    tiles: bool = False
+
+
+def choose_prompt_tile(nope: int, values: int, dtype: torch.dtype) -> PromptTile:
+    """The tile for the widths of keys, without their rotated part, and values."""
+    if dtype is torch.float32:  # no matrix unit multiplies it exactly
+        return PromptTile(32, 16, 4, 1)
+    if max(nope, values) > _NARROW:
+        return PromptTile(128, 32, 8, 2)
+    return PromptTile(128, 64, 8, 3)
+
+
+def attend_prompts(
+    q_nope: Tensor,
+    q_pe: Tensor,
+    rows: Tensor,
+    slot_mapping: Tensor,
+    positions: Tensor,
+    w_uk: Tensor,
+    w_uv: Tensor,
+    scale: float,
+    tile: PromptTile | None = None,
+) -> Tensor:
+    """Causal attention within each request to latent rows of the step's tokens.
+
+    Args:
+        q_nope: ``[T, H, dn]``, last dimension contiguous.
+        q_pe: ``[T, H, dr]``, last dimension contiguous.
+        rows: ``[T, R + dr]`` in the queries' dtype, contiguous; zeros for padding.
+        slot_mapping: int64 ``[T]``, -1 for padding.
+        positions: int64 ``[T]``, of each token in its request, whose tokens here begin at 0.
+        w_uk: ``[H, dn, R]``.
+        w_uv: ``[H, dv, R]``.
+        scale: on the dot products.
+        tile: how programs are cut; None for the one that :func:`choose_prompt_tile` gives.
+
+    Returns:
+        ``[T, H, dv]``; zeros for padding.
+
+    Raises:
+        ValueError: strides or dtypes other than these.
+    """
+    latent = w_uk.shape[2]
+    if q_nope.stride(2) != 1 or q_pe.stride(2) != 1 or rows.dtype is not q_nope.dtype:
+        raise bad_input(
+            "paged_prompt_attention",
+            "on the GPU: queries with a contiguous last dimension, rows in their dtype",
+        )
+    made = rows[:, :latent]
+    k, v = (torch.matmul(made, w.flatten(0, 1).t()) for w in (w_uk, w_uv))
+    return attend_heads(q_nope, q_pe, k, rows, v, slot_mapping, positions, scale, tile)
+
+
+def attend_heads(
+    q_nope: Tensor,
+    q_pe: Tensor,
+    k: Tensor,
+    rows: Tensor,
+    v: Tensor,
+    slot_mapping: Tensor,
+    positions: Tensor,
+    scale: float,
+    tile: PromptTile | None = None,
+) -> Tensor:
+    """The kernel alone: as :func:`attend_prompts`, keys ``[T, H dn]`` and values ``[T, H dv]``
+    given; of ``rows`` the last ``dr`` columns are the rotated keys."""
+    tokens, heads, nope = q_nope.shape
+    rope, values, width = q_pe.shape[2], v.shape[1] // heads, rows.shape[1]
+    out = q_nope.new_empty((tokens, heads, values))
+    if tokens == 0:
+        return out
+    tile = tile or choose_prompt_tile(nope, values, q_nope.dtype)
+    whole = all(n >= 16 and n & (n - 1) == 0 for n in (nope, rope, values))
+    k_tiles = pe_tiles = v_tiles = None
+    if tile.tiles and whole:
+        k_tiles = TensorDescriptor.from_tensor(k, [tile.keys, nope])
+        pe_tiles = TensorDescriptor.from_tensor(rows, [tile.keys, rope])
+        v_tiles = TensorDescriptor.from_tensor(v, [tile.keys, values])
+    attend_prompt_kernel[(triton.cdiv(tokens, tile.queries) * heads,)](
+        q_nope,
+        q_pe,
+        k,
+        rows[:, width - rope :],
+        v,
+        k_tiles,
+        pe_tiles,
+        v_tiles,
+        slot_mapping,
+        positions,
+        out,
+        q_nope.stride(0),
+        q_nope.stride(1),
+        q_pe.stride(0),
+        q_pe.stride(1),
+        rows.stride(0),
+        tokens,
+        heads,
+        scale * _LOG2E,
+        NOPE=nope,
+        ROPE=rope,
+        VALUES=values,
+        PAD_NOPE=_padded(nope),
+        PAD_ROPE=_padded(rope),
+        PAD_VALUES=_padded(values),
+        LATENT=width - rope,
+        QUERIES=tile.queries,
+        KEYS=tile.keys,
+        GROUP=math.gcd(heads, _GROUP),
+        TILES=k_tiles is not None,
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+    )
+    return out
+
+
+def _padded(width: int) -> int:
+    """A width that matrix units take."""
+    return max(16, int(triton.next_power_of_2(width)))
+
+
+def paged_prompt_attention(
+    q_nope: Tensor,
+    q_pe: Tensor,
+    cache: Tensor,
+    slot_mapping: Tensor,
+    positions: Tensor,
+    w_uk: Tensor,
+    w_uv: Tensor,
+    scale: float,
+) -> Tensor:
+    """``dsa::paged_prompt_attention``."""
+    picked = cache.view(-1, cache.shape[2]).index_select(0, slot_mapping.clamp(min=0))
+    rows = picked.masked_fill_((slot_mapping < 0).unsqueeze(1), 0.0)
+    return attend_prompts(q_nope, q_pe, rows, slot_mapping, positions, w_uk, w_uv, scale)
+
+
+def paged_prompt_attention_fp8(
+    q_nope: Tensor,
+    q_pe: Tensor,
+    cache: Tensor,
+    slot_mapping: Tensor,
+    positions: Tensor,
+    w_uk: Tensor,
+    w_uv: Tensor,
+    scale: float,
+) -> Tensor:
+    """``dsa::paged_prompt_attention_fp8``."""
+    rows = latent_rows_fp8(cache, slot_mapping, w_uk.shape[2])
+    return attend_prompts(q_nope, q_pe, rows, slot_mapping, positions, w_uk, w_uv, scale)
+
+
+def paged_prompt_attention_fp8_tensor(
+    q_nope: Tensor,
+    q_pe: Tensor,
+    cache: Tensor,
+    slot_mapping: Tensor,
+    positions: Tensor,
+    w_uk: Tensor,
+    w_uv: Tensor,
+    scale: float,
+    cache_scale: Tensor,
+) -> Tensor:
+    """``dsa::paged_prompt_attention_fp8_tensor``."""
+    rows = latent_rows_fp8_tensor(cache, slot_mapping, cache_scale)
+    return attend_prompts(q_nope, q_pe, rows, slot_mapping, positions, w_uk, w_uv, scale)

@@ -12,6 +12,7 @@ SUITES = (
     "mla_decode",
     "attention_expand",
     "mla_prefill",
+    "prompt_attention",
     "gemm_fp8",
     "experts",
     "router",

@@ -38,8 +38,8 @@ from dsa_compile.runtime.sampling.sampler import SamplingState
 from dsa_compile.runtime.scheduling.stats import EAGER, StepKind
 
 LOGITS = "logits"
-# From here on a step's kernels take longer than the host takes to launch them, and its attention
-# fills the device; below, keys and values of heads cost launches and save little.
+# Of fewer tokens attention is a small part of a step, which waits for the host as it is: the variant
+# launches two kernels more a layer. Where it begins to pay is to be measured.
 LEAST_PROMPT_TOKENS = 128
 _SCORED_ROWS = 64  # of a prompt at once: 33 MB of fp32 logits of the released vocabulary
 
@@ -310,7 +310,7 @@ class ModelRunner:
         """The variant that a step runs: ``short`` where no context exceeds ``index_topk``, and
         ``prompt`` where besides every request begins in the step and tokens are not few.
 
-        A deterministic engine runs no prompt variant: whether it would depends on the company.
+        A deterministic engine has no prompt variant: a row has the same bits in whatever step.
         """
         short = SHORT in self._calls and not self._is_alike(batch)
         if not short or not batch.is_short(self._topk):

@@ -1,6 +1,6 @@
 """What two artifacts have in common and what not: options, passes, kernels, weights, graphs."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ from dsa_compile.inspecting.graph import Graph
 from dsa_compile.inspecting.pairing import pair_programs
 from dsa_compile.inspecting.store import Store
 from dsa_compile.inspecting.weights import weight_texts
+from dsa_compile.ir.plan import PROMPT, region_name
 
 
 @dataclass(frozen=True)
@@ -190,17 +191,26 @@ def _weights(store: Store) -> dict[str, str]:
     return {f"{kind}: {key}": text for (kind, key), text in weight_texts(store).items()}
 
 
+def _partner(name: str, other: Container[str]) -> str | None:
+    kind, _, variant = name.partition(".")
+    found = region_name(other, kind, variant or None)
+    if found not in other or (variant == PROMPT and found == kind):
+        return None
+    return found
+
+
 def _pairs(first: Store, second: Store) -> list[tuple[Graph | None, Graph | None]]:
-    """Regions of the same name; one that is not split goes with both variants of the other."""
+    """Regions of the same name; one that is not split goes with the long and the short one of the
+    other, and the short one of a program that is not split further with the prompt one as well."""
     graphs = first.final, second.final
     found: dict[tuple[str | None, str | None], None] = {}
     for side, other in (graphs, graphs[::-1]):
         for name in side:
             kind = name.partition(".")[0]
-            partner = name if name in other else kind if kind in other else None
+            partner = _partner(name, other)
             variants = [each for each in other if each.partition(".")[0] == kind]
-            if partner is None and variants and "." not in name:
-                continue  # the variants of the other side look for it
+            if partner is None and variants:
+                continue  # the variants of the other side look for it; a prompt one goes with none
             pair = (name, partner) if side is graphs[0] else (partner, name)
             found[pair] = None
     return [

@@ -18,7 +18,7 @@ from dsa_compile.artifact.strict_json import load_json, parse
 from dsa_compile.errors import ArtifactError, UserError
 from dsa_compile.inspecting.about import About, parse_about
 from dsa_compile.inspecting.graph import Graph, graph_from_json
-from dsa_compile.ir.plan import Call
+from dsa_compile.ir.plan import Call, region_name
 from dsa_compile.ir.site import Site
 from dsa_compile.regular_files import read_regular
 
@@ -69,8 +69,10 @@ class Stage:
         return self._store.stages[self.number - 1].graphs if self.number else {}
 
     def ancestor(self, region: str) -> Graph | None:
-        """The graph that a region was before the pass: ``moe`` for ``moe.long`` as it is split."""
-        return self.before.get(region) or self.before.get(region.partition(".")[0])
+        """The graph that a region was before the pass: ``moe`` for ``moe.long`` as it is split, and
+        ``moe.short`` for ``moe.prompt``."""
+        kind, _, variant = region.partition(".")
+        return self.before.get(region_name(self.before, kind, variant or None))
 
     @cached_property
     def _content(self) -> tuple[Mapping[str, Graph], tuple[Site, ...]]:

@@ -26,7 +26,7 @@ def test_an_artifact_is_the_same_as_itself(tiny: Path) -> None:
     found = compare(store, store)
     assert found.same
     assert (found.facts, found.rewrites, found.parting) == ((), (), None)
-    assert len(found.regions) == 7
+    assert len(found.regions) == 9
 
 
 def test_compiled_twice_is_the_same(tiny: Path, tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_another_recipe_and_fewer_layers(tiny: Path, tmp_path: Path) -> None:
     found = compare(Store.open(tiny / "artifact"), Store.open(tmp_path / "other"))
     assert Difference("layer", "", "dense", None, (0,)) in found.facts
     gone = [diff for diff in found.regions if diff.pairing.after is None]
-    assert {diff.region for diff in gone} == {"dense.long", "dense.short"}
+    assert {diff.region for diff in gone} == {"dense.long", "dense.short", "dense.prompt"}
     assert any(diff.retyped for diff in found.regions)
     caches = {f.name: (f.first, f.second) for f in found.facts if f.what == "cache"}
     assert caches["moe.index_cache"] == ("32 × float32", "32 × bfloat16")
@@ -88,3 +88,15 @@ def test_a_pass_that_does_something_else(
     kept = [each for fold in found.rewrites for each in fold.kept]
     assert not any(fold.removed or fold.made for fold in found.rewrites)
     assert {each.statement.nodes[0] for each in kept} >= {"gate", "experts", "gate_up_proj"}
+
+
+def test_a_program_without_prompt_regions(tiny: Path, tmp_path: Path) -> None:
+    disable = ("split_prompts+",)
+    compile_model(
+        tiny / "model", tmp_path / "other", recipe="fp32", weights="none", disable=disable
+    )
+    found = compare(Store.open(tiny / "artifact"), Store.open(tmp_path / "other"))
+    pairs = {(d.pairing.before.name, d.pairing.after.name) for d in found.regions}  # type: ignore[union-attr]
+    assert {("moe.prompt", "moe.short"), ("moe.short", "moe.short")} <= pairs
+    made = [line.code for fold in found.rewrites for line in fold.made]
+    assert any("ops.dsa.paged_latent_attention(" in line for line in made)

@@ -80,6 +80,7 @@ FORGED: dict[str, tuple[Edit, str]] = {
     "cache dtype": (set_field("caches.moe.0.dtype", "object"), "no valid width and dtype"),
     "cache width": (set_field("caches.moe.0.width", 0), "no valid width and dtype"),
     "variants": (set_field("variants", ["short"]), "variants should be"),
+    "prompt alone": (set_field("variants", ["long", "prompt"]), "variants should be"),
     "target": (set_field("compile.target", "sm_20"), "unknown target 'sm_20'"),
     "options": (set_field("compile.disable", ["x"]), "compile_digest does not match"),
     "block size": (set_field("block_size", 32), "block_size differs from compile"),

@@ -13,7 +13,7 @@ from dsa_compile.artifact.interface import check_interface
 from dsa_compile.artifact.manifest import Manifest
 from dsa_compile.artifact.records import CacheRecord
 from dsa_compile.errors import ArtifactError
-from dsa_compile.ir.plan import MODEL, Call, Plan
+from dsa_compile.ir.plan import LONG, MODEL, PROMPT, SHORT, Call, Plan
 from dsa_compile.ir.region import Region, Role
 from dsa_compile.ir.tensor_info import TensorInfo
 from dsa_compile.weights.plan import Load, WeightEntry, WeightPlan
@@ -101,6 +101,27 @@ def parts(tmp_path: Path) -> Parts:
     return Parts(build(tmp_path / "artifact", save_model(tmp_path / "model")))
 
 
+def with_prompts(parts: Parts, *names: str) -> None:
+    """Another variant, of these regions."""
+    parts.manifest = replace(parts.manifest, variants=(LONG, SHORT, PROMPT))
+    parts.regions |= {name: parts.regions["moe.short"].copy(name) for name in names}
+
+
+def test_a_kind_need_not_have_a_prompt_region(parts: Parts) -> None:
+    with_prompts(parts, "moe.prompt")
+    parts.check()
+    parts.regions["dense.long"] = parts.regions["dense"].copy("dense.long")
+    parts.regions["dense.short"] = parts.regions.pop("dense").copy("dense.short")
+    parts.check()
+
+
+def test_the_values_of_a_prompt_region_are_checked(parts: Parts) -> None:
+    with_prompts(parts, "moe.prompt")
+    parts.input("moe.prompt", "hidden").meta.update(val=f32("T", 9))
+    with pytest.raises(ArtifactError, match=r"moe.prompt.json: input hidden of .* is f32\[T, 9\]"):
+        parts.check()
+
+
 Damage = Callable[[Parts], object]
 
 
@@ -135,6 +156,14 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     "one variant of two": (
         lambda p: p.regions.pop("moe.short"),
         "moe.long do not go with variants",
+    ),
+    "a prompt region alone": (
+        lambda p: (with_prompts(p, "moe.prompt"), p.regions.pop("moe.short")),
+        "moe.long, moe.prompt do not go with variants",
+    ),
+    "a prompt region that the manifest does not know": (
+        lambda p: p.regions.update({"moe.prompt": p.regions["moe.short"].copy("moe.prompt")}),
+        "do not go with variants",
     ),
     "a variant of its own": (
         lambda p: p.regions.update({"head.tiny": p.regions["head"].copy("head.tiny")}),

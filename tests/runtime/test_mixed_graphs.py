@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dsa_compile.ir.plan import LONG, SHORT
+from dsa_compile.ir.plan import LONG, PROMPT, SHORT
 from dsa_compile.runtime.execution.batch import Batch
 from dsa_compile.runtime.execution.mixed_graphs import (
     MixedKey,
@@ -92,6 +92,25 @@ def test_more_logits_than_requests_need_a_graph_with_as_many_rows():
 
 def test_without_short_regions_a_short_step_takes_a_long_graph():
     assert plan(topk=None).choose(step([512], [512]), SHORT) == MixedKey(LONG, 512, 64, 256)
+
+
+def test_whole_prompts_take_a_short_graph():
+    assert plan().choose(step([512], [512]), PROMPT) == MixedKey(SHORT, 512, 64, 32)
+    assert plan(topk=None).choose(step([512], [512]), PROMPT) == MixedKey(LONG, 512, 64, 256)
+
+
+@pytest.mark.parametrize(
+    ("counts", "contexts", "prompts"),
+    [
+        ([2048], [2048], True),
+        ([5, 1, 300], [5, 1, 300], True),
+        ([2049], [2049], False),
+        ([5, 300], [5, 301], False),  # behind a cached prefix, or a later chunk
+        ([1, 300], [9, 300], False),  # beside a decoding request
+    ],
+)
+def test_steps_of_whole_prompts(counts, contexts, prompts):
+    assert step(counts, contexts).is_prompts(2048) is prompts
 
 
 def test_the_largest_come_first_and_none_twice():

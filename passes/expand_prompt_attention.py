@@ -51,7 +51,7 @@ class ExpandPromptAttention(RegionPass):
     """Absorbed attention of the prompt variant becomes attention by heads."""
 
     numerics = Numerics.TOLERANCE  # products in another order
-    requires = ("absorb_mla", "insert_paged_caches")
+    requires = ("split_prompts",)
 
     def expects(self, program: Program, region: Region) -> int | None:
         """The attention of every layer of that variant."""

@@ -36,9 +36,13 @@ def test_the_last_stage_is_what_the_runtime_runs(
     prompt = recompiled.prompt(tokens=LENGTH)
     stage = Stage.of(recompiled.replay.final, recompiled.store)
     ours = run_stage(stage, prompt)
-    assert [stage.region("moe", chunk).name for chunk in ours.chunks] == [
-        "moe.short" if chunk.longest <= stage.topk else "moe.long" for chunk in ours.chunks
+    first, *others = ours.chunks
+    assert all(part.start == 0 for part in first.parts)
+    assert stage.region("moe", first).name == "moe.prompt"
+    assert [stage.region("moe", chunk).name for chunk in others] == [
+        "moe.short" if chunk.longest <= stage.topk else "moe.long" for chunk in others
     ]
+    assert others[0].longest <= stage.topk
     runner = evaluated.LoadedArtifact.open(artifact).runner()
     theirs = list(runner.logits(prompt.requests))
     mine = [ours.logits()[places] for places in prompt.places]

@@ -127,6 +127,7 @@ def scenes(
     crowd = _crowd(block, vocab_size)
     yield Scene(few, crowd, _BLOCKS | _BATCHING)
     yield Scene(few | reused, crowd, _PREFIX | _BLOCKS)
+    yield Scene(few | reused, _outlived(block, vocab_size), _PREFIX | _BLOCKS)
     cut = reused | {"max_batched_tokens": block // 2 + 3}
     yield Scene(cut, _abandoned(block, vocab_size), _PREFIX | _ABORTS | _CHUNKS | _BATCHING)
     every = cut | few | {"overlap": True, "cuda_graphs": gpu}
@@ -197,6 +198,16 @@ def _crowd(block: int, vocab_size: int) -> tuple[Round, ...]:
         Round((long[0], branch)),
         Round((branch, *near[:2], long[1], long[0])),
     )
+
+
+def _outlived(block: int, vocab_size: int) -> tuple[Round, ...]:
+    """A prompt whose prefix lies in the oldest blocks, while the others it needs must be evicted.
+
+    Of six blocks the first two requests leave two each in the cache, and the third takes all.
+    """
+    old, new = (random_tokens(2 * block + 2, vocab_size, seed=70 + i) for i in range(2))
+    rest = random_tokens(3 * block + 3, vocab_size, seed=72)
+    return Round((old,)), Round((new,)), Round(((*old[: 2 * block], *rest),))
 
 
 def _abandoned(block: int, vocab_size: int) -> tuple[Round, ...]:

@@ -107,17 +107,33 @@ def _rows(value: Tensor, tokens: int, padding: int) -> Tensor:
     return value.movedim(at, 0).reshape(tokens, -1)[: tokens - padding]
 
 
+def row_errors(theirs: Tensor, ours: Tensor) -> Tensor:
+    """The norm of each row's difference over the norm of the row, fp64 ``[T]``; see
+    :class:`Agreement`.
+
+    Args:
+        theirs: ``[T, elements]``, floating point.
+        ours: likewise.
+    """
+    wide = theirs.double()
+    norms = torch.where(wide.isfinite(), wide, 0.0).norm(dim=1)
+    usual = norms[norms > 0].median() if bool((norms > 0).any()) else norms.new_ones(())
+    errors = _difference(theirs, ours).norm(dim=1) / norms.clamp(min=float(_FLOOR * usual))
+    finite: Tensor = errors.nan_to_num(nan=math.inf, posinf=math.inf)
+    return finite
+
+
+def _difference(theirs: Tensor, ours: Tensor) -> Tensor:
+    wide, narrow = theirs.double(), ours.double()
+    same = (wide == narrow) | (wide.isnan() & narrow.isnan())
+    return torch.where(same, 0.0, narrow - wide)
+
+
 def _floats(theirs: Tensor, ours: Tensor) -> Agreement:
     if same_bits(theirs, ours):
         return Agreement()
-    wide, narrow = theirs.double(), ours.double()
-    same = (wide == narrow) | (wide.isnan() & narrow.isnan())
-    difference = torch.where(same, 0.0, narrow - wide)
-    norms = torch.where(wide.isfinite(), wide, 0.0).norm(dim=1)
-    usual = norms[norms > 0].median() if bool((norms > 0).any()) else norms.new_ones(())
-    errors = difference.norm(dim=1) / norms.clamp(min=float(_FLOOR * usual))
-    errors = errors.nan_to_num(nan=math.inf, posinf=math.inf)
-    largest = difference.abs().max().nan_to_num(nan=math.inf, posinf=math.inf)
+    errors = row_errors(theirs, ours)
+    largest = _difference(theirs, ours).abs().max().nan_to_num(nan=math.inf, posinf=math.inf)
     return Agreement(False, float(errors.max()), float(errors.median()), float(largest))
 
 

@@ -224,6 +224,24 @@ def _attention_expand(make: Callable[[int, int], tuple[Tensor, ...]]) -> Callabl
     return samples
 
 
+def _prompt_attention(make: Callable[[int, int], tuple[Tensor, ...]]) -> Callable[..., Any]:
+    """Prompts that fill a block of queries together, longer ones, padding, and other widths."""
+
+    def samples() -> Iterator[Arguments]:
+        for lengths, heads, nope, values in (
+            ((1,), 128, 128, 128), ((3, 70, 1), 16, 128, 128), ((200, 33), 4, 48, 80),
+        ):  # fmt: skip
+            cache, *scale = make(6, 64)
+            positions = torch.cat([torch.arange(n) for n in (*lengths, 1)])
+            slots = torch.randperm(6 * 64)[: len(positions)]
+            slots[-1] = -1
+            query = randn(len(positions), heads, nope), randn(len(positions), heads, 64)
+            weights = randn(heads, nope, 512), randn(heads, values, 512)
+            yield *query, cache, slots, positions, *weights, 0.05, *scale
+
+    return samples
+
+
 def _bf16_cache(blocks: int, block_size: int) -> tuple[Tensor, ...]:
     return (randn(blocks, block_size, 576),)
 
@@ -316,6 +334,9 @@ SAMPLES: dict[str, Callable[[], Iterator[Arguments]]] = {
     "paged_latent_attention_fp8_tensor": _attention(_fp8_tensor_cache, 260),
     "paged_latent_attention_fp8_expand": _attention_expand(_fp8_cache),
     "paged_latent_attention_fp8_tensor_expand": _attention_expand(_fp8_tensor_cache),
+    "paged_prompt_attention": _prompt_attention(_bf16_cache),
+    "paged_prompt_attention_fp8": _prompt_attention(_fp8_cache),
+    "paged_prompt_attention_fp8_tensor": _prompt_attention(_fp8_tensor_cache),
     "linear_fp8": _linear_fp8,
     "router": _router,
     "experts": _experts,

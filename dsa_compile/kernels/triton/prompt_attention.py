@@ -175,8 +175,10 @@ def paged_prompt_attention(
     scale: float,
 ) -> Tensor:
     """``dsa::paged_prompt_attention``."""
-    picked = cache.view(-1, cache.shape[2]).index_select(0, slot_mapping.clamp(min=0))
-    rows = picked.masked_fill_((slot_mapping < 0).unsqueeze(1), 0.0)
+    held = cache.view(-1, cache.shape[2])
+    absent = (slot_mapping < 0) | (slot_mapping >= len(held))
+    picked = held.index_select(0, slot_mapping.masked_fill(absent, 0))
+    rows = picked.masked_fill_(absent.unsqueeze(1), 0.0)
     return attend_prompts(q_nope, q_pe, rows, slot_mapping, positions, w_uk, w_uv, scale)
 
 

@@ -20,6 +20,7 @@ from dsa_compile.runtime.execution.caches import make_caches
 from dsa_compile.runtime.requests.sampling_params import SamplingParams
 from dsa_compile.runtime.sampling import draw, penalties, sampler
 from dsa_compile.runtime.scheduling.prefix_cache import PrefixCache
+from dsa_compile.runtime.scheduling.request import Request
 from dsa_compile.runtime.scheduling.residency import Residency
 from dsa_compile.runtime.scheduling.scheduler import Scheduler
 
@@ -130,6 +131,29 @@ def block_taken_from_a_running_request(patch: Patch) -> None:
     patch.setattr(Scheduler, "_make_room", make_room)
 
 
+def prefix_held_behind_new_blocks(patch: Patch) -> None:
+    """Blocks of the prefix that a request reuses may be evicted for the others that it needs."""
+    right = Residency.admit
+
+    def admit(self: Residency, request: Request) -> bool:
+        pool, held, fresh = self.pool, self.pool.acquire, self.pool.allocate
+        chain = self._match(request) if self._reuse else []
+        missing = -(-request.num_tokens // self._block_size) - len(chain)
+        taken = missing + sum(pool.references(node.block) == 0 for node in chain)
+        if not self._free_rows or not 0 < taken <= pool.num_available:
+            return right(self, request)
+        early = iter([fresh() for _ in range(missing)])
+        pool.acquire, pool.allocate = (lambda block: None), (lambda: next(early))  # type: ignore
+        try:
+            return right(self, request)
+        finally:
+            pool.acquire, pool.allocate = held, fresh  # type: ignore
+            for node in chain:
+                held(node.block)
+
+    patch.setattr(Residency, "admit", admit)
+
+
 def frequency_counted_once(patch: Patch) -> None:
     """The frequency penalty of a token that came twice is that of one that came once."""
     right = penalties.TokenCounts.append
@@ -167,6 +191,7 @@ FAULTS: dict[Callable[[Patch], None], tuple[str, ...]] = {
     last_token_reused: ("prefix reuse",),
     known_before_it_is_written: ("prefix reuse",),
     block_taken_from_a_running_request: ("preemption",),
+    prefix_held_behind_new_blocks: ("prefix reuse",),
     frequency_counted_once: ("frequency_penalty",),
     one_more_than_top_k: ("top_k", "seed"),
     bias_behind_the_penalties: ("logit_bias",),

@@ -1,19 +1,31 @@
-"""Ops that a rewrite inserts: one of them may be wrong where the rewrite is right."""
+"""Ops that a rewrite inserts and weights that it cuts: what is wrong may be one of these."""
 
 from collections import Counter
 
 from dsa_compile.ir.program import Program
 from dsa_compile.ops import REFERENCE
+from dsa_compile.weights.ranks import shards
+
+_CUTTING = "weights/ranks.py, weights/windows.py"  # what makes a rank's part of a weight
 
 
 def inserted_ops(before: Program, after: Program) -> str:
-    """Ops that a program has more of than before, with the files that compute them.
+    """Ops that a program has more of than before and weights that it has a part of where it had the
+    whole, with the files that compute them.
 
     A file is named where it has other ops too: they share its code. The text is empty if there are
     none.
     """
-    more = _ops(after) - _ops(before)
-    return "inserts " + ", ".join(sorted(map(_described, more))) if more else ""
+    more, cut = _ops(after) - _ops(before), _cut_weights(after) - _cut_weights(before)
+    texts = ["inserts " + ", ".join(sorted(map(_described, more)))] if more else []
+    texts += [f"cuts {', '.join(sorted(cut))} ({_CUTTING})"] if cut else []
+    return "; ".join(texts)
+
+
+def _cut_weights(program: Program) -> set[str]:
+    plan = program.weights
+    entries = (entry for kind in plan.kinds() for entry in plan.entries(kind).items())
+    return {key for key, entry in entries if any(shards(entry.expr))}
 
 
 def _ops(program: Program) -> Counter[object]:

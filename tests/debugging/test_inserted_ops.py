@@ -1,0 +1,28 @@
+"""What a rewrite brings in: ops and the files that compute them, and weights that ranks share."""
+
+from dataclasses import replace
+
+from dsa_compile.debugging.comparison.inserted_ops import inserted_ops
+from dsa_compile.debugging.execution.replay import Replay
+from dsa_compile.debugging.recompiled_artifact import RecompiledArtifact
+from dsa_compile.layout import Layout
+
+
+def brought(replay: Replay, name: str) -> str:
+    index = next(i for i, run in enumerate(replay.runs) if run.step.name == name)
+    return inserted_ops(replay.runs[index].before, replay.after(index))
+
+
+def test_ops_are_named_with_their_files(recompiled: RecompiledArtifact) -> None:
+    text = brought(recompiled.replay, "recognize_router")
+    assert text == "inserts dsa.router (ops/moe.py: experts, place_experts too)"
+
+
+def test_weights_are_named_that_a_rewrite_cuts(recompiled: RecompiledArtifact) -> None:
+    exported = recompiled.exported
+    cut = Replay(exported.fork(replace(exported.config, layout=Layout(tp=2))))
+    text = brought(cut, "shard_attention")
+    assert text.startswith("inserts dsa.all_reduce (ops/collectives.py")
+    assert "cuts self_attn.o_proj.weight, self_attn.q_b_proj.weight" in text
+    assert text.endswith("(weights/ranks.py, weights/windows.py)")
+    assert "cuts" not in brought(cut, "recognize_router")

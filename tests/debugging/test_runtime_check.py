@@ -136,20 +136,13 @@ def prefix_held_behind_new_blocks(patch: Patch) -> None:
     right = Residency.admit
 
     def admit(self: Residency, request: Request) -> bool:
-        pool, held, fresh = self.pool, self.pool.acquire, self.pool.allocate
-        chain = self._match(request) if self._reuse else []
-        missing = -(-request.num_tokens // self._block_size) - len(chain)
-        taken = missing + sum(pool.references(node.block) == 0 for node in chain)
-        if not self._free_rows or not 0 < taken <= pool.num_available:
-            return right(self, request)
-        early = iter([fresh() for _ in range(missing)])
-        pool.acquire, pool.allocate = (lambda block: None), (lambda: next(early))  # type: ignore
-        try:
-            return right(self, request)
-        finally:
-            pool.acquire, pool.allocate = held, fresh  # type: ignore
-            for node in chain:
-                held(node.block)
+        late: list[int] = []
+        with patch.context() as inner:
+            inner.setattr(self.pool, "acquire", late.append)
+            admitted = right(self, request)
+        for block in late:
+            self.pool.acquire(block)
+        return admitted
 
     patch.setattr(Residency, "admit", admit)
 

@@ -15,7 +15,7 @@ from dsa_compile.debugging.comparison.agreement import row_errors
 from dsa_compile.debugging.execution.exact import ExactTensor, numbers
 
 NOISE = 1e-5
-"""Of the input's values, relative: far above what fp32 rounds, far below what checks allow."""
+"""Noise relative to the input's values: far above what fp32 rounds, far below what checks allow."""
 
 TRIALS = 8
 """A choice that ties turns in half of them: one in 256 is missed."""

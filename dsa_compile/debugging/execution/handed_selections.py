@@ -29,7 +29,8 @@ class _Selection(Enum):
 
 def _selection(region: Region) -> _Selection:
     """What a layer selects and attends to."""
-    if any(calls(region.graph, *ops_of(Family.ATTENTION, Form.FLAT))):
+    by_heads = ops_of(Family.PROMPT_ATTENTION, Form.FLAT)  # which takes what is selected as given
+    if any(calls(region.graph, *ops_of(Family.ATTENTION, Form.FLAT), *by_heads)):
         return _Selection.ROWS
     dense = any(calls(region.graph, *ops_of(Family.ATTENTION, Form.DENSE)))
     return _Selection.VISIBLE if dense else _Selection.ANY

@@ -44,9 +44,24 @@ def paged_prompt_attention(
     Returns:
         ``[T, H, dv]``; zeros for padding.
     """
-    picked = cache.view(-1, cache.shape[2]).index_select(0, slot_mapping.clamp(min=0))
-    rows = picked.masked_fill_((slot_mapping < 0).unsqueeze(1), 0.0).float()
+    rows = written_rows(cache, slot_mapping).float()
     return _attend(q_nope, q_pe, rows, (slot_mapping, positions), w_uk, w_uv, scale)
+
+
+def written_rows(cache: Tensor, slot_mapping: Tensor) -> Tensor:
+    """Rows of a cache that is not quantised; zeros for slots outside of it.
+
+    Args:
+        cache: ``[num_blocks, block_size, R + dr]``.
+        slot_mapping: int64 ``[T]``.
+
+    Returns:
+        ``[T, R + dr]``.
+    """
+    held = cache.view(-1, cache.shape[2])
+    absent = (slot_mapping < 0) | (slot_mapping >= len(held))
+    picked = held.index_select(0, slot_mapping.masked_fill(absent, 0))
+    return picked.masked_fill_(absent.unsqueeze(1), 0.0)
 
 
 def paged_prompt_attention_fp8(

@@ -18,6 +18,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from dsa_compile.kernels.triton.latent_rows import latent_rows_fp8, latent_rows_fp8_tensor
 from dsa_compile.kernels.triton.prompt_attention_kernel import attend_prompt_kernel
 from dsa_compile.ops.library import bad_input
+from dsa_compile.ops.prompt_attention import written_rows
 
 _LOG2E = 1.4426950408889634
 _GROUP = 16  # heads whose keys and values of 2,048 tokens, 20 MB, stay in the L2 cache together
@@ -175,10 +176,7 @@ def paged_prompt_attention(
     scale: float,
 ) -> Tensor:
     """``dsa::paged_prompt_attention``."""
-    held = cache.view(-1, cache.shape[2])
-    absent = (slot_mapping < 0) | (slot_mapping >= len(held))
-    picked = held.index_select(0, slot_mapping.masked_fill(absent, 0))
-    rows = picked.masked_fill_(absent.unsqueeze(1), 0.0)
+    rows = written_rows(cache, slot_mapping)
     return attend_prompts(q_nope, q_pe, rows, slot_mapping, positions, w_uk, w_uv, scale)
 
 

@@ -59,10 +59,9 @@ class Batch:
         """Whether no request's context exceeds ``topk``, so that a top-k would keep every key."""
         return not self.num_requests or int(self.context_lens.max()) <= topk
 
-    def is_prompts(self, topk: int) -> bool:
-        """Whether every request's tokens begin at position 0, and none has more than ``topk``."""
-        whole = np.array_equal(self.context_lens, np.diff(self.cu_seqlens))
-        return bool(self.num_requests) and whole and self.is_short(topk)
+    def is_prompts(self) -> bool:
+        """Whether every request's tokens begin at position 0."""
+        return np.array_equal(self.context_lens, np.diff(self.cu_seqlens))
 
 
 _ARRAYS = tuple(field.name for field in fields(Batch) if field.name != "tokens_each")

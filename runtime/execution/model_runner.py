@@ -316,7 +316,7 @@ class ModelRunner:
         if not short or not batch.is_short(self._topk):
             return LONG
         many = PROMPT in self._calls and batch.num_tokens >= self.least_prompt_tokens
-        prompts = many and not self._deterministic and batch.is_prompts(self._topk)
+        prompts = many and not self._deterministic and batch.is_prompts()
         return PROMPT if prompts else SHORT
 
     def _is_alike(self, batch: Batch) -> bool:

@@ -110,7 +110,8 @@ def test_whole_prompts_take_a_short_graph():
     ],
 )
 def test_steps_of_whole_prompts(counts, contexts, prompts):
-    assert step(counts, contexts).is_prompts(2048) is prompts
+    made = step(counts, contexts)
+    assert (made.is_short(2048) and made.is_prompts()) is prompts
 
 
 def test_the_largest_come_first_and_none_twice():

@@ -104,7 +104,7 @@ def test_a_compilation_without_a_pass(compiled: Compiled, tmp_path: Path) -> Non
     tiny_config(3).save_pretrained(tmp_path)
     compiler = Compiler(tmp_path, CompileConfig(recipe="bf16", weights="none"))
     with_, without = compiler.compile(), compiler.compile(("split_short_long",))
-    assert with_.manifest.variants == ("long", "short")
+    assert with_.manifest.variants == ("long", "short", "prompt")
     assert without.manifest.variants == ()
     assert set(without.regions) == {"embed", "dense", "moe", "head"}
 

@@ -91,7 +91,7 @@ def label_steps(ranged: ModelRunner, steps: Sequence[Batch], ranges: Ranges) -> 
             ranged.forward(batch)
 
     run()
-    return launched(_trace(run), frozenset(ranges.names))
+    return launched(trace(run), frozenset(ranges.names))
 
 
 def by_op(
@@ -117,12 +117,13 @@ def replayed_step(
         for _ in range(repeats):
             runner.forward(batch)
 
-    steps = split(on_device(_trace(run)), repeats)
+    steps = split(on_device(trace(run)), repeats)
     lengths = sorted((max(w.end for w in step) - step[0].start, i) for i, step in enumerate(steps))
     return relabel(steps[lengths[repeats // 2][1]], labelled)
 
 
-def _trace(run: Callable[[], object]) -> list[Event]:
+def trace(run: Callable[[], object]) -> list[Event]:
+    """Events of a Chrome trace of what runs inside, on this process's host and device."""
     torch.cuda.synchronize()
     with profiled(ProfilerActivity.CPU, ProfilerActivity.CUDA) as profiler:
         run()

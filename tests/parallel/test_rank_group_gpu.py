@@ -50,58 +50,56 @@ def compiled(tmp_path_factory: pytest.TempPathFactory, fp8_model: Path) -> Compi
     return artifact
 
 
-def tokens(
-    path: Path, params: SamplingParams = GREEDY, prompts: Sequence = PROMPTS, **options
-) -> list[list[int]]:
-    """Of all prompts twice: the second time they find their prefixes."""
+def tokens(path: Path, *params: SamplingParams, prompts: Sequence = PROMPTS, **options) -> list:
+    """Of all prompts twice with each of ``params``, by one engine, as a group takes long to load:
+    the second time they find their prefixes."""
     with Engine.load(path, **{**OPTIONS, **options}) as engine:
         found = []
-        for _ in range(2):
-            found += [output.token_ids for output in engine.generate(prompts, params)]
+        for each in params * 2:
+            found += [output.token_ids for output in engine.generate(prompts, each)]
         return found
 
 
 @pytest.mark.parametrize("layout", ["tp2", "ep2", "dp2ep2"])
-@pytest.mark.parametrize("graphs", [False, True])
-def test_two_gpus_give_the_tokens_of_one(compiled, layout: str, graphs: bool) -> None:
+def test_two_gpus_give_the_tokens_of_one(compiled, layout: str) -> None:
     """In fp32, where another order of sums moves no argmax; with few blocks, so as to preempt."""
-    options = {"deterministic": True, "cuda_graphs": graphs}
-    wanted = tokens(compiled("one", "fp32"), **options)
-    if layout.startswith("dp"):  # lanes' steps are padded to one length, and take no such option
-        del options["deterministic"]
-    assert tokens(compiled(layout, "fp32"), **options) == wanted
-    assert tokens(compiled(layout, "fp32"), num_blocks=13, cuda_graphs=graphs) == wanted
+    wanted = tokens(compiled("one", "fp32"), GREEDY, deterministic=True)
+    path = compiled(layout, "fp32")
+    # lanes' steps are padded to one length, and take no such option
+    options = {} if layout.startswith("dp") else {"deterministic": True}
+    assert tokens(path, GREEDY, cuda_graphs=False, **options) == wanted
+    assert tokens(path, GREEDY, num_blocks=13) == wanted
 
 
 @pytest.mark.parametrize("layout", ["tp2-mtp", "dp2ep2-mtp"])
-@pytest.mark.parametrize("params", [GREEDY, DRAWN], ids=["greedy", "drawn"])
-def test_drafts_change_no_token_on_two_gpus(compiled, layout: str, params) -> None:
+def test_drafts_change_no_token_on_two_gpus(compiled, layout: str) -> None:
     """Each rank samples and counts accepted drafts for itself; lanes accept different numbers."""
-    wanted = tokens(compiled("one", "fp32"), params, deterministic=True)
-    path = compiled(layout, "fp32")
-    for count in (1, 3):
-        options = {"num_speculative_tokens": count, "deterministic": layout.startswith("tp")}
-        assert tokens(path, params, **options) == wanted
-        assert tokens(path, params, num_blocks=24, **options) == wanted
+    wanted = tokens(compiled("one", "fp32"), GREEDY, DRAWN, deterministic=True)
+    path, fixed = compiled(layout, "fp32"), layout.startswith("tp")
+    for options in ({"num_speculative_tokens": 1}, {"num_speculative_tokens": 3, "num_blocks": 24}):
+        assert tokens(path, GREEDY, DRAWN, deterministic=fixed, **options) == wanted
 
 
 @pytest.mark.parametrize("recipe", ["bf16", "fp8"])
-@pytest.mark.parametrize("params", [GREEDY, DRAWN], ids=["greedy", "drawn"])
-def test_both_ways_to_sum_give_the_same_tokens(compiled, recipe: str, params) -> None:
+def test_both_ways_to_sum_give_the_same_tokens(compiled, recipe: str) -> None:
     """Two summands have one sum, whoever adds them: to the last bit."""
     path, prompts = compiled("ep2", recipe), [[5, 6, 7], list(range(3, 150)), [8] * 14]
-    nccl = tokens(path, params, prompts, deterministic=True)
-    assert tokens(path, params, prompts, deterministic=True, collectives="symmetric") == nccl
+    nccl, ours = (
+        tokens(path, GREEDY, DRAWN, prompts=prompts, deterministic=True, collectives=name)
+        for name in ("nccl", "symmetric")
+    )
+    assert ours == nccl
 
 
-@pytest.mark.parametrize("recipe", ["fp32", "bf16", "fp8"])
-@pytest.mark.parametrize("graphs", [False, True])
+@pytest.mark.parametrize(
+    ("recipe", "graphs"), [("fp32", True), ("bf16", False), ("bf16", True), ("fp8", True)]
+)
 def test_lanes_exchange_tokens_either_way(compiled, recipe: str, graphs: bool) -> None:
     """Rows are gathered as they are, and two summands have one sum: to the last bit. Ranks sum fp32
     by NCCL both times."""
     path, options = compiled("dp2ep2", recipe), {"cuda_graphs": graphs}
-    nccl = tokens(path, **options)
-    assert tokens(path, collectives="symmetric", **options) == nccl
+    nccl = tokens(path, GREEDY, **options)
+    assert tokens(path, GREEDY, collectives="symmetric", **options) == nccl
 
 
 LOSING = """

@@ -18,6 +18,14 @@ def test_ops_are_named_with_their_files(recompiled: RecompiledArtifact) -> None:
     assert text == "inserts dsa.router (ops/moe.py: experts, place_experts too)"
 
 
+def test_ops_are_named_that_are_called_with_other_constants(recompiled: RecompiledArtifact) -> None:
+    """The router takes the shared expert in: that is another way through an op that was there."""
+    text = brought(recompiled.replay, "merge_shared_expert")
+    expected = "calls dsa.router (ops/moe.py: experts, place_experts too) with other arguments"
+    assert text == expected
+    assert "other arguments" not in brought(recompiled.replay, "fuse_add_norm")
+
+
 def test_weights_are_named_that_a_rewrite_cuts(recompiled: RecompiledArtifact) -> None:
     exported = recompiled.exported
     cut = Replay(exported.fork(replace(exported.config, layout=Layout(tp=2))))

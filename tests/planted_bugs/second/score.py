@@ -41,9 +41,11 @@ _ADVISED = re.compile(r"--stop-after (\w+)")
 _OPTIONS = {"enable_prefix_cache": "prefix reuse", "max_batched_tokens": "chunked prefill",
             "draft": "drafting"}  # fmt: skip
 _CAUSES = {"pass": ("pass site", "pass"), "stream": ("pass site", "pass", "runtime"),
-           "ir": ("pass site", "pass", "export", "artifact"), "weight": ("weight", "pass site"),
-           "kernel": ("kernel", "pass site"), "runtime": ("runtime option", "runtime")}  # fmt: skip
-"""Causes that lead to a kind of fault: a wrong op is seen first where a pass inserts it."""
+           "ir": ("pass site", "pass", "export", "artifact"),
+           "weight": ("weight", "export", "pass site"), "kernel": ("kernel", "pass site"),
+           "runtime": ("runtime option", "runtime")}  # fmt: skip
+"""Causes that lead to a kind of fault: a wrong op is seen first where a pass inserts it, a constant
+that is made wrongly where the export has it."""
 
 
 @dataclass
@@ -114,8 +116,8 @@ def score_bisect(fault: Fault, found: dict[str, Any]) -> Score:
         named = named and name == fault.culprit
     elif fault.kind == "runtime" and fault.hidden_by:
         named = named and name == _OPTIONS.get(fault.hidden_by.partition("=")[0], name)
-    elif fault.kind in ("weight", "kernel") and found["cause"] == "pass site":
-        named = fault.culprit in text
+    elif fault.kind in ("weight", "kernel") and found["cause"] in ("pass site", "export"):
+        named = named and fault.culprit in text
     site = None if fault.site is None else named and rewrite.get("number") == fault.site
     innocents = [] if named and not fault.control else [name]
     named = named and not fault.control

@@ -14,6 +14,7 @@ from dsa_compile.cli.inspect.command import main
 from dsa_compile.cli.inspect.verify_kernels import run_kernels
 from dsa_compile.debugging.recompiled_artifact import RecompiledArtifact
 from dsa_compile.debugging.verify import kernel_check, kernel_process
+from dsa_compile.debugging.verify.kernel_check import KernelReport
 from dsa_compile.debugging.verify.report import HazardReport, VerifyReport
 
 PAGE = Path(__file__).parents[2] / "docs" / "debugging.md"
@@ -72,6 +73,8 @@ def test_verify(artifact: Path, capsys: pytest.CaptureFixture[str]) -> None:
     hazard = VerifyReport(1, (1,), 1, hazards=[HazardReport("a", 1, ("b", "c"), "d")])
     data["hazards"] = hazard.to_json()["hazards"]
     data["emission"] = ["graph dense is not what the passes make"]
+    kernel = KernelReport("dsa.rms_norm.default", "reference", "moe.long", "rms_norm", 3, 0.5)
+    data["kernels"] = VerifyReport(1, (1,), 1, kernels=[kernel]).to_json()["kernels"]
     assert data["version"] == 2
     check("verify", data, set())
 

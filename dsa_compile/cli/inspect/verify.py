@@ -4,6 +4,7 @@ import argparse
 import sys
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,8 @@ times as large, 1024 times smaller, all tokens equal). Passes that promise to ro
 equal to the last bit. The prompt runs in steps whose contexts end below, at and above index_topk.
 A small model is compared with transformers', layer by layer, before its first pass. It is checked
 by up to four processes, no more than torch has threads (OMP_NUM_THREADS).
+What an artifact for one CPU binds its ops to is compared with their references, where all else is
+right.
 Of a model whose layers are too wide for exact arithmetic a sample is checked, compiled with fewer
 experts by the same rewrites, of which the report says what it is.
 
@@ -141,6 +144,7 @@ def run(args: argparse.Namespace) -> int:
     from dsa_compile.debugging.inputs.reference import export_report
     from dsa_compile.debugging.inputs.sample import EXPERTS
     from dsa_compile.debugging.sampled_artifact import sampled_artifact, too_wide
+    from dsa_compile.debugging.verify.binding_check import binding_reports, runs_here
     from dsa_compile.debugging.verify.selection_check import selection_report
     from dsa_compile.debugging.verify.verify_compilation import verify
 
@@ -173,6 +177,10 @@ def run(args: argparse.Namespace) -> int:
         replay, store = recompiled.replay, recompiled.store
         report = verify(replay, store, prompt, only, show, processes, whole.replay)
         report.sampled = sampled
+        bound = only is None and not sampled and report.ok and runs_here(recompiled)
+        check_kernels = partial(binding_reports, recompiled, prompt)
+        if bound and processes > 1:
+            check_kernels = stack.enter_context(Forked(check_kernels)).result
         if only is None and not sampled and recompiled.no_reference is None:
             report.passes.insert(0, export_report(recompiled, prompt))
         # Where there is a fault, what is selected may be wrong by it; of a sample, all values of a
@@ -185,6 +193,8 @@ def run(args: argparse.Namespace) -> int:
         report.emission += replace(whole, dummy=whole.dummy or bool(sampled)).problems()
         for process in again:
             report.emission += process.result()
+        if bound and report.ok:  # else what is bound may be wrong by that
+            report.kernels = check_kernels()
     report.write(args.artifact)
     if args.json:
         print_json(report.to_json())

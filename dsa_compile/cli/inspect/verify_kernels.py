@@ -27,7 +27,7 @@ def run_kernels(
     Raises:
         UserError: no GPU that the artifact is for, or its weights are cut over several ranks.
     """
-    from dsa_compile.debugging.verify.kernel_check import device_problem
+    from dsa_compile.debugging.verify.kernel_check import device_problem, worst_of_each
     from dsa_compile.debugging.verify.kernel_process import check_kernels_apart
 
     manifest = recompiled.artifact.manifest
@@ -64,21 +64,13 @@ def run_kernels(
     return 1 if _wrong(found) or problems else 0
 
 
-def worst_of_each(found: "Sequence[KernelReport]") -> "list[KernelReport]":
-    """For every op and provider the call with the largest ratio, the largest first."""
-    worst: dict[tuple[str, str], KernelReport] = {}
-    for report in found:
-        known = worst.get((report.op, report.provider))
-        if known is None or report.ratio > known.ratio:
-            worst[report.op, report.provider] = report
-    return sorted(worst.values(), key=lambda report: -report.ratio)
-
-
 def _wrong(found: "Sequence[KernelReport]") -> "list[KernelReport]":
     return [report for report in found if report.problem]
 
 
 def _print(found: "Sequence[KernelReport]", problems: Sequence[str]) -> None:
+    from dsa_compile.debugging.verify.kernel_check import worst_of_each
+
     out = console()
     shown = table("op", "provider", "graph", "call", "layer", "of allowed", right=("of allowed",))
     for report in worst_of_each(found):

@@ -46,7 +46,7 @@ def print_report(
                           f"index_topk {report.topk}")  # fmt: skip
     if report.contexts[-1] <= report.topk:
         lines(out, "", "no context exceeds index_topk: selection is not checked", "yellow")
-    left = "kernels and the runtime's options"
+    left = "the runtime's options" if report.kernels else "kernels and the runtime's options"
     if report.sampled:  # bisect runs whole models alone
         lines(out, "unchecked:", f"what no sample shows, {left}")
     else:
@@ -76,7 +76,8 @@ def _problems(report: "VerifyReport") -> list[str]:
         f"{h.pass_name}{f' site {h.number}' if h.number else ''}: {h.problem}"
         for h in report.hazards
     ]
-    return sentences + [f"artifact: {problem}" for problem in report.emission]
+    sentences += [f"artifact: {problem}" for problem in report.emission]
+    return sentences + [f"kernel {kernel}: {kernel.problem}" for kernel in report.wrong_kernels]
 
 
 def _site_problem(site: "SiteReport") -> str:

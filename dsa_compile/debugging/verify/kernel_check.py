@@ -8,7 +8,7 @@ first is checked in every step; the others run by their kernels on their own wei
 checked in the last step.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -55,6 +55,16 @@ class KernelReport:
 
     def __str__(self) -> str:
         return f"{self.op} by {self.provider} ({self.region} {self.node}, layer {self.layer})"
+
+
+def worst_of_each(found: Sequence[KernelReport]) -> list[KernelReport]:
+    """For every op and provider the call with the largest ratio, the largest first."""
+    worst: dict[tuple[str, str], KernelReport] = {}
+    for report in found:
+        known = worst.get((report.op, report.provider))
+        if known is None or report.ratio > known.ratio:
+            worst[report.op, report.provider] = report
+    return sorted(worst.values(), key=lambda report: -report.ratio)
 
 
 def device_problem(target: str) -> str:

@@ -5,7 +5,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dsa_compile.debugging.verify.kernel_check import KernelReport
 
 FILE = "verify.json"
 VERSION = 2
@@ -130,6 +133,8 @@ class VerifyReport:
         sites: worst first.
         hazards: of the finished graphs.
         emission: where the artifact is not what the passes make.
+        kernels: of an artifact for the CPU of which all else is right, for every op and provider
+            that it binds the worst call; empty for others.
         seconds: it took.
         sampled: what was run in place of the model, where it is too wide; empty for all of it.
     """
@@ -141,6 +146,7 @@ class VerifyReport:
     sites: list[SiteReport] = field(default_factory=list)
     hazards: list[HazardReport] = field(default_factory=list)
     emission: list[str] = field(default_factory=list)
+    kernels: "list[KernelReport]" = field(default_factory=list)
     seconds: float = 0.0
     sampled: str = ""
 
@@ -150,10 +156,16 @@ class VerifyReport:
         return sorted((s for s in self.sites if s.problem), key=lambda s: s.position)
 
     @property
+    def wrong_kernels(self) -> "list[KernelReport]":
+        """What is bound and wrong, the worst first."""
+        return [kernel for kernel in self.kernels if kernel.problem]
+
+    @property
     def ok(self) -> bool:
         """Whether nothing is wrong."""
         failed = any(done.problem for done in self.passes)
-        return not (failed or self.wrong or self.hazards or self.emission)
+        wrong = self.wrong or self.hazards or self.emission or self.wrong_kernels
+        return not (failed or wrong)
 
     def rank(self) -> None:
         """Put the worst sites first."""

@@ -16,7 +16,7 @@ def numerics(file: Path) -> dict[str, Any]:
 
     Returns:
         ``passes``: error, problem and suspect of each; ``sites``: of each pass, by number, the
-        worst over layers and inputs; ``hazards`` and ``emission``: lines to read.
+        worst over layers and inputs; ``hazards``, ``emission`` and ``kernels``: lines to read.
 
     Raises:
         UserError: the file cannot be read, or is no such report.
@@ -36,6 +36,11 @@ def numerics(file: Path) -> dict[str, Any]:
             "sites": sites,
             "hazards": [f"{one['pass_name']}: {one['problem']}" for one in data["hazards"]],
             "emission": data["emission"],
+            "kernels": [
+                f"{one['op']} by {one['provider']}: {one['problem']}"
+                for one in data.get("kernels", ())  # earlier reports have none
+                if one["problem"]
+            ],
         }
     except (KeyError, TypeError, AttributeError):
         raise UserError(f"{file}: not the report of verify; {VERIFY_REMEDY}") from None

@@ -78,12 +78,16 @@ def score_verify(fault: Fault, report: dict[str, Any]) -> Score:
     hazards = {h["pass_name"]: h["problem"] for h in report["hazards"]}
     problems |= hazards
     problems |= {site["pass_name"]: site["problem"] for site in wrong}
+    kernels = {f"kernel {k['op']} by {k['provider']}": k["problem"]
+               for k in report["kernels"] if k["problem"]}  # fmt: skip
+    problems |= kernels
     text = "; ".join(f"{name}: {problem}" for name, problem in problems.items())
     accused = [*problems, *report["emission"]]
     numbers = {s["number"] for s in wrong if s["pass_name"] == fault.culprit}
     numbers |= {h["number"] for h in report["hazards"]}
     numbers |= {d["suspect"] for d in report["passes"] if d["name"] == fault.culprit}
     right = {name for name in accused if _names(fault, name, problems.get(name, name), wrong)}
+    right |= kernels.keys() if fault.kind == "kernel" else set()  # as bisect's cause is
     return Score(
         bool(right) is not fault.control,
         None if fault.site is None else fault.site in numbers,

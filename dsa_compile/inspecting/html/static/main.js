@@ -48,7 +48,7 @@ const showVerdict = () => {
   byId("sign-saved").hidden = !DATA.times;
   if (!found) return;
   const wrong = STAGES.findIndex((stage) => errorOf(stage.name) && errorOf(stage.name).problem);
-  const problems = [...found.hazards, ...found.emission,
+  const problems = [...found.hazards, ...found.emission, ...found.kernels,
     ...STAGES.map((stage) => errorOf(stage.name)).filter((one) => one && one.problem).map((one) => one.problem)];
   const verdict = byId("verdict");
   verdict.hidden = false;

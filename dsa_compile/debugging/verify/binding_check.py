@@ -1,0 +1,29 @@
+"""What an artifact for the CPU binds its ops to, beside the checks of its rewrites."""
+
+from dsa_compile.debugging.inputs.prompt import Prompt
+from dsa_compile.debugging.recompiled_artifact import RecompiledArtifact
+from dsa_compile.debugging.verify.kernel_check import KernelReport, check_kernels, worst_of_each
+from dsa_compile.layout import ONE_RANK
+
+
+def runs_here(recompiled: RecompiledArtifact) -> bool:
+    """Whether the artifact is one that the runtime runs on a CPU by itself."""
+    manifest = recompiled.artifact.manifest
+    here = manifest.target == "cpu" and manifest.compile.layout == ONE_RANK
+    return here and manifest.compile.stop_after is None and recompiled.replay.complete
+
+
+def binding_reports(recompiled: RecompiledArtifact, prompt: Prompt) -> list[KernelReport]:
+    """For every op and provider the worst call of a finished program, the worst first.
+
+    Args:
+        recompiled: see :func:`runs_here`.
+        prompt: of which a beginning is run that has a step of every sort.
+    """
+    program, manifest = recompiled.replay.final, recompiled.artifact.manifest
+    topk = program.spec.index_topk
+    brief = Prompt.of(prompt.token_ids[: topk + 3], topk, prompt.block_size, brief=True)
+    source = recompiled.store.source
+    return worst_of_each(
+        list(check_kernels(program, manifest.kernels, manifest.target, source, brief))
+    )

@@ -19,6 +19,7 @@ from dsa_compile.bench.step.ablation import Ablated
 from dsa_compile.bench.step.run import Row
 from dsa_compile.bench.step.timeline import Share
 from dsa_compile.cli.inspect.command import main
+from dsa_compile.debugging.verify.kernel_check import KernelReport
 from dsa_compile.debugging.verify.report import PassReport, SiteReport, VerifyReport
 from dsa_compile.inspecting.diff import pass_diff
 from dsa_compile.inspecting.html.document import document
@@ -141,6 +142,21 @@ def test_an_error_that_is_not_finite_is_the_worst(tmp_path: Path) -> None:
     found = numerics(VerifyReport(40, (40,), 16, passes, sites).write(tmp_path))
     worst = found["sites"]["absorb_mla"]["1"]
     assert (worst["layer"], worst["error"]) == (4, None)
+
+
+def test_a_kernel_that_is_wrong_is_told(tmp_path: Path) -> None:
+    place = "reference", "moe.long", "node", 3
+    kernels = [
+        KernelReport("dsa.rms_norm.default", *place, 2.0, "off"),
+        KernelReport("dsa.router.default", *place, 0.5),
+    ]
+    report = VerifyReport(40, (40,), 16, kernels=kernels)
+    found = numerics(report.write(tmp_path))
+    assert (found["ok"], found["kernels"]) == (False, ["dsa.rms_norm.default by reference: off"])
+    data = report.to_json()
+    del data["kernels"]  # as reports were
+    (tmp_path / "verify.json").write_text(json.dumps(data))
+    assert numerics(tmp_path / "verify.json")["kernels"] == []
 
 
 def bench_file(path: Path, ops: dict[str, Share]) -> Path:

@@ -10,7 +10,7 @@ import pytest
 from dsa_compile.cli.inspect import model as inspect_model
 from dsa_compile.cli.inspect.command import main
 from dsa_compile.debugging.recompiled_artifact import RecompiledArtifact
-from dsa_compile.debugging.verify import kernel_by_op, verify_compilation
+from dsa_compile.debugging.verify import kernel_by_op, kernel_check, verify_compilation
 from dsa_compile.debugging.verify.binding_check import runs_here
 from dsa_compile.debugging.verify.report import PassReport, VerifyReport
 from dsa_compile.kernels.registry import load
@@ -33,9 +33,22 @@ def wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     def loaded(op: str, *where: Any) -> Any:
         right = load(op, *where)
         assert right is not None
-        return (lambda *args: 2 * right(*args)) if op == "rms_norm" else right
+        return _doubled(right) if op == "rms_norm" else right
 
     monkeypatch.setattr(kernel_by_op, "load", loaded)
+
+
+def _doubled(right: Any) -> Any:
+    return lambda *args: 2 * right(*args)
+
+
+@pytest.mark.usefixtures("rewrites")
+def test_what_does_not_run_is_named(
+    artifact: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(kernel_check, "bind", lambda *args, **options: _doubled(None))
+    assert main([str(artifact), "verify"]) == 1
+    assert "kernel layer by all (" in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("rewrites", "wrong")

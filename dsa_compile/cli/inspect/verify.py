@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -15,6 +16,7 @@ from dsa_compile.errors import UserError
 # Verifying brings torch and transformers with it: --help should not wait for them.
 if TYPE_CHECKING:
     from dsa_compile.debugging.recompiled_artifact import ExportedArtifact
+    from dsa_compile.debugging.verify.kernel_check import KernelReport
     from dsa_compile.debugging.verify.report import PassReport
 
 _DESCRIPTION = """\
@@ -178,7 +180,9 @@ def run(args: argparse.Namespace) -> int:
         report = verify(replay, store, prompt, only, show, processes, whole.replay)
         report.sampled = sampled
         bound = only is None and not sampled and report.ok and runs_here(recompiled)
-        check_kernels = partial(binding_reports, recompiled, prompt)
+        check_kernels: Callable[[], list[KernelReport]] = partial(
+            binding_reports, recompiled, prompt
+        )
         if bound and processes > 1:
             check_kernels = stack.enter_context(Forked(check_kernels)).result
         if only is None and not sampled and recompiled.no_reference is None:

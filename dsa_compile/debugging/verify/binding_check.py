@@ -16,6 +16,8 @@ def runs_here(recompiled: RecompiledArtifact) -> bool:
 def binding_reports(recompiled: RecompiledArtifact, prompt: Prompt) -> list[KernelReport]:
     """For every op and provider the worst call of a finished program, the worst first.
 
+    It ends at the first that is wrong: layers that follow would be run by it.
+
     Args:
         recompiled: see :func:`runs_here`.
         prompt: of which a beginning is run that has a step of every sort.
@@ -23,7 +25,9 @@ def binding_reports(recompiled: RecompiledArtifact, prompt: Prompt) -> list[Kern
     program, manifest = recompiled.replay.final, recompiled.artifact.manifest
     topk = program.spec.index_topk
     brief = Prompt.of(prompt.token_ids[: topk + 3], topk, prompt.block_size, brief=True)
-    source = recompiled.store.source
-    return worst_of_each(
-        list(check_kernels(program, manifest.kernels, manifest.target, source, brief))
-    )
+    source, found = recompiled.store.source, []
+    for report in check_kernels(program, manifest.kernels, manifest.target, source, brief):
+        found.append(report)
+        if report.problem:
+            break
+    return worst_of_each(found)

@@ -24,7 +24,7 @@ def binding_reports(recompiled: RecompiledArtifact, prompt: Prompt) -> list[Kern
     """
     program, manifest = recompiled.replay.final, recompiled.artifact.manifest
     topk = program.spec.index_topk
-    brief = Prompt.of(prompt.token_ids[: topk + 3], topk, prompt.block_size, brief=True)
+    brief = Prompt.of(prompt.token_ids[: topk + 2], topk, prompt.block_size, brief=True)
     source, found = recompiled.store.source, []
     for report in check_kernels(program, manifest.kernels, manifest.target, source, brief):
         found.append(report)

@@ -51,7 +51,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory, fp8_model: Path) -> Compi
 
 
 def tokens(path: Path, *params: SamplingParams, prompts: Sequence = PROMPTS, **options) -> list:
-    """Of all prompts twice with each of ``params``, by one engine, as a group takes long to load:
+    """Tokens of all prompts, twice with each of ``params``. One engine, as a group loads for long:
     the second time they find their prefixes."""
     with Engine.load(path, **{**OPTIONS, **options}) as engine:
         found = []

@@ -103,7 +103,10 @@ def test_bf16_is_as_near_to_fp32_as_on_the_cpu(trained):
     """Along the same text, so that one near-tie does not decide all that follows.
 
     The yardstick is what rounding costs the reference implementation: logits may be no further from
-    those of fp32, and the likeliest token may differ from that of fp32 no more often.
+    those of fp32, and the likeliest token may differ from that of fp32 no more often. The median
+    row tells how far: where rounding turns a choice of tokens or experts a row is up to twelve
+    times as far, one row in a hundred has a quarter of all squared error, and the norm over all
+    rows varies by 8 % between two right implementations, the median by 1 %. Such rows are counted.
     """
     text = HELD_OUT.read_text(encoding="utf-8")
     ids = load_tokenizer(Artifact.open(trained("cpu", "fp32"))).encode(text).ids
@@ -113,15 +116,23 @@ def test_bf16_is_as_near_to_fp32_as_on_the_cpu(trained):
         for target, recipe in (("cpu", "fp32"), ("cpu", "bf16"), ("sm_90a", "bf16"))
     )
 
-    def distance(logits):
-        return float((logits - exact).norm() / exact.norm())
+    def distances(logits):
+        return (logits - exact).norm(dim=2) / exact.norm(dim=2)
 
     def agreement(logits):
         return float((logits.argmax(2) == exact.argmax(2)).float().mean())
 
-    print(f"distance {distance(found):.5f}, reference {distance(rounded):.5f}")
+    typical = float(distances(rounded).median())
+
+    def far(logits):
+        return float((distances(logits) > 2 * typical).float().mean())
+
+    median = float(distances(found).median())
+    print(f"distance {median:.5f}, reference {typical:.5f}")
+    print(f"rows that are far {far(found):.4f}, reference {far(rounded):.4f}")
     print(f"agreement {agreement(found):.4f}, reference {agreement(rounded):.4f}")
-    assert distance(found) <= 1.1 * distance(rounded)
+    assert median <= 1.1 * typical
+    assert far(found) <= far(rounded) + 0.025  # three standard deviations, of 960 rows
     assert agreement(found) >= agreement(rounded) - 0.01
 
 

@@ -46,9 +46,10 @@ class Layout:
             if getattr(self, name) < 1:
                 raise UserError(f"{name}={getattr(self, name)}: give a number of ranks, 1 or more")
         if self.ep not in (1, self.world):
+            fits = "tp or dp with it" if self.world == 1 else f"ep={self.world} or ep=1"
             raise UserError(
                 f"ep={self.ep} with {self._ranks}: experts are shared out over all ranks or over "
-                f"none; give ep={self.world} or ep=1"
+                f"none; give {fits}"
             )
         if self.shard_embedding and self.tp == 1:
             raise UserError("shard_embedding needs several ranks; give tp=2 or more with it")

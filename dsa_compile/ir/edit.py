@@ -118,7 +118,17 @@ class Editor:
         self._notes.begin()
 
     def close_site(self) -> None:
-        """A rewrite is complete."""
+        """A rewrite is complete.
+
+        Raises:
+            CompileError: nothing reads what it has made, and the graph computes what it did before.
+        """
+        if unread := self._notes.unread():
+            where = unread[-1].meta.get("path") or "top"
+            raise CompileError(
+                f"pass {self.pass_name}: {where}: nothing reads what site {self._notes.number} "
+                f"makes: {', '.join(node.name for node in unread)}"
+            )
         self._notes.close()
         self.rewrites += 1
 

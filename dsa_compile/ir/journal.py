@@ -76,9 +76,13 @@ class SiteNotes:
         self._dead.add(node)
         self._erased.append(node)
 
+    def unread(self) -> list[fx.Node]:
+        """What the rewrite being made has made, if nothing reads any of it; else nothing."""
+        return [] if any(map(_is_live, self._made)) else list(self._made)
+
     def close(self) -> None:
         """The rewrite is complete."""
-        made = [node for node in self._made if node.users or node.is_impure()]
+        made = [node for node in self._made if _is_live(node)]
         heads = [node for node in self._replaced if not node.users]
         removed = [*self._erased, *self._unused(heads, set(self._made))]
         path = next((n.meta["path"] for n in (*removed, *made) if n.meta.get("path")), "")
@@ -106,3 +110,7 @@ class SiteNotes:
         self._made: list[fx.Node] = []
         self._replaced: list[fx.Node] = []
         self._erased: list[fx.Node] = []
+
+
+def _is_live(node: fx.Node) -> bool:
+    return bool(node.users) or node.is_impure()

@@ -9,7 +9,7 @@ import inspect
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import ClassVar
 
 from dsa_compile.config import RECIPES, TARGETS, CompileConfig
@@ -20,6 +20,7 @@ from dsa_compile.ir.journal import Journal, SiteLimit
 from dsa_compile.ir.match import NearMiss
 from dsa_compile.ir.pass_record import Numerics, PassRecord
 from dsa_compile.ir.program import Program
+from dsa_compile.ir.refusal import weights_read
 from dsa_compile.ir.region import Region, Role
 from dsa_compile.ir.site import Site
 
@@ -142,7 +143,7 @@ class Pass:
                 raise CompileError(
                     f"pass {self.name}: matched {found} of {count} sites in {name!r} "
                     f"({layers(name)} layers); nearest miss: {near or 'nothing came near'}"
-                    + _rewritten_last(program.records, name, near)
+                    + _rewritten_last(program, name, near)
                 )
 
 
@@ -170,16 +171,25 @@ class RegionPass(Pass):
         record.near_misses.sort(key=lambda miss: -miss.depth)
 
 
-def _rewritten_last(records: Sequence[PassRecord], region: str, miss: NearMiss | None) -> str:
-    """Which pass rewrote the place of a miss last, or the region where nothing came near."""
+def _rewritten_last(program: Program, region: str, miss: NearMiss | None) -> str:
+    """Which pass rewrote the place of a miss last, or the region where nothing came near, and the
+    weights read there: the names of nodes that a pass has made say little."""
     kind = region.partition(".")[0]  # passes before the split knew it by that name
-    for record in reversed(records):
+    for record in reversed(program.records):
         for site in reversed(record.journal.sites):
             here = site.region in (region, kind) or (not site.region and region in record.by_region)
             if not here or (miss and miss.node not in site.made and miss.path != site.path):
                 continue
-            return f"; rewritten there last by {record.name} (site {site.number})"
+            weights = _weights_near(program, region, miss)
+            return f"; rewritten there last by {record.name} (site {site.number}){weights}"
     return ""
+
+
+def _weights_near(program: Program, region: str, miss: NearMiss | None) -> str:
+    nodes = program.regions[region].graph.nodes
+    node = next((n for n in nodes if miss and n.name == miss.node), None)
+    keys = [] if node is None else weights_read(node)
+    return f"; it reads weight {', '.join(keys)}" if keys else ""
 
 
 def _nodes(program: Program) -> int:

@@ -9,8 +9,11 @@ from torch import fx
 from dsa_compile.errors import CompileError
 from dsa_compile.ir.dims import describe, shape_names, size_name
 from dsa_compile.ir.pass_record import PassRecord
+from dsa_compile.ir.region import Role
 from dsa_compile.ops.library import SIGNATURES
 from dsa_compile.ops.signature import OperandError
+
+_THROUGH = 2  # nodes between a weight and the one that is said to read it
 
 
 def refused_call(
@@ -90,6 +93,18 @@ def made_by(node: fx.Node) -> str:
     if "site" not in node.meta:
         return ""
     return f", made by {node.meta['origin']} site {node.meta['site']}"
+
+
+def weights_read(node: fx.Node) -> list[str]:
+    """Keys of the weights that a node reads, itself or through two others at most: the nearest."""
+    level = {node}
+    for _ in range(_THROUGH + 1):
+        read = {source: None for each in level for source in each.all_input_nodes}
+        found = [n.meta["key"] for n in read if n.meta.get("role") is Role.WEIGHT]
+        if found:
+            return sorted(found)
+        level = set(read)
+    return []
 
 
 def way_into(records: Sequence[PassRecord]) -> str:

@@ -141,6 +141,13 @@ def without_call(name: str) -> Damage:
     return damage
 
 
+def reads_logit_rows(parts: Parts) -> None:
+    hidden = parts.input("head", "hidden")
+    with hidden.graph.inserting_before(hidden):
+        node = hidden.graph.placeholder("logit_rows")
+    node.meta.update(role=Role.BATCH, key="logit_rows", val=ids("N"))
+
+
 def two_types(parts: Parts) -> None:
     caches = {"dense": (CacheRecord("latent_cache", 12, "float32"),)}
     caches["moe"] = (CacheRecord("latent_cache", 12, "bfloat16"),)
@@ -225,6 +232,10 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     "no logits": (lambda p: p.plan(results=()), "plans: model makes no logits"),
     "a vocabulary of a billion": (vocabulary(10**9), "head makes logits"),
     "no vocabulary": (vocabulary(0), "head makes logits"),
+    "a head that reads the rows to be given and gives all": (
+        reads_logit_rows,
+        r"head makes logits f32\[T, 512\], not \('N', 512\)",
+    ),
     "a result without a type": (
         lambda p: p.regions["dense"].result("hidden").meta.pop("val"),
         "result 'hidden' has no type",

@@ -9,7 +9,7 @@ from dsa_compile.ir.match import Call, NearMiss, Node, calls
 from dsa_compile.ir.passes import NEAR_MISSES_KEPT, Numerics, RegionPass
 from dsa_compile.ir.program import Program
 from dsa_compile.ir.region import Region
-from tests.passes.sketch import fragment, region, value
+from tests.passes.sketch import fragment, region, value, weight
 
 aten = torch.ops.aten
 
@@ -86,6 +86,19 @@ def test_a_broken_promise_names_pass_region_layers_and_the_nearest_miss() -> Non
     )
 
 
+def test_a_rewrite_of_which_nothing_is_read_is_refused() -> None:
+    class Forgets(RegionPass):
+        def rewrite(self, edit: Editor, program: Program) -> None:
+            for m in edit.matches(Call(aten.neg.default, Node("x"))):
+                edit.call(aten.abs.default, m["x"], before=m.root)
+                edit.close_site()
+
+    with pytest.raises(CompileError) as error:
+        Forgets()(fragment(dense, moe))
+    assert str(error.value).startswith("pass forgets: ")
+    assert str(error.value).endswith("nothing reads what site 1 makes: abs_1")
+
+
 def test_a_broken_promise_names_who_rewrote_there_last() -> None:
     class NegToAbs(RegionPass):
         def rewrite(self, edit: Editor, program: Program) -> None:
@@ -100,6 +113,25 @@ def test_a_broken_promise_names_who_rewrote_there_last() -> None:
         "calls aten.abs.default where aten.neg.default was expected; "
         "rewritten there last by neg_to_abs (site 1)"
     )
+
+
+def test_a_broken_promise_names_the_weights_that_are_read_there() -> None:
+    """Through two nodes at most, and of the nearest."""
+
+    class NegToAbs(RegionPass):
+        def rewrite(self, edit: Editor, program: Program) -> None:
+            for m in edit.matches(Call(aten.neg.default, Node("x"))):
+                edit.replace(m.root, edit.call(aten.abs.default, m["x"], before=m.root))
+
+    @region("dense", X, weight("near", 8), weight("far", 8), outputs=("a",), path="mlp")
+    def weighted(x, near, far):
+        scaled = aten.mul.Tensor(aten.mul.Tensor(x, far), near)
+        return aten.cos.default(aten.neg.default(aten.sin.default(scaled)))
+
+    made = fragment(weighted, moe)
+    NegToAbs()(made)
+    with pytest.raises(CompileError, match=r"neg_to_abs \(site 1\); it reads weight near$"):
+        CosToSin(1)(made)
 
 
 def test_a_miss_where_nothing_was_rewritten_blames_nobody() -> None:

@@ -99,6 +99,22 @@ def test_a_rewrite_of_which_nothing_is_read_is_refused() -> None:
     assert str(error.value).endswith("nothing reads what site 1 makes: abs_1")
 
 
+def test_a_rewrite_of_what_was_never_read_is_none_to_refuse() -> None:
+    """Models have such calls: the experts of one version of transformers clamp in vain."""
+
+    class NegToAbs(RegionPass):
+        def rewrite(self, edit: Editor, program: Program) -> None:
+            for m in edit.matches(Call(aten.neg.default, Node("x"))):
+                edit.replace(m.root, edit.call(aten.abs.default, m["x"], before=m.root))
+
+    @region("dense", X, outputs=("a",), path="mlp")
+    def in_vain(x):
+        aten.neg.default(x)
+        return aten.cos.default(x)
+
+    assert "dense" in NegToAbs()(fragment(in_vain, moe)).by_region
+
+
 def test_a_broken_promise_names_who_rewrote_there_last() -> None:
     class NegToAbs(RegionPass):
         def rewrite(self, edit: Editor, program: Program) -> None:

@@ -1,6 +1,7 @@
 """Tables of what ``dsa-bench kernels -o FILE`` kept: Markdown lines."""
 
 import math
+import re
 import statistics
 import textwrap
 from collections.abc import Iterable, Sequence
@@ -181,11 +182,11 @@ def families(data: Data, op: str, usual: str) -> list[str]:
     some = _chosen(data, op, "*")
     heads = ["", usual, "best right peer", "median of families", "worst family", f"÷ {usual}"]
     rows = []
-    for shape in dict.fromkeys(case["shape"] for case in some):
+    for shape in sorted({case["shape"] for case in some}, key=_sizes):
         by_family = {case["family"]: case for case in some if case["shape"] == shape}
         times = {name: own for name, case in by_family.items() if (own := _ours(case))}
         if not times:
-            rows.append([shape, *["–"] * 8])
+            rows.append([shape, *["–"] * 9])
             continue
         worst = max(times, key=lambda name: times[name])
         normal = times.get(usual)
@@ -193,8 +194,15 @@ def families(data: Data, op: str, usual: str) -> list[str]:
         row += [us(statistics.median(times.values())), us(times[worst])]
         row += [_ratio(times[worst], normal), worst, _named_peer(by_family[worst])]
         wrong = sum(any(map(is_ours, case.get("wrong", ()))) for case in by_family.values())
-        rows.append([*row, f"{len(times)}" + (f", {wrong} wrong" if wrong else "")])
-    return table([*heads, "which", "best right peer", "families right"], rows)
+        row.append(f"{len(times)}" + (f", {wrong} wrong" if wrong else ""))
+        peers = {name: _peer(by_family[name]) for name in times}
+        rows.append([*row, str(sum(1 for name, peer in peers.items() if peer and peer < times[name]))])
+    return table([*heads, "which", "best right peer", "families right", "a peer is faster"], rows)
+
+
+def _sizes(shape: str) -> list[int]:
+    """Numbers of a shape, by which tables are sorted: a run may be divided over several files."""
+    return [int(number.replace(",", "")) for number in re.findall(r"[\d,]+", shape)]
 
 
 def highlights(data: Data) -> list[str]:

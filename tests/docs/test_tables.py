@@ -144,7 +144,7 @@ def test_families(root: Path) -> None:
     (_, row) = lines("results/k.json families op=families usual=even")
     assert (
         row
-        == "| 1×2,049 | 3.0 | 9.0 (`torch`) | 4.5 | 6.0 | 2.00 | odd | 9.5 (`torch`) | 2, 1 wrong |"
+        == "| 1×2,049 | 3.0 | 9.0 (`torch`) | 4.5 | 6.0 | 2.00 | odd | 9.5 (`torch`) | 2, 1 wrong | 0 |"
     )
 
 

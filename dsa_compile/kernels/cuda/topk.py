@@ -65,8 +65,12 @@ class Filter:
 
 
 _CHOICES: tuple[tuple[int, int, Rows | Filter], ...] = (  # up to so many rows, of such a width
+    (32, 4096, Rows(256, 4, 4)),
+    (132, 4096, Rows(512, 2, 1)),
+    (264, 4096, Rows(256, 4, 1)),
     (MAX_ROWS, 4096, Rows(256, 4, 4)),
-    (132, 8192, Rows(512, 4, 2)),
+    (8, 8192, Rows(512, 4, 2)),
+    (132, 8192, Rows(512, 4, 1)),
     (132, 10240, Rows(512, 5, 1)),
     (132, 16384, Rows(512, 8, 1)),
     (264, 8192, Rows(256, 8, 2)),

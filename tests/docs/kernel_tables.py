@@ -196,7 +196,8 @@ def families(data: Data, op: str, usual: str) -> list[str]:
         wrong = sum(any(map(is_ours, case.get("wrong", ()))) for case in by_family.values())
         row.append(f"{len(times)}" + (f", {wrong} wrong" if wrong else ""))
         peers = {name: _peer(by_family[name]) for name in times}
-        rows.append([*row, str(sum(1 for name, peer in peers.items() if peer and peer < times[name]))])
+        faster = sum(1 for name, peer in peers.items() if peer and peer < times[name])
+        rows.append([*row, str(faster)])
     return table([*heads, "which", "best right peer", "families right", "a peer is faster"], rows)
 
 

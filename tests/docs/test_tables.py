@@ -142,10 +142,8 @@ def test_ops_beside_one_another(root: Path) -> None:
 
 def test_families(root: Path) -> None:
     (_, row) = lines("results/k.json families op=families usual=even")
-    assert (
-        row
-        == "| 1×2,049 | 3.0 | 9.0 (`torch`) | 4.5 | 6.0 | 2.00 | odd | 9.5 (`torch`) | 2, 1 wrong | 0 |"
-    )
+    wanted = "| 1×2,049 | 3.0 | 9.0 (`torch`) | 4.5 | 6.0 | 2.00 | odd | 9.5 (`torch`) "
+    assert row == wanted + "| 2, 1 wrong | 0 |"
 
 
 def test_highlights_are_those_that_were_measured(root: Path) -> None:

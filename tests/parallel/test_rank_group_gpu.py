@@ -97,7 +97,9 @@ def test_both_ways_to_sum_give_the_same_tokens(compiled, recipe: str) -> None:
 def test_lanes_exchange_tokens_either_way(compiled, recipe: str, graphs: bool) -> None:
     """Rows are gathered as they are, and two summands have one sum: to the last bit. Ranks sum fp32
     by NCCL both times."""
-    path, options = compiled("dp2ep2", recipe), {"cuda_graphs": graphs}
+    # the FP8 checkpoint has no tokenizer
+    prompts = [prompt for prompt in PROMPTS if recipe != "fp8" or not isinstance(prompt, str)]
+    path, options = compiled("dp2ep2", recipe), {"cuda_graphs": graphs, "prompts": prompts}
     nccl = tokens(path, GREEDY, **options)
     assert tokens(path, GREEDY, collectives="symmetric", **options) == nccl
 

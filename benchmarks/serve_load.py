@@ -89,7 +89,7 @@ def main() -> None:
 
 
 def length_of(rng: random.Random, most: int) -> int:
-    """Of every order of magnitude as many."""
+    """Draw a length: each order of magnitude is as likely as any other."""
     return int(most ** rng.random())
 
 

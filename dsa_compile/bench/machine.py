@@ -33,7 +33,7 @@ def machine() -> dict[str, str]:
 
 
 def peers() -> dict[str, str]:
-    """Those of :data:`PEERS` that are importable, each with its version.
+    """Peers of :data:`PEERS` that can be imported, each with its version.
 
     A module that a distribution of another name brings has that name before the version.
     """

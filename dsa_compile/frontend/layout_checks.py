@@ -30,7 +30,7 @@ def check_layout(spec: ModelSpec, layout: Layout, recipe: str) -> None:
         )
     for name, size, ranks, quantised in _shared(spec, layout):
         unit = BLOCK if quantised and recipe in FP8_RECIPES else 1
-        if size % (ranks * unit):
+        if ranks > 1 and size % (ranks * unit):
             flag = _flag(name, layout)
             blocks = f" in whole blocks of {BLOCK}, as recipe {recipe} keeps" if unit > 1 else ""
             raise UserError(

@@ -58,7 +58,7 @@ class Node:
 
     @property
     def named(self) -> Mapping[str, Any]:
-        """Those of ``args`` that are written by keyword."""
+        """Arguments that are written by keyword."""
         names = self.keywords.split(", ") if self.keywords else []
         return dict(zip(names, self.args[len(self.args) - len(names) :], strict=False))
 

@@ -13,7 +13,7 @@ def regions_of(
     kind: str | None = None,
     variant: str | None = None,
 ) -> list[str]:
-    """Those of some regions that fit.
+    """Names of the regions that fit.
 
     Args:
         store: the artifact.

@@ -22,7 +22,7 @@ _SYNCS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
 
 def call_hazards(region: Region, collectives: Collection[OpOverload]) -> Iterator[Hazard]:
-    """Those of one region, in the order of its calls; lazily.
+    """Hazards of one region, in the order of its calls; lazily.
 
     Args:
         region: of the KERNEL level.

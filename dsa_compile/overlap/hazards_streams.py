@@ -17,7 +17,7 @@ MAX_STREAMS = 8
 
 
 def stream_hazards(region: Region) -> Iterator[Hazard]:
-    """Those of one region, the most basic first; lazily."""
+    """Hazards of one region, the most basic first; lazily."""
     checker = _Checker(region)
     bad = list(checker.streams())
     yield from bad

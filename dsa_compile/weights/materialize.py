@@ -131,7 +131,7 @@ def write_expr(
 def _write_parts(
     expr: Concat, variables: Mapping[str, str], reader: TensorReader, out: Tensor, window: Window
 ) -> None:
-    """Those parts of a concatenation that the window shows."""
+    """Write the parts of a concatenation that the window shows."""
     dim, end = expr.dim, 0
     shown = bounded(window, out.shape)
     for part in expr.parts:

@@ -55,7 +55,7 @@ def recall_prompts(
 def perplexity(
     model: TinyModel, stream: Tensor, select: Select, context: int = CONTEXTS[-1], batch: int = 4
 ) -> float:
-    """Of int64 ``stream`` in windows that do not overlap, each after a begin token."""
+    """Perplexity of an int64 stream in windows that do not overlap, each after a begin token."""
     bos = model.config.bos_token_id
     windows = stream[: len(stream) // (context - 1) * (context - 1)].view(-1, context - 1)
     windows = F.pad(windows, (1, 0), value=bos)

@@ -36,7 +36,7 @@ class SideStreams:
         return found
 
     def made(self) -> tuple[torch.cuda.Stream, ...]:
-        """Those used so far."""
+        """Streams used so far."""
         return tuple(self._made.values())
 
 

@@ -86,7 +86,7 @@ def made_again(runner, kind=PlannedDrafter):
 
 
 def walk_by_engine(engine: Engine, prompt: list[int]) -> Walk:
-    """Of an engine with three drafts; with states after :func:`record`."""
+    """Walk of an engine with three drafts; with states after :func:`record`."""
     chains = getattr(engine._runner._drafter, "chains", [])
     chains.clear()
     params = SamplingParams(max_tokens=GENERATED, temperature=0.0, ignore_eos=True)
@@ -104,7 +104,7 @@ def walk_by_engine(engine: Engine, prompt: list[int]) -> Walk:
 
 
 def walk_by_measure(loaded: LoadedArtifact, prompt: list[int], continuation: list[int]) -> Walk:
-    """Of an engine that drafts as the plain measure along a continuation."""
+    """Walk of an engine that drafts as the plain measure does along a continuation."""
     tokens = torch.tensor([*prompt, *continuation])
     starts = torch.arange(len(prompt) - 1, len(tokens) - 1 - DEPTH)
     with torch.inference_mode():

@@ -238,6 +238,6 @@ class Layer:
 
 
 def cosine(ours: Tensor, theirs: Tensor) -> float:
-    """Of two tensors as vectors."""
+    """Cosine of two tensors as vectors."""
     a, b = ours.double().flatten(), theirs.double().flatten()
     return (torch.dot(a, b) / (a.norm() * b.norm())).item()

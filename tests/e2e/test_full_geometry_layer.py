@@ -16,9 +16,9 @@ import torch.nn.functional as F
 from .layer import LAYER, Layer, compiled, cosine
 
 STREAM_COSINE = 0.999
-"""Of the residual stream behind the layer, in any recipe."""
+"""Least cosine of the residual stream behind the layer, in any recipe."""
 UPDATE_COSINE = {"bf16": 0.9999, "fp8": 0.9975, "fp8-kv-tensor": 0.9975}
-"""Of what the layer adds to it."""
+"""Least cosine of what the layer adds to it."""
 MOVED_COSINE, MOVED = 0.99, 0.25
 # As in the released model, eight experts of each token out of four of eight groups.
 FEW_EXPERTS = 16

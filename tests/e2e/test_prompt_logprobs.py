@@ -12,7 +12,7 @@ WANTED = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=3, logpro
 
 @pytest.mark.parametrize("name", CASES)
 def test_prompts(case, name) -> None:
-    """Of any length, in pieces, beside others, and with what they share in the prefix cache."""
+    """Prompts have any length, come in pieces, beside others, and with shared prefixes cached."""
     c = case(name)
     prompts = c.prompts([1, 2, c.topk + 1, 5 * c.topk], seed=4)
     prompts.append(prompts[-1][: 3 * c.topk] + prompts[1])

@@ -69,7 +69,7 @@ def store(published: Path) -> Store:
 
 @pytest.fixture(scope="module")
 def report(published: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of all 61 layers, with the errors of a verification and the times of a layer."""
+    """Report of all 61 layers, with the errors of a verification and the times of a layer."""
     folder = tmp_path_factory.mktemp("report")
     error = SiteReport(
         1, "absorb_mla", 2, "moe", "self_attn", 7, "captured", False, 3e-4, 1.0,

@@ -32,7 +32,7 @@ def run(*argv: object) -> tuple[int, str, str]:
 
 
 def number(artifact: Path, name: str) -> int:
-    """Of a pass in an artifact, from 1."""
+    """Number of a pass in an artifact, from 1."""
     manifest = json.loads((artifact / "manifest.json").read_text())
     return [summary["name"] for summary in manifest["passes"]].index(name) + 1
 

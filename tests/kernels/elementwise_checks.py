@@ -34,7 +34,7 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"
 EPS = 1e-6
 SHARE = 0.005
-"""Of the bytes, that may differ."""
+"""Share of the bytes that may differ."""
 # fp32 results are scales and products of values rounded to bf16, whose step they inherit
 STEP = {torch.bfloat16: 2**-7, torch.float8_e4m3fn: 2**-3, torch.float32: 2**-7}
 

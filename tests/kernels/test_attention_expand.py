@@ -24,7 +24,7 @@ OPS = ("paged_latent_attention_fp8_expand", "paged_latent_attention_fp8_tensor_e
 
 
 def operands(tokens: int, heads: int) -> tuple[Any, ...]:
-    """Of the op for 656-byte rows, without values."""
+    """Operands of the op for 656-byte rows, without values."""
     return (
         torch.empty(tokens, heads, 512, dtype=torch.bfloat16, device="meta"),
         torch.empty(tokens, heads, 64, dtype=torch.bfloat16, device="meta"),

@@ -85,7 +85,7 @@ def pages(blocks: int, block_size: int) -> Pages:
 
 
 def scores(q, weights, keys, scales):
-    """Of each row for each key, and the sums of the magnitudes of all that is added up for them."""
+    """Scores of each row for each key, and the sums of the magnitudes added up for them."""
     q, keys, weights, scales = (x.double() for x in (q, keys, weights, scales))
     dots = torch.einsum("thd,nd->thn", q, keys).relu()
     sizes = torch.einsum("thd,nd->thn", q.abs(), keys.abs())

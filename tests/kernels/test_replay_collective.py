@@ -60,7 +60,7 @@ def test_ranks_choose_other_experts(monkeypatch, ranks: int, experts: int) -> No
 @pytest.mark.skipif(not emulator.available(), reason="needs g++")
 @pytest.mark.parametrize("experts", [0, 256])
 def test_operands_that_travel_together(monkeypatch, experts: int) -> None:
-    """Of any number of bytes; the numbers among them are other experts on other ranks."""
+    """Operands have any number of bytes; choices of experts are others on other ranks."""
     monkeypatch.setattr(CudaKernel, "__call__", emulator.launch)
     indices = torch.randint(-1, 257, (5, 3))
     xs = [torch.randn(5, 7).bfloat16(), torch.rand(5, 1), indices]

@@ -105,7 +105,7 @@ def rehearsed(graphs: BoundGraphs, steps: Any) -> set[tuple[Any, ...]]:
     ("recipe", "target"), [*((recipe, "sm_90a") for recipe in RECIPES), ("fp8", "sm_100a")]
 )
 def test_steps_of_other_sizes_launch_no_other_kernels(compiled, recipe, target):
-    """Of no size, nor within the limits of an engine does a step need another kernel."""
+    """Steps of any size need the same kernels, and so do those within the limits of an engine."""
     program = compiled(recipe, target)
     bindings = bind_kernels(program)
     graphs = bound_graphs(program, bindings)
@@ -135,8 +135,8 @@ def test_captured_decode_steps_are_among_those_rehearsed():
 
 @pytest.mark.parametrize("context", [4096, 9000, 32_768, CONTEXT])
 def test_top_k_has_a_bounded_number_of_builds(context):
-    """Of all numbers of rows and all widths up to a context, a dozen; the sizes rehearsed meet
-    each."""
+    """All numbers of rows and all widths up to a context need a dozen builds, and the sizes that
+    are rehearsed meet each."""
     plan = topk.plan.__wrapped__
     bounds = sorted({most + step for most, _, _ in topk._CHOICES for step in (0, 1)})
     rows = [1, *(count for count in bounds if count <= topk.MAX_ROWS)]

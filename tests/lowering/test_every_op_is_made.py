@@ -33,7 +33,7 @@ def made(program: Program) -> set[object]:
 
 @pytest.mark.slow
 def test_some_pass_makes_every_op(tmp_path: Path) -> None:
-    """Of the released geometry, as some fusions are left alone where no kernel would take them."""
+    """The geometry is the released one: fusions that no kernel would take are left alone."""
     DeepseekV32Config(
         rope_parameters=yarn_parameters(), max_position_embeddings=163840
     ).save_pretrained(tmp_path)

@@ -34,7 +34,7 @@ def test_a_projection_says_so_everywhere(artifact, capsys, tmp_path) -> None:
 
 
 def test_a_lane_alone_serves_its_share(artifact, capsys, monkeypatch) -> None:
-    """Of 5 requests on two lanes the longer has 3; rates are of all 5."""
+    """The longer of two lanes has 3 of 5 requests; rates are of all 5."""
     loads = []
 
     def served(engine, load):

@@ -29,7 +29,7 @@ Artifact = Callable[[str], Path]
 
 
 def tokens(engine: Engine) -> list[list[int]]:
-    """Of all prompts twice: the second time they find their prefixes."""
+    """Tokens of all prompts, twice: the second time they find their prefixes."""
     found = []
     for _ in range(2):
         found += [output.token_ids for output in engine.generate(PROMPTS, GREEDY)]

@@ -78,7 +78,7 @@ def test_a_first_rank_that_is_gone_is_named(shared: HashStore) -> None:
 
 
 def test_a_port_in_use_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of ranks that were started by hand: the first one opens the port itself."""
+    """Ranks are started by hand: the first one opens the port itself."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         given = {**STARTED, "RANK": "0", "MASTER_PORT": str(port)}

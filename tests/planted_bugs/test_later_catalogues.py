@@ -23,8 +23,8 @@ SCORED: dict[str, tuple[str, ...]] = {
     "frequencies-without-yarn": ("verify", "bisect"),
     "window-start-dropped": ("verify", "bisect"),
 }
-"""Of the third, then of the fourth, those that ``tests.planted_bugs.second.score`` scores here, and
-the commands that see them: ``verify`` runs no requests."""
+"""Faults of the third, then of the fourth catalogue that are scored here, and the commands that see
+them: ``verify`` runs no requests."""
 SAMPLE = ("decode-scores-two-selections", "window-start-dropped")
 """One of each catalogue; the runtime's are planted in tests/debugging as well, in less time."""
 

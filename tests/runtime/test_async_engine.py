@@ -256,7 +256,7 @@ def test_a_loop_that_ended_takes_its_requests_along(engine):
 
 
 def test_counts_for_nobody_leave_the_engine_alone(engine):
-    """Of a task that was cancelled, and of one whose loop is closed."""
+    """One waiting task was cancelled, the loop of the other is closed."""
     turnstile = Turnstile(engine, steps=1)
     served = AsyncEngine(engine)
 

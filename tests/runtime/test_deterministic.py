@@ -107,7 +107,7 @@ def test_at_most_32_requests_decode_at_once():
     st.booleans(),
 )
 def test_limits_never_change_tokens(asked, num_blocks, budget, max_running, reuse):
-    """Of the same boundaries: blocks, company and prefixes may be any."""
+    """Boundaries stay the same; blocks, company and prefixes may be any."""
     batch = [np.random.default_rng(stem).integers(0, VOCAB, n).tolist() for stem, n, _ in asked]
     params = [SamplingParams(max_tokens=most, temperature=0.0) for _, _, most in asked]
     engine = make_engine(

@@ -70,7 +70,7 @@ def test_a_model_without_a_tokenizer_streams_token_ids(tmp_path: Path) -> None:
 
 
 def test_token_ids_are_streamed_step_by_step() -> None:
-    """Of a scripted engine: how many steps a real one makes before it is read depends on load."""
+    """The engine is scripted: how many steps a real one makes before it is read depends on load."""
     chat = Chat("import os, sys")
     chat.service.text = ArtifactText("", None, None, GenerationConfig())
     whole = json.loads(chat.post("/v1/completions", prompt=[5, 9]))["choices"][0]["token_ids"]

@@ -57,7 +57,7 @@ class Localised:
 
     @property
     def wrong(self) -> tuple[Finding, ...]:
-        """Those with a problem."""
+        """Findings with a problem."""
         return tuple(finding for finding in self.findings if finding.problem)
 
     @property

@@ -111,7 +111,7 @@ class Answers:
         self._program = self.recompiled.replay.final
 
     def of_few_layers(self) -> "Answers":
-        """Those of a model with the first layer of each kind alone, where arithmetic is exact.
+        """Answers of a model with the first layer of each kind alone, where arithmetic is exact.
 
         All layers have the blocks and rows of a step in common, so that one of them shows which
         request's rows are taken, in a fraction of the time. Kernels run with all layers, as they

@@ -239,7 +239,7 @@ class OpCall:
 
 
 def providers(records: Sequence[KernelRecord], tokens: int) -> list[str]:
-    """Those that may take a call."""
+    """Providers that may take a call of so many tokens."""
     return [k.provider for k in records if k.max_tokens is None or tokens <= k.max_tokens]
 
 

@@ -51,5 +51,5 @@ _in_use: ContextVar[ShippedKernels] = ContextVar("shipped_kernels", default=NO_K
 
 
 def kernels_in_use() -> ShippedKernels:
-    """Those of the innermost :meth:`ShippedKernels.in_use` around the caller, or none."""
+    """Shipped kernels of the innermost :meth:`ShippedKernels.in_use` around the caller, or none."""
     return _in_use.get()

@@ -19,7 +19,7 @@ from tests.planted_bugs.second.score import score, stratified
 FAULTS = catalogue()
 PROOFS = json.loads((HERE / "proofs.json").read_text(encoding="utf-8"))
 SCORED = ("short-moe-writes-no-index-keys", "layers-share-caches")
-"""Of all that are proven, which ``tests.planted_bugs.second.score`` scores."""
+"""Proven faults that are scored here; ``tests.planted_bugs.second.score`` scores all."""
 SAMPLE = ("router-scaled-twice", "short-at-one-more", "control-multiply")
 
 

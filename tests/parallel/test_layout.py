@@ -121,6 +121,12 @@ def test_experts_that_do_not_divide_can_stay_whole() -> None:
     check_layout(small, Layout(dp=2, ep=2), "fp8")
 
 
+def test_sizes_that_are_not_cut_end_anywhere() -> None:
+    """One rank takes blocks that are not whole, and so does each lane."""
+    small = replace(SPEC, moe_intermediate_size=64, num_attention_heads=3, v_head_dim=50)
+    check_layout(small, Layout(dp=2, ep=2), "fp8")
+
+
 def test_gated_attention_is_not_cut() -> None:
     gated = replace(SPEC, output_gate=True)
     with pytest.raises(UserError, match=r"tp=2: attention whose result is gated, .*give --dp"):

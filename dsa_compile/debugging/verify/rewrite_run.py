@@ -23,7 +23,7 @@ from dsa_compile.debugging.execution.ranks import with_items
 from dsa_compile.debugging.execution.stages import StageWeights, caches_for
 from dsa_compile.debugging.execution.traces import CallTrace, Trace
 from dsa_compile.debugging.inputs.prompt import Prompt
-from dsa_compile.debugging.verify.variations import CAPTURED, VARIATIONS, Variation
+from dsa_compile.debugging.verify.variations import CAPTURED, VARIATIONS, Variation, token_dim
 from dsa_compile.ir.region import Role
 
 
@@ -284,14 +284,19 @@ def _vary(values: Values, side: Side, first: Values, change: Variation, tokens: 
     for node in side.inputs:
         if node.meta.get("role") in (Role.WEIGHT, Role.BATCH, Role.CACHE):
             continue
-        values[node.name] = _varied(values[node.name], first[node.name], change, tokens)
+        varied = values[node.name], first[node.name], node.meta["val"]
+        values[node.name] = _varied(*varied, change, tokens)
 
 
-def _varied(value: Any, first: Any, change: Variation, tokens: int) -> Any:
+def _varied(value: Any, first: Any, traced: Any, change: Variation, tokens: int) -> Any:
     if isinstance(value, tuple | list):
-        pairs = zip(value, first, strict=True)
-        return with_items(value, (_varied(v, f, change, tokens) for v, f in pairs))
-    return change(value, first, tokens) if isinstance(value, Tensor) else value
+        # ranks have a value each, of which the graph says one thing
+        each = traced if isinstance(traced, tuple | list) else [traced] * len(value)
+        parts = zip(value, first, each, strict=True)
+        return with_items(value, (_varied(*part, change, tokens) for part in parts))
+    if not isinstance(value, Tensor):
+        return value
+    return change(value, first, token_dim(value, first, traced, tokens))
 
 
 def tensors_of(value: Any) -> Iterator[Tensor]:

@@ -9,6 +9,9 @@ a target does not take is refused, and no prompt is longer than the model takes.
 the passes that round checked alone, for a cell to take about a minute. Exits with 1 if anything was
 accused.
 
+``--layouts`` cuts the models over ranks. Each such cell is compared with the model compiled for one
+rank, too (``verify --against-unsharded``).
+
 With ``--out`` each cell is kept in a JSON file as soon as it is done, and those that are there are
 not run again, so that the grid can be run a part at a time; remove the file after a change.
 ``--seed`` puts the cells in a random order that takes models and recipes in turn, of which
@@ -35,6 +38,14 @@ MODELS = ("trained", "trained-fp8", "random", "random-wide-values", "random-wide
 FIVE_LAYERS = ("trained", "trained-fp8", "random-wide")
 TARGETS = ("cpu", "sm_90a")
 TOKENS = (99, 512, 2500)
+LAYOUTS = {
+    "one": (),
+    "tp2": ("--tp", "2"),
+    "tp2ep2": ("--tp", "2", "--ep", "2"),
+    "dp2": ("--dp", "2"),
+    "dp2ep2": ("--dp", "2", "--ep", "2"),
+    "tp2dp2ep4": ("--tp", "2", "--dp", "2", "--ep", "4", "--shard-embedding"),
+}
 ROUNDING = ("absorb_mla", "quantize_projections", "quantize_experts", "quantize_indexer",
             "fuse_norm_quantize", "insert_paged_caches", "fuse_attention_expand")  # fmt: skip
 
@@ -81,19 +92,20 @@ class RefusedError(Exception):
 
 
 def accusations(
-    model: Path, recipe: str, target: str, tokens: int, layers: str | None
+    model: Path, recipe: str, target: str, tokens: int, layers: str | None, layout: str = "one"
 ) -> Iterator[str]:
     """What ``verify`` finds wrong with a model as this installation compiles it."""
     config = json.loads((model / "config.json").read_text(encoding="utf-8"))
     count = min(tokens, config["max_position_embeddings"])
     with tempfile.TemporaryDirectory() as name:
         path = Path(name) / "artifact"
-        cut = [] if layers is None else ["--layers", layers]
+        cut = [*LAYOUTS[layout], *([] if layers is None else ["--layers", layers])]
         done = _run("compile", model, "-o", path, "--recipe", recipe, "--target", target, *cut)
         if done.returncode:
             raise RefusedError(done.stderr.strip().splitlines()[-1])
         only = [f"--pass={p}" for p in ROUNDING if p in _passes(path)] if tokens > 1000 else []
-        done = _run("inspect", path, "verify", "--json", "--tokens", count, *only)
+        verify = ("inspect", path, "verify", "--json", "--tokens", count)
+        done = _run(*verify, *only)
         if done.returncode not in (0, 1):
             yield done.stderr.strip().splitlines()[-1]
             return
@@ -104,6 +116,10 @@ def accusations(
         for hazard in report["hazards"]:
             yield f"{hazard['pass_name']}: {hazard['problem']}"
         yield from report["emission"]
+        if layout != "one":
+            done = _run(*verify, "--against-unsharded")
+            if done.returncode:
+                yield f"against one rank: {(done.stderr.strip() or done.stdout).splitlines()[-1]}"
 
 
 def _run(command: str, *args: Any) -> subprocess.CompletedProcess[str]:
@@ -116,8 +132,8 @@ def _passes(artifact: Path) -> set[str]:
     return {record["name"] for record in manifest["passes"]}
 
 
-Cell = tuple[str, str, str, int]
-"""Model, recipe, target, tokens."""
+Cell = tuple[str, str, str, int, str]
+"""Model, recipe, target, tokens, layout."""
 
 
 def in_turn(cells: Iterable[Cell], seed: int) -> list[Cell]:
@@ -140,13 +156,16 @@ def main() -> int:
     parser.add_argument("--models", nargs="+", default=MODELS, choices=MODELS)
     parser.add_argument("--targets", nargs="+", default=TARGETS, choices=TARGETS)
     parser.add_argument("--tokens", nargs="+", type=int, default=TOKENS)
+    parser.add_argument("--layouts", nargs="+", default=("one",), choices=LAYOUTS)
     parser.add_argument("--seed", type=int, help="of a random order")
     parser.add_argument("--first", type=int, help="run so many cells")
     parser.add_argument("--out", type=Path, help="JSON file of cells, read and added to")
     parser.add_argument("--workers", type=int, default=1, help="cells run at once")
     args = parser.parse_args()
     kept = _kept(args.out)
-    cells = list(itertools.product(args.models, args.recipes, args.targets, args.tokens))
+    cells = list(
+        itertools.product(args.models, args.recipes, args.targets, args.tokens, args.layouts)
+    )
     if args.seed is not None:
         cells = in_turn(cells, args.seed)
     cells = cells[: args.first]
@@ -155,10 +174,11 @@ def main() -> int:
         paths = {model: make_model(model, Path(name)) for model, *_ in left}
         running = {pool.submit(run_cell, cell, paths[cell[0]]): cell for cell in left}
         for done in as_completed(running):
-            (model, recipe, target, tokens), (found, seconds) = running[done], done.result()
-            _keep(args.out, kept, _key(running[done]), found)
-            print(f"{model:20} {recipe:14} {target:7} {tokens:5}  {seconds:6.0f} s {found}"[:160],
-                  flush=True)  # fmt: skip
+            cell, (found, seconds) = running[done], done.result()
+            model, recipe, target, tokens, layout = cell
+            _keep(args.out, kept, _key(cell), found)
+            shown = f"{model:20} {recipe:14} {target:7} {tokens:5} {layout:10} {seconds:6.0f} s"
+            print(f"{shown} {found}"[:180], flush=True)
     accused = sum(not kept[_key(cell)].startswith(("right", "refused")) for cell in cells)
     print(f"{accused} accused")
     return 1 if accused else 0
@@ -171,11 +191,11 @@ def run_cell(cell: Cell, path: Path) -> tuple[str, float]:
         cell: which.
         path: directory of its model.
     """
-    model, recipe, target, tokens = cell
+    model, recipe, target, tokens, layout = cell
     began = time.perf_counter()
     layers = "1-2" if model in FIVE_LAYERS else None
     try:
-        found = "; ".join(accusations(path, recipe, target, tokens, layers)) or "right"
+        found = "; ".join(accusations(path, recipe, target, tokens, layers, layout)) or "right"
     except RefusedError as refused:
         found = f"refused: {refused}"
     return found, time.perf_counter() - began

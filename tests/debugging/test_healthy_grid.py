@@ -7,6 +7,7 @@ import pytest
 
 from tests.debugging.healthy_grid import (
     FIVE_LAYERS,
+    LAYOUTS,
     MODELS,
     RECIPES,
     TARGETS,
@@ -18,7 +19,7 @@ from tests.debugging.healthy_grid import (
 
 
 def test_a_beginning_of_a_random_order_has_every_model_and_recipe() -> None:
-    cells = list(itertools.product(MODELS, RECIPES, TARGETS, TOKENS))
+    cells = list(itertools.product(MODELS, RECIPES, TARGETS, TOKENS, LAYOUTS))
     order = in_turn(cells, 1)
     assert sorted(order) == sorted(cells)
     groups = len(MODELS) * len(RECIPES)
@@ -28,12 +29,16 @@ def test_a_beginning_of_a_random_order_has_every_model_and_recipe() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("model", "recipe", "target", "tokens"),
-    [("random-wide", "fp8", "sm_90a", 99), ("random-wide-values", "bf16", "cpu", 99)],
+    ("model", "recipe", "target", "tokens", "layout"),
+    [
+        ("random-wide", "fp8", "sm_90a", 99, "one"),
+        ("random-wide-values", "bf16", "cpu", 99, "one"),
+        ("random", "fp8", "cpu", 99, "dp2ep2"),
+    ],
 )
 def test_nothing_is_accused(
-    model: str, recipe: str, target: str, tokens: int, tmp_path: Path
+    model: str, recipe: str, target: str, tokens: int, layout: str, tmp_path: Path
 ) -> None:
     layers = "1-2" if model in FIVE_LAYERS else None
-    found = accusations(make_model(model, tmp_path), recipe, target, tokens, layers)
+    found = accusations(make_model(model, tmp_path), recipe, target, tokens, layers, layout)
     assert list(found) == []

@@ -7,9 +7,6 @@ from pathlib import Path
 import pytest
 
 from dsa_compile.cli.inspect.command import main
-from dsa_compile.compiling import compile_model
-from dsa_compile.layout import Layout
-from dsa_compile.testing.models import save_hf, tiny_config, tiny_model
 
 
 @pytest.mark.slow
@@ -20,15 +17,6 @@ def test_lanes_of_several_ranks_are_verified(
     asked = [str(artifact("tp2dp2")), "verify", "--tokens", "40", "--json", *options]
     assert main(asked) == 0
     assert json.loads(capsys.readouterr().out)["ok"]
-
-
-@pytest.mark.slow
-def test_lanes_of_narrow_experts_are_verified(tmp_path: Path) -> None:
-    """Experts half a block wide, and steps of as many tokens as a token has experts."""
-    model, path = tmp_path / "model", tmp_path / "artifact"
-    save_hf(tiny_model(tiny_config(2, first_k_dense_replace=1)), model)
-    compile_model(model, path, recipe="fp8", target="cpu", layout=Layout(dp=2, ep=2))
-    assert main([str(path), "verify"]) == 0
 
 
 def test_what_lanes_exchange_is_listed(artifact: Callable[[str], Path], capsys) -> None:

@@ -14,6 +14,8 @@ from dsa_compile.debugging.recompiled_artifact import RecompiledArtifact
 from dsa_compile.debugging.verify import kernel_by_op
 from dsa_compile.debugging.verify.kernel_check import KernelReport, check_kernels, wrong_kernels
 from dsa_compile.kernels.registry import load
+from dsa_compile.runtime.execution import executor
+from dsa_compile.testing.models import save_hf, tiny_config, tiny_model
 
 TOKENS = 27
 
@@ -121,6 +123,38 @@ def test_a_wrong_kernel_is_named(
             yield report.op
 
     assert set(wrong()) == {f"dsa.{op}.default"}
+
+
+def test_a_kernel_that_raises_in_a_later_layer_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps before the last one are not checked op by op in the second of two equal layers."""
+    model, path = tmp_path / "model", tmp_path / "artifact"
+    save_hf(tiny_model(tiny_config(2, first_k_dense_replace=0)), model)
+    compile_model(model, path, recipe="fp32", block_size=16, records=False)
+    opened = RecompiledArtifact.open(path)
+    weights: list[torch.Tensor] = []
+
+    def loaded(name: str, provider: str, target: str) -> Callable[..., Any] | None:
+        right = load(name, provider, target)
+        if name != "router" or right is None:
+            return right
+
+        def kernel(x: torch.Tensor, weight: torch.Tensor, *args: Any) -> Any:
+            if not any(torch.equal(weight, other) for other in weights):
+                weights.append(weight.clone())
+            if len(weights) == 2 and len(x) > 1:
+                raise RuntimeError("no such table")
+            return right(x, weight, *args)
+
+        return kernel
+
+    for module in (kernel_by_op, executor):
+        monkeypatch.setattr(module, "load", loaded)
+    wrong = [report for report in found(opened) if report.problem]
+    assert {report.layer for report in wrong} == {1}
+    assert "does not run: RuntimeError: no such table" in wrong[0].problem
+    assert wrong[0].op == "dsa.router.default"
 
 
 def test_what_is_not_finite_has_no_size() -> None:

@@ -5,7 +5,7 @@ call every provider that the artifact binds and that may take it is given the sa
 as they are before the call, and judged by :mod:`dsa_compile.debugging.verify.kernel_call`. Then the
 whole layer is run by its kernels, on the streams of its graph. Of layers with equal graphs the
 first is checked in every step; the others run by their kernels on their own weights, and are
-checked in the last step.
+checked in the last step and in those in which a kernel raises.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -172,9 +172,15 @@ class _Checker:
                 Role.CACHE: caches,
                 Role.WEIGHT: {key: weights[key] for key in weight_keys(region)},
             }
-            if whole or chunk is self._prompt.chunks[-1] or self._skips(region):
-                before = {key: cache.clone() for key, cache in caches.items()}
-                where = (region.name, layer_of(call))
+            before = {key: cache.clone() for key, cache in caches.items()}
+            where = (region.name, layer_of(call))
+            made = None
+            if not (whole or chunk is self._prompt.chunks[-1] or self._skips(region)):
+                made = self._unchecked(region, tables, where)
+                if made is None:
+                    for key, cache in caches.items():  # which a kernel that raised has written
+                        cache.copy_(before[key])
+            if made is None:
                 by_op = ByOp(
                     region,
                     self._kernels,
@@ -188,10 +194,22 @@ class _Checker:
                 for op, provider, node, ratio, problem in by_op.found:
                     yield replace(_report(op, provider, node, *where), ratio=ratio, problem=problem)
                 yield self._whole(call, region, tables, before, chunk)
-            else:
-                self._begins(_report(WHOLE, ALL, "", region.name, layer_of(call)))
-                made = self._run(region, tables, waiting=True)
             values[number] |= made
+
+    def _unchecked(
+        self,
+        region: Region,
+        tables: Mapping[Role, Mapping[str, Tensor]],
+        where: tuple[str, int | str],
+    ) -> dict[str, Tensor] | None:
+        """What a layer returns by its kernels; None if one of them raises."""
+        self._begins(_report(WHOLE, ALL, "", *where))
+        try:
+            return self._run(region, tables, waiting=True)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception:  # whatever a kernel raises: op by op it is found and named
+            return None
 
     def _begin(self, where: tuple[str, int | str], op: str, provider: str, node: str) -> None:
         self._begins(_report(op, provider, node, *where))

@@ -127,12 +127,13 @@ def _print(culprit: "Culprit", path: str) -> None:
         lines(out, "culprit:", f"{culprit.cause.value} {culprit.name}", "bold red")
     else:
         out.print(styled("the check fails without any rewrite: no pass is to blame", "bold"))
+    tried = "1 trial" if culprit.trials == 1 else f"{culprit.trials} trials"
     resumed = f", {culprit.resumed} of them earlier" if culprit.resumed else ""
-    lines(out, "searched:", f"{culprit.trials} trials for {culprit.count} rewrites{resumed}")
+    lines(out, "searched:", f"{tried} for {culprit.count} rewrites{resumed}")
     if culprit.layers:
         lines(out, "wrong in:", culprit.layers)
     if culprit.problem:
-        lines(out, "there:", culprit.problem)
+        lines(out, "right:" if culprit.cause is Cause.NONE else "there:", culprit.problem)
     if culprit.with_it:
         lines(out, "with it:", culprit.with_it)
         lines(out, "without:", culprit.without_it)

@@ -36,6 +36,8 @@ from dsa_compile.debugging.verify.report import HazardReport, VerifyReport
 from dsa_compile.debugging.verify.verify_compilation import verify
 from dsa_compile.errors import UserError
 
+_BEYOND = ", their rounding, and all else that could be tested: weights, kernels, runtime, files"
+
 
 def bisect_artifact(
     recompiled: RecompiledArtifact,
@@ -84,8 +86,8 @@ def bisect_artifact(
         processes = recompiled.processes
         whole = isinstance(check, ReferenceCheck) and limit is None
         if whole and processes > 1 and recompiled.artifact.manifest.target == "cpu":
-            # From now on, as it takes the longest. (A GPU that one process has begun to use, a fork
-            # of it cannot.)
+            # Started first, as it takes the longest. Not for a GPU: a forked process cannot use one
+            # that its parent has begun to use.
             rest = stack.enter_context(Forked(rest)).result
             processes -= 1
         try:
@@ -100,12 +102,12 @@ def bisect_artifact(
                 raise
             if limit is not None:
                 left = f"what --limit {limit} allows, and all that is no rewrite: leave it out"
-                return _nothing_wrong(recompiled, log, nothing, (*untested, left))
+                return _nothing_wrong(recompiled, log, "", (*untested, left))
             trials = (replay.count, len(log.trials), log.resumed)
             beyond = _beyond_rewrites(recompiled, prompt, trials, out, rest, processes)
             untested = (*untested, *beyond.untested)
             if beyond.cause is Cause.NONE:
-                return _nothing_wrong(recompiled, log, nothing, untested)
+                return _nothing_wrong(recompiled, log, _BEYOND, untested)
             return replace(beyond, untested=untested)
     if found.rewrite is None and found.cause is Cause.UNKNOWN:
         found = _blame(recompiled, prompt, check, found)
@@ -196,10 +198,11 @@ def _as_written(recompiled: RecompiledArtifact) -> Found | None:
 
 
 def _nothing_wrong(
-    recompiled: RecompiledArtifact, log: Log, nothing: NothingBadError, untested: tuple[str, ...]
+    recompiled: RecompiledArtifact, log: Log, beyond: str, untested: tuple[str, ...]
 ) -> Culprit:
     trials = (recompiled.replay.count, len(log.trials), log.resumed)
-    return Culprit(None, *trials, problem=str(nothing), cause=Cause.NONE, untested=untested)
+    problem = f"the finished graphs ({log.trials[-1].detail}){beyond}"
+    return Culprit(None, *trials, problem=problem, cause=Cause.NONE, untested=untested)
 
 
 def _hazard(replay: Replay, hazard: HazardReport, trials: tuple[int, int, int]) -> Culprit:

@@ -45,7 +45,7 @@ class Fault:
         provider: whose kernel is wrong; one of Triton's is run by its interpreter.
         compiles: it shows in what is compiled, though it is in a file that the runtime runs too.
         options: further choices of the compilation, by name: those of ``dsa_compile.compile`` and
-            of its layout (``tp``, ``ep``).
+            of its layout (``tp``, ``dp``, ``ep``, ``shard_embedding``).
     """
 
     id: str
@@ -106,7 +106,7 @@ class Fault:
 def compile_options(options: tuple[tuple[str, Any], ...]) -> dict[str, Any]:
     """A fault's options as :func:`dsa_compile.compile` takes them, with pages of 16 rows."""
     made = {"block_size": 16, "records": False, **dict(options)}
-    parts = {name: made.pop(name) for name in ("tp", "ep") if name in made}
+    parts = {name: made.pop(name) for name in ("tp", "dp", "ep", "shard_embedding") if name in made}
     if parts:
         from dsa_compile.layout import Layout
 

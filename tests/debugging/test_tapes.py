@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
+from dsa_compile.debugging.execution import taped_calls
 from dsa_compile.debugging.execution.exact import ExactArithmetic, ExactTensor, numbers, to_exact
 from dsa_compile.debugging.execution.taped_calls import Call, TapedCalls
 from dsa_compile.ops import REFERENCE
@@ -19,7 +20,8 @@ Played = list[bool]
 
 @pytest.fixture
 def played(monkeypatch: pytest.MonkeyPatch) -> Played:
-    """Whether each call with a tape was played, with no tapes of other tests."""
+    """Whether each call with a tape was played, with no tapes of other tests; the second of two
+    calls that are alike is recorded."""
     found: Played = []
     play = Call.play
 
@@ -30,6 +32,7 @@ def played(monkeypatch: pytest.MonkeyPatch) -> Played:
 
     monkeypatch.setattr(Call, "play", watched)
     monkeypatch.setattr("dsa_compile.debugging.execution.exact._TAPES", TapedCalls())
+    monkeypatch.setattr(taped_calls, "_UNRECORDED", 1)
     return found
 
 

@@ -13,7 +13,7 @@ from dsa_compile.debugging.execution.tapes import Tape
 _LARGEST = 1 << 14  # numbers that are compared to find out whether two calls are alike
 _MISSES = 16  # so many calls in a row that are not alike, and the next are not compared
 _MOST = 512  # of one layout that are kept with what was read
-_UNRECORDED = 1  # calls that are alike before one is recorded
+_UNRECORDED = 2  # calls that are alike before one is recorded: half of those met twice never return
 _UNREAD = 3  # the same where numbers were read on the host: these are others in most calls
 _TRIED = 16  # tapes that differ in computed numbers
 

@@ -82,7 +82,8 @@ class Tape:
     def __init__(
         self, ops: Sequence[Op], inputs: int, constants: dict[int, Tensor], results: Sequence[int]
     ) -> None:
-        self._run = _compiled(_needed(ops, results), inputs, constants, results)
+        self._text = (ops, inputs, constants, results)
+        self._run: Callable[..., Sequence[Tensor] | None] | None = None
 
     def __call__(
         self, inputs: Sequence[Tensor], special: Callable[..., Any]
@@ -93,6 +94,9 @@ class Tape:
             inputs: of the layouts that were recorded.
             special: runs in place of the function that was recorded as special.
         """
+        if self._run is None:  # many tapes are never played: their layouts do not come again
+            ops, count, constants, results = self._text
+            self._run = _compiled(_needed(ops, results), count, constants, results)
         return self._run(special, *inputs)
 
 

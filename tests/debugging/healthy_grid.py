@@ -10,7 +10,7 @@ the passes that round checked alone, for a cell to take about a minute. Exits wi
 accused.
 
 ``--layouts`` cuts the models over ranks. Each such cell is compared with the model compiled for one
-rank, too (``verify --against-unsharded``).
+rank, too (``verify --against-unsharded``). Two ranks share ``random-blocks`` in FP8.
 
 With ``--out`` each cell is kept in a JSON file as soon as it is done, and those that are there are
 not run again, so that the grid can be run a part at a time; remove the file after a change.
@@ -32,9 +32,12 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
+from tests.parallel.whole_blocks import save_whole_blocks
+
 EXAMPLES = Path(__file__).parents[2] / "examples" / "tiny_v32"
 RECIPES = ("fp32", "bf16", "fp8", "fp8-kv-tensor")
 MODELS = ("trained", "trained-fp8", "random", "random-wide-values", "random-wide")
+ON_RANKS = "random-blocks"
 FIVE_LAYERS = ("trained", "trained-fp8", "random-wide")
 TARGETS = ("cpu", "sm_90a")
 TOKENS = (99, 512, 2500)
@@ -63,6 +66,9 @@ def make_model(name: str, folder: Path) -> Path:
         return path
     if name == "random-wide":
         return _wide_model(path)
+    if name == ON_RANKS:
+        save_whole_blocks(path)
+        return path
     from dsa_compile.testing.models import save_hf, tiny_config, tiny_model
 
     wide = {"v_head_dim": 128, "qk_nope_head_dim": 32} if name == "random-wide-values" else {}
@@ -153,7 +159,7 @@ def main() -> int:
     """Run the grid and print it."""
     parser = argparse.ArgumentParser(description="verify of healthy models")
     parser.add_argument("--recipes", nargs="+", default=RECIPES, choices=RECIPES)
-    parser.add_argument("--models", nargs="+", default=MODELS, choices=MODELS)
+    parser.add_argument("--models", nargs="+", default=MODELS, choices=(*MODELS, ON_RANKS))
     parser.add_argument("--targets", nargs="+", default=TARGETS, choices=TARGETS)
     parser.add_argument("--tokens", nargs="+", type=int, default=TOKENS)
     parser.add_argument("--layouts", nargs="+", default=("one",), choices=LAYOUTS)

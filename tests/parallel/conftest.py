@@ -7,7 +7,8 @@ import pytest
 
 from dsa_compile.compiling import compile_model
 from dsa_compile.layout import ONE_RANK, Layout
-from dsa_compile.testing.models import save_hub, tiny_config, tiny_model
+
+from .whole_blocks import save_whole_blocks
 
 MODEL = Path(__file__).parents[2] / "examples" / "tiny_v32" / "checkpoint"
 LAYOUTS = {
@@ -41,25 +42,7 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 @pytest.fixture(scope="session")
 def fp8_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small random model in the published layout, whose sizes two ranks share in whole blocks.
-
-    Kernels for Hopper take what each of two ranks has of it.
-    """
-    config = tiny_config(
-        2,
-        first_k_dense_replace=1,
-        hidden_size=256,
-        num_attention_heads=4,
-        qk_nope_head_dim=128,
-        qk_rope_head_dim=64,
-        v_head_dim=128,
-        intermediate_size=512,
-        moe_intermediate_size=256,
-        index_n_heads=16,
-        index_head_dim=128,
-        kv_lora_rank=512,
-        q_lora_rank=256,
-    )
+    """A small random model whose sizes two ranks share in whole FP8 blocks."""
     folder = tmp_path_factory.mktemp("parallel") / "fp8"
-    save_hub(tiny_model(config), folder)
+    save_whole_blocks(folder)
     return folder

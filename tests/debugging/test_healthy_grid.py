@@ -34,6 +34,7 @@ def test_a_beginning_of_a_random_order_has_every_model_and_recipe() -> None:
         ("random-wide", "fp8", "sm_90a", 99, "one"),
         ("random-wide-values", "bf16", "cpu", 99, "one"),
         ("random", "fp8", "cpu", 99, "dp2ep2"),
+        ("random-wide", "fp8", "cpu", 99, "dp2ep2"),
     ],
 )
 def test_nothing_is_accused(

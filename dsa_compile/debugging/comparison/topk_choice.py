@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, fx
 from dsa_compile.debugging.comparison.delta import Delta, Pair
 from dsa_compile.debugging.execution.exact import numbers
 from dsa_compile.debugging.execution.interpreter import Values
+from dsa_compile.debugging.execution.ranks import on_ranks, parts_of
 from dsa_compile.debugging.inputs.prompt import Chunk, Prompt
 from dsa_compile.evaluation.indexer_overlap import RowOverlap, compare_rows
 from dsa_compile.ops import INDEX_TOPK, PAGED_INDEX_TOPK
@@ -40,7 +42,7 @@ def judge_choice(
     prompt: Prompt,
     chunk: Chunk,
 ) -> Choice | None:
-    """Judge the keys that stand for those of a pair; None if the pair is no choice of keys.
+    """Judge the keys that stand for those of a pair, by the worst rank where ranks differ.
 
     Args:
         delta: the rewrite.
@@ -49,18 +51,35 @@ def judge_choice(
         positions: the second value of the pair, as positions where it is a selection handed on.
         prompt: the sequence.
         chunk: the step.
+
+    Returns:
+        None if the pair is no choice of keys.
     """
     node = next((n for n in delta.before.nodes if n.name == pair[0]), None)
     if node is None or node.target not in (INDEX_TOPK, PAGED_INDEX_TOPK):
         return None
     given: list[Any] = fx.node.map_arg(list(node.args), lambda n: values[0][n.name])
     if node.target is INDEX_TOPK:
-        q, keys, weights, topk, scale = map(_numbers, given)
-        chosen: Tensor = positions.flatten(0, -2)
-        q, keys, weights = (t[0] if q.dim() == 4 else t for t in (q, keys, weights))
-        return _summary([compare_rows(_scores(q, keys, weights, scale), chosen, topk)])
+        made = on_ranks(_judge_prompt)(given, positions)
+    else:
+        judge = partial(_judge_paged, prompt=prompt, chunk=chunk)
+        made = on_ranks(judge)(given, values[1][pair[1]])
+    choices: Sequence[Choice] = parts_of(made)
+    return max(choices, key=lambda choice: choice.deficit)
+
+
+def _judge_prompt(given: Sequence[Any], chosen: Tensor) -> Choice:
+    """Positions chosen among the keys of a whole prompt."""
+    q, keys, weights, topk, scale = map(_numbers, given)
+    q, keys, weights = (t[0] if q.dim() == 4 else t for t in (q, keys, weights))
+    scores = _scores(q, keys, weights, scale)
+    return _summary([compare_rows(scores, chosen.flatten(0, -2), topk)])
+
+
+def _judge_paged(given: Sequence[Any], chosen: Tensor, prompt: Prompt, chunk: Chunk) -> Choice:
+    """Rows of a paged cache chosen for the requests of a step."""
     q, weights, cache, _, _, _, topk, scale = map(_numbers, given)
-    chosen, found, first = values[1][pair[1]], [], 0
+    found, first = [], 0
     for part in chunk.parts:
         mine = slice(first, first + len(part))
         slots = prompt.slots(part.request)[: part.stop]

@@ -1,4 +1,4 @@
-"""How a checkpoint's weights are quantised, from ``quantization_config`` of its configuration."""
+"""Quantisation of a checkpoint's weights, from ``quantization_config`` of its configuration."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What a compilation gives, and how it reports its progress; torch is not needed."""
+"""Result and progress of a compilation; torch is not needed."""
 
 from dataclasses import dataclass, field
 from html import escape
@@ -51,7 +51,7 @@ class Silence:
 
 @dataclass
 class CompileResult:
-    """What a compilation made.
+    """Result of a compilation.
 
     Attributes:
         path: the artifact.
@@ -75,7 +75,7 @@ class CompileResult:
         return f"<CompileResult {self.path}: {made}, {self.manifest.digest[:12]}, {took}>"
 
     def timed_passes(self) -> "list[tuple[PassSummary, float]]":
-        """What the manifest says of each pass, with the seconds it took."""
+        """Summaries of the passes, as in the manifest, with the seconds that each took."""
         seconds = {record.name: record.seconds for record in self.program.records}
         return [(summary, seconds[summary.name]) for summary in self.manifest.passes]
 

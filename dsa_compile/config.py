@@ -1,4 +1,4 @@
-"""How to compile: the choices a user makes, frozen and hashed whole."""
+"""Options of a compilation: the user's choices, frozen and hashed whole."""
 
 import hashlib
 import json

@@ -21,7 +21,7 @@ names it."""
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """How a model lies on its ranks.
+    """Layout of a model on its ranks.
 
     Args:
         tp: ranks that share each layer: heads, the inner dimension of MLPs, the vocabulary. The
@@ -71,7 +71,7 @@ class Layout:
         return DP if self.tp == 1 else WORLD
 
     def along(self, axis: str) -> int:
-        """How many ranks there are along an axis."""
+        """Number of ranks along an axis."""
         return {TP: self.tp, DP: self.dp, WORLD: self.world}[axis]
 
     def numbers(self, rank: int) -> dict[str, int]:
@@ -87,7 +87,7 @@ class Layout:
 
     @property
     def cuts(self) -> frozenset[str]:
-        """What a rank holds only its share of: parts of the model, and with lanes the tokens."""
+        """Parts that each rank has only a share of; with lanes, tokens among them."""
         if self.world == 1:
             return frozenset()
         parts = {ATTENTION, MLPS, EXPERTS, HEAD} if self.tp > 1 else {EXPERTS}

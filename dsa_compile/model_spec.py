@@ -1,4 +1,4 @@
-"""What the compiler and the runtime need to know of a model: its configuration, parsed once.
+"""Specification of a model for the compiler and the runtime: its configuration, parsed once.
 
 Source of the fields: ``DeepseekV32Config`` in transformers and the ``config.json`` published with
 DeepSeek-V3.2; names are kept as they are there.
@@ -50,7 +50,7 @@ Latents = Literal["own", "shared", "borrowed"]
 
 @dataclass(frozen=True)
 class LayerKind:
-    """What is the same in all decoder layers of a kind; what passes promise is counted by it.
+    """Properties that all decoder layers of a kind share; passes count promised sites by them.
 
     Attributes:
         name: of the kind, and of the region that computes it.
@@ -248,7 +248,7 @@ class ModelSpec:
         return spec
 
     def problems(self) -> Iterator[str]:
-        """What is out of range or does not go together, a sentence each; lazily."""
+        """Problems, a sentence each, lazily: values out of range or in conflict."""
         for name in _INT_FIELDS:
             least, largest = int(name != "q_lora_rank"), LARGEST.get(name, LARGEST_SIZE)
             if not least <= getattr(self, name) <= largest:

@@ -21,7 +21,7 @@ def table_html(title: str, heads: Sequence[str], rows: Iterable[Sequence[object]
 
 
 def diff_html(title: str, before: str, after: str) -> str:
-    """What differs between two texts, line by line."""
+    """Differences between two texts, line by line."""
     lines = difflib.unified_diff(
         before.splitlines(), after.splitlines(), n=2, lineterm="", fromfile="", tofile=""
     )

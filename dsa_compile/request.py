@@ -28,7 +28,7 @@ from dsa_compile.passes.selection import (
 
 @dataclass(frozen=True)
 class Request:
-    """What to compile.
+    """Request to compile a model.
 
     Attributes:
         model_dir: the model, on this machine.

@@ -11,7 +11,7 @@ from dsa_compile.runtime.scheduling.request import Request
 
 @dataclass(slots=True, eq=False)
 class Generation:
-    """How one request is sampled, when it ends, and what it has generated."""
+    """Generation of one request: its sampling options, its end, and its tokens so far."""
 
     sampling: SamplingState
     completion: Completion
@@ -37,7 +37,7 @@ class Generation:
         self.transcript.prompt_logprobs += logprobs
 
     def output(self, request: Request) -> RequestOutput:
-        """What ``request`` has so far."""
+        """Output of ``request`` so far."""
         reason = request.finish_reason
         if reason is not None and self.completion.finish_reason is None:
             self.completion.finish(reason)  # not ended by its tokens

@@ -102,7 +102,7 @@ class StepEngine:
 
     @property
     def options(self) -> EngineOptions:
-        """What the engine was made with."""
+        """Options that the engine was made with."""
         return self._options
 
     @property
@@ -112,7 +112,7 @@ class StepEngine:
 
     @property
     def vocab_size(self) -> int:
-        """How many token ids the model has, from 0."""
+        """Number of token ids of the model, which start at 0."""
         return self._runner.vocab_size
 
     @property
@@ -300,7 +300,7 @@ class StepEngine:
         return self._opened.pipeline
 
     def _output(self, request: Request) -> RequestOutput:
-        """What ``request`` has so far; forgets it if it is finished."""
+        """Output of ``request`` so far; forgets the request if it is finished."""
         output = self._live[request].output(request)
         if request.finish_reason is not None:
             del self._live[request]

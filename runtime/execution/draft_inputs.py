@@ -1,4 +1,4 @@
-"""What the host sends for a step with drafts, ragged or padded to a size that a graph has."""
+"""Host inputs of a step with drafts, ragged or padded to a size that a graph has."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

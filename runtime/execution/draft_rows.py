@@ -22,7 +22,7 @@ from dsa_compile.runtime.execution.token_options import STEP, options_at, option
 
 @dataclass(frozen=True, slots=True)
 class RowState:
-    """What a device keeps of the requests, by row of the scheduler; the last one is nobody's.
+    """State of the requests on the device, by row of the scheduler; the last row is no request's.
 
     Args:
         last: int64 ``[rows + 1]``, the token that a request's last step ended with.
@@ -43,7 +43,7 @@ class RowState:
 
 @dataclass(frozen=True, slots=True)
 class SettledRows:
-    """What follows from the tokens of a step.
+    """Results of checking a step's drafts.
 
     Args:
         outcome: int64 ``[Y, 1 + W]``, how many tokens count of each request, and its tokens.
@@ -105,7 +105,7 @@ class DraftedRows:
         return drafts
 
     def deeper(self, depth: int, block_size: int) -> tuple[dict[str, Tensor], Tensor]:
-        """What drafts of a depth are made from, and records of sampling options for them.
+        """Inputs of the drafts of a depth, and records of sampling options for them.
 
         Returns:
             As :func:`deeper_rows`; and int64 ``[Y, 5]``, records that name each request's place
@@ -250,7 +250,7 @@ def options_of_grid(rows: DraftedRows) -> Tensor:
 
 
 def count_right(sampled: Tensor, drafts: Tensor, max_new: Tensor) -> Tensor:
-    """How many tokens count of each request: up to the first that is not its draft.
+    """Number of tokens of each request that count: up to the first that is not its draft.
 
     Args:
         sampled: int64 ``[Y, W]``, a token of every row, -1 of one that failed.

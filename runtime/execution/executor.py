@@ -79,7 +79,7 @@ def bind(
 
 
 def implementation(op: Any, kernels: Kernels, target: str) -> Callable[..., Any]:
-    """What :func:`bind` calls for an op.
+    """Function that :func:`bind` calls for an op.
 
     Raises:
         ArtifactError: as :func:`bind`.

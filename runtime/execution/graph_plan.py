@@ -17,7 +17,7 @@ CONTEXTS = (16_384,)
 
 @dataclass(frozen=True)
 class GraphKey:
-    """What a graph is captured for.
+    """Key of a captured graph: the steps that it is captured for.
 
     Attributes:
         variant: of the regions, ``long`` or ``short``.

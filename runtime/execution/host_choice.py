@@ -15,7 +15,7 @@ from dsa_compile.runtime.sampling.draft_verification import choose_tokens
 from dsa_compile.runtime.sampling.sampler import SampledToken, Sampler
 
 Records = NDArray[np.void]
-"""How the tokens of a step are drawn, ``[Y]`` records of ``OPTIONS``."""
+"""Sampling options of a step's tokens, ``[Y]`` records of ``OPTIONS``."""
 
 Observer = Callable[[Tensor, Sequence[Sequence[int]], Sequence[Sequence[SampledToken]]], None]
 """Takes what a step has checked: fp32 logits ``[sum(max_new), V]`` of each request's last token and
@@ -27,7 +27,7 @@ Chosen = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 @dataclass(frozen=True)
 class CheckedRows:
-    """What the tokens of a step are chosen from.
+    """Logits and options that the tokens of a step are chosen from.
 
     Attributes:
         logits: fp32 ``[sum(max_new), V]`` on the CPU, of each request's last token and its drafts.
@@ -40,7 +40,7 @@ class CheckedRows:
 
 @dataclass(frozen=True)
 class HostChoice:
-    """What the host has chosen of a step.
+    """Tokens of a step that the host has chosen.
 
     Attributes:
         chosen: the tokens that each request yields.

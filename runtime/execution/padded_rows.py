@@ -109,7 +109,7 @@ def launched_rows(step: Mapping[str, Tensor], state: RowState, block_size: int) 
 
 
 def _values(rows: kernels.Rows) -> dict[str, Tensor]:
-    """What a plan takes of some rows, by name."""
+    """Inputs that a plan takes of some rows, by name."""
     return {
         "positions": rows.positions,
         "slot_mapping": rows.slots,

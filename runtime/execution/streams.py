@@ -41,7 +41,7 @@ class SideStreams:
 
 
 class StreamSwitch:
-    """What the stream ops of one region do.
+    """Functions of one region's stream ops, over its streams and their events.
 
     Args:
         side: the region's side streams; its stream 0 is the current one of each call.

@@ -76,7 +76,7 @@ def _is_of_the_device(error: BaseException) -> bool:
 
 
 def shortage(error: BaseException) -> str:
-    """How much memory was wanted and was free, as far as the error says: ``wanted 2.00 GiB, …``."""
+    """Memory wanted and free, as far as the error says: ``wanted 2.00 GiB, …``."""
     text = str(error)
     if isinstance(error, OutOfMemory):
         return text

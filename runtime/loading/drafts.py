@@ -1,4 +1,4 @@
-"""How an engine drafts: what its options ask for, of what the artifact can do."""
+"""Drafting of an engine: the options' choice among what the artifact offers."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +26,7 @@ class Drafts:
 
 
 def drafts_of(path: Path, manifest: Manifest, options: EngineOptions) -> Drafts:
-    """What an engine drafts.
+    """Drafts of an engine.
 
     Args:
         path: of the artifact, for errors.

@@ -32,7 +32,7 @@ _TRACED_SIZES = (
 
 @dataclass(frozen=True)
 class Prepared:
-    """What was made ready.
+    """Kernels that were made ready.
 
     Attributes:
         shipped: CUDA kernels that run the artifact's machine code.
@@ -95,7 +95,7 @@ def _traced(kernel: Implementation) -> bool:
 
 
 def _resolve_token_ids() -> None:
-    """What steps launch in front of the graphs."""
+    """Prepare the kernel that steps launch in front of their graphs."""
     from dsa_compile.kernels.triton.token_ids import resolve_token_ids
 
     ids = torch.empty(2, dtype=torch.int64, device="meta")

@@ -23,7 +23,7 @@ from dsa_compile.torchrun import started_rank
 
 @dataclass(frozen=True)
 class LoadedParts:
-    """What an engine over an artifact is made of.
+    """Parts of an engine over an artifact.
 
     Attributes:
         runner: the model and its caches.

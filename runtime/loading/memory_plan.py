@@ -111,7 +111,7 @@ def plan_memory(
 
 
 def graph_bytes(count: int, rows: int, vocab_size: int, peak: int) -> int:
-    """What captured steps of one kind take.
+    """Device memory that captured steps of one kind take.
 
     Args:
         count: graphs.
@@ -215,7 +215,7 @@ def _measure_steps(
     num_blocks: int,
     shipped_kernels: ShippedKernels,
 ) -> tuple[int, int]:
-    """What the largest prefill and the largest decode step take, over caches of so many blocks."""
+    """Memory of the largest prefill and decode steps, over caches of so many blocks."""
     caches = make_caches(manifest, num_blocks, device_of(manifest.target), shared=True)
     runner = ModelRunner(
         manifest,

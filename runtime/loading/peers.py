@@ -1,4 +1,4 @@
-"""What ranks that load one model settle among themselves."""
+"""Agreement among the ranks that load one model."""
 
 from typing import Protocol
 

@@ -1,4 +1,4 @@
-"""How the ranks of a target exchange operands."""
+"""Communicators by which ranks exchange operands, by target."""
 
 from typing import Protocol
 

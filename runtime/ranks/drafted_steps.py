@@ -55,7 +55,7 @@ class DraftedSteps:
         self._options = [DrawOptions(max_running) for _ in range(layout.dp)]
 
     def plans(self, inputs: StepInputs, number: int) -> list[DraftedPlan]:
-        """What the ranks of each lane are sent for a step.
+        """Step of each lane, as its ranks are sent it.
 
         Args:
             inputs: of all lanes.
@@ -137,7 +137,7 @@ def _logits_of(runner: DraftingRunner, step: OpenStep, number: int) -> LaneLogit
 
 
 def _by_lane(choice: HostChoice, plans: Sequence[DraftedPlan]) -> list[Chosen]:
-    """What was chosen for each lane, as wide as its own step."""
+    """Tokens chosen for each lane, as wide as its own step."""
     ends = np.cumsum([0, *(len(plan.inputs.rows) for plan in plans)])
     return [
         (

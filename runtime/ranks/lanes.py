@@ -71,7 +71,7 @@ def lane_steps(inputs: StepInputs, lanes: int, max_running: int) -> list[StepInp
 
 
 def _bounds(rows: NDArray[np.integer], lanes: int, max_running: int) -> NDArray[np.int64]:
-    """Where each lane begins among rows in the order of lanes, and the end; int64 [lanes + 1]."""
+    """First row of each lane among rows in the order of lanes, and the end; int64 [lanes + 1]."""
     return np.searchsorted(rows, np.arange(lanes + 1) * max_running)
 
 

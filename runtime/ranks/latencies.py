@@ -45,7 +45,7 @@ class Latency:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a collective takes.
+    """Measured time of a collective.
 
     Attributes:
         us: microseconds.
@@ -87,7 +87,7 @@ class LatencyTable:
                 )
 
     def estimate(self, op: str, provider: str, ranks: int, nbytes: int) -> Estimate | None:
-        """What a call of a provider takes, or None if the provider was not measured at all.
+        """Time of a call of a provider, or None if the provider was not measured at all.
 
         Args:
             op: the collective.
@@ -112,9 +112,11 @@ class LatencyTable:
         return Estimate(_at(curves[nearest], scaled), provider, "extrapolated")
 
     def lookup(self, op: str, provider: str, ranks: int, nbytes: int) -> Estimate | None:
-        """What an engine with a provider's collectives would run: what the provider lacks is
-        NCCL's, and so is what our own kernels leave to it for its size. None if neither was
-        measured; arguments as of :meth:`estimate`."""
+        """Time of a collective in an engine that runs a provider's.
+
+        NCCL runs what the provider lacks or, as our own kernels do for large sizes, leaves to it.
+        Arguments are those of :meth:`estimate`; None if neither was measured.
+        """
         of_a_rank = nbytes // ranks if op == "reduce_scatter" else nbytes
         if provider == SYMMETRIC and of_a_rank > _SYMMETRIC_MOST:
             provider = NCCL

@@ -1,4 +1,4 @@
-"""What the first rank sends to the others, and they to it, pickled over a pair of sockets.
+"""Messages between the first rank and the others, pickled over a pair of sockets.
 
 Both ends are the same program, started one by the other: no port is open and nobody else can send.
 """
@@ -98,7 +98,7 @@ class DraftedPlan:
 
 @dataclass(frozen=True)
 class ChosenTokens:
-    """What the first rank chose for a lane, of a step that ranks draft behind.
+    """Tokens that the first rank chose for a lane, of a step that ranks draft behind.
 
     Args:
         sampled: int64 ``[Y, W]``.

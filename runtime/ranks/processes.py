@@ -18,15 +18,15 @@ _LAST_WORDS = 5.0  # seconds that a failing rank may take to say why and to end
 
 
 class Process(Protocol):
-    """What is done with a process, as with a ``subprocess.Popen``."""
+    """Interface of a process, a part of that of ``subprocess.Popen``."""
 
     @property
     def pid(self) -> int:
-        """Its number."""
+        """Process number (PID)."""
         ...
 
     def poll(self) -> int | None:
-        """Its status; None while it runs."""
+        """Exit status; None while the process runs."""
         ...
 
     def wait(self, timeout: float | None = None) -> int:
@@ -83,7 +83,7 @@ class RankProcess:
         raise ConnectionError("Connection closed by another rank")
 
     def last_words(self) -> str:
-        """Why it ended or is about to, as far as it can be known; empty if it seems well."""
+        """Reason why the process ended or is about to, as far as known; empty if it seems well."""
         status = self.process.poll()  # before it is read: what an ended process said is there
         with self._reading, contextlib.suppress(EOFError, OSError):
             while self._failed is None and self.connection.poll():

@@ -85,7 +85,7 @@ class ReplayCommunicator:
             self._set(slot, *key)
 
     def estimate(self, op: str, ranks: int, nbytes: int) -> Estimate:
-        """What a collective takes now, before scaling.
+        """Time that a collective takes now, before scaling.
 
         Args:
             op: ``all_reduce``, ``all_gather`` or ``reduce_scatter``.

@@ -64,7 +64,7 @@ class ChatOutput:
 
     @property
     def reasoning(self) -> str:
-        """What the model thought before it; may be empty."""
+        """Reasoning of the model before the answer; may be empty."""
         return self.answer.reasoning
 
     @property

@@ -22,7 +22,7 @@ _FIELDS = {
 
 @dataclass(frozen=True)
 class GenerationConfig:
-    """What a model's ``generation_config.json`` says.
+    """Defaults from a model's ``generation_config.json``.
 
     Attributes:
         eos_token_ids: end tokens, which a request ends with beside those of ``config.json``.

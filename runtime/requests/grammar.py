@@ -1,4 +1,4 @@
-"""What an answer must look like: a JSON value, a pattern or one of some texts."""
+"""Form that an answer must have: a JSON value, a pattern or one of some texts."""
 
 import json
 from dataclasses import dataclass

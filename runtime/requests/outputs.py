@@ -47,7 +47,7 @@ class Transcript:
         cached_tokens: int = 0,
         scheduled_at: float | None = None,
     ) -> "RequestOutput":
-        """What there is now; new in it is what the output before did not have."""
+        """Output as it is now; its new parts are those that the output before did not have."""
         before = self._reported
         self._reported = (len(self.token_ids), 0 if self.pieces is None else len(self.pieces))
         return RequestOutput(
@@ -106,7 +106,7 @@ class RequestOutput:
 
     @property
     def num_tokens(self) -> int:
-        """How many tokens were generated."""
+        """Number of generated tokens."""
         return self._now[0]
 
     @property
@@ -116,7 +116,7 @@ class RequestOutput:
 
     @property
     def accepted(self) -> tuple[int, ...]:
-        """How many of :attr:`drafted` were right."""
+        """Number of :attr:`drafted` tokens that were right."""
         return tuple(self._transcript.drafts.accepted)
 
     @property
@@ -153,7 +153,7 @@ class RequestOutput:
 
     @property
     def new_prompt_logprobs(self) -> list[TokenLogprobs]:
-        """The same of the output with the first token; none later, or where there are none."""
+        """Log-probabilities of the prompt in the output with the first token; none in later ones."""
         return [] if self._before[0] else self.prompt_logprobs or []
 
     @property

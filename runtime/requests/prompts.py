@@ -14,7 +14,7 @@ class TokenArray(Protocol):
     """An array or a tensor of token ids."""
 
     def tolist(self) -> Any:
-        """Its elements."""
+        """Elements of the sequence."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Where a step's tokens and log-probabilities arrive from the device, and how they are read."""
+"""Host buffers in which a step's tokens and log-probabilities arrive from the device."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from dsa_compile.runtime.scheduling.step import Failure
 
 
 class Slot:
-    """What the kernels of one step read and write in pinned memory.
+    """Pinned memory that the kernels of one step read and write.
 
     The first R options and tokens are of all rows, from the model's own logits; those behind them
     are of the rows whose logits were changed.

@@ -77,7 +77,7 @@ def _goes_on(
 
 
 def step_tokens(chosen: Sequence[Sequence[SampledToken]]) -> StepTokens:
-    """What a step yielded, from the tokens of its requests."""
+    """Yield of a step, from the tokens of its requests."""
     results = [
         [token.token_id for token in tokens]
         if tokens[0].failed is None

@@ -1,4 +1,4 @@
-"""What requests ask of the draw, as records that a sampling kernel reads."""
+"""Sampling options of requests, as records that a sampling kernel reads."""
 
 import math
 from collections.abc import Callable, Sequence

@@ -22,7 +22,7 @@ _BITS = 32
 
 
 class GrammarState:
-    """Where one request is in its grammar."""
+    """Position of one request in its grammar."""
 
     def __init__(self, matcher: Any) -> None:
         self._matcher = matcher
@@ -45,7 +45,7 @@ class GrammarState:
         assert taken, f"token {token} was not allowed"
 
     def fork(self) -> "GrammarState":
-        """The same state, to append other tokens to than to this one."""
+        """Copy of the state, to append other tokens to."""
         return GrammarState(self._matcher.fork())
 
 

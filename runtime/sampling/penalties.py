@@ -47,7 +47,7 @@ class TokenCounts:
         self._output.append(slot)
 
     def changes(self, since: int | None) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """What changed from the ``since``-th output token on, or everything if it is None.
+        """Changes from the ``since``-th output token on, or everything if it is None.
 
         Returns:
             Distinct tokens, and for each its count with ``IN_PROMPT`` where the prompt has it.
@@ -64,7 +64,7 @@ class TokenCounts:
         return len(self._output)
 
     def copy(self) -> "TokenCounts":
-        """The same counts, to go on by themselves."""
+        """Copy of the counts that changes independently."""
         other = copy(self)
         other._slots, other._ids = self._slots.copy(), self._ids.copy()
         other._counts, other._output = self._counts.copy(), self._output.copy()

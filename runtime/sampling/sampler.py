@@ -40,7 +40,7 @@ class SampledToken(NamedTuple):
 
 
 class SamplingState:
-    """What sampling remembers of one request; lives as long as the request, preempted or not.
+    """Sampling state of one request; lives as long as the request, preempted or not.
 
     Args:
         params: the request's options.
@@ -126,7 +126,7 @@ class SamplingState:
             self._note_progress()
 
     def fork(self) -> "SamplingState":
-        """The same state, to append other tokens to than to this one."""
+        """Copy of the state, to append other tokens to."""
         other = copy(self)
         if self.counts is not None:
             other.counts = self.counts.copy()
@@ -135,7 +135,7 @@ class SamplingState:
         return other
 
     def for_draft(self, generated: int) -> "SamplingState":
-        """How a draft of the token after ``generated`` ones is chosen: with its random number.
+        """Draw of a draft of the token after ``generated`` ones, with that token's random number.
 
         What depends on the tokens before it is left out, as is what only describes it: penalties,
         grammar, log-probabilities.

@@ -34,7 +34,7 @@ class SeenTokens:
     def changes(
         self, rows: Sequence[int], counts: Sequence[TokenCounts]
     ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
-        """What is to be written to the table for these rows: rows, tokens and states, [E] each.
+        """Updates of the table for these rows: rows, tokens and states, [E] each.
 
         Call :meth:`written` once that is launched.
         """

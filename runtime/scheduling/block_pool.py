@@ -61,7 +61,7 @@ class BlockPool:
         return len(self._free) + len(self._cached)
 
     def references(self, block: int) -> int:
-        """How many owners ``block`` has."""
+        """Number of owners of ``block``."""
         return self._references[block]
 
     def allocate(self) -> int:

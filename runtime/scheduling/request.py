@@ -13,7 +13,7 @@ UNKNOWN_TOKEN = -1
 
 
 class Status(Enum):
-    """Where a request is in its life."""
+    """State of a request, from waiting to finished."""
 
     WAITING = auto()
     RUNNING = auto()

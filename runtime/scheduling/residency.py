@@ -20,7 +20,7 @@ def block_table(config: SchedulerConfig, lanes: int = 1) -> NDArray[np.int32]:
 
 
 class Residency:
-    """Who holds which blocks, and the block table that the steps read.
+    """Blocks that each request holds, and the block table that steps read.
 
     A running request holds a row of the table and a chain of blocks. What a step in flight may
     still use is retired: it stays owned until that step is committed.

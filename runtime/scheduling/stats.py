@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class StepKind(NamedTuple):
-    """How a step ran.
+    """Kind of a step, by how it ran.
 
     Attributes:
         graph: rows of the CUDA graph that was replayed, its tokens where prompts are among them

@@ -39,14 +39,14 @@ class ScheduledEntry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why no token of an entry could be chosen; takes the place of its tokens."""
+    """Error that takes the place of an entry's tokens: none could be chosen."""
 
     reason: str
 
 
 @dataclass(slots=True, eq=False)
 class ScheduledStep:
-    """What one step computes, and what the pool gets back when the step is committed.
+    """One step: the rows it computes, and the blocks that the pool gets back when it is committed.
 
     Args:
         entries: one per request, decoding requests first.

@@ -46,7 +46,7 @@ class Binding:
     candidates: tuple[Candidate, ...]
 
     def records(self) -> tuple[KernelRecord, ...]:
-        """What the artifact keeps: providers in ascending order of tokens, the last for any number.
+        """Records of providers in ascending order of tokens, the last for any number of them.
 
         One that the user requested is the last whatever number it is preferred up to.
         """

@@ -13,7 +13,7 @@ from dsa_compile.lowering.binding import Binding
 from dsa_compile.lowering.launched_kernels import launched_kernels
 
 FOLDER = "kernels"
-"""Where an artifact keeps it."""
+"""Path in the artifact."""
 
 
 def ships_kernels(config: CompileConfig) -> bool:

@@ -36,7 +36,7 @@ class Addition:
 
     @property
     def record(self) -> AddedPass:
-        """What the artifact keeps."""
+        """Record of the pass, which the artifact keeps."""
         kind = type(self.step)
         where = f"{kind.__module__}:{kind.__qualname__}"
         return AddedPass(self.step.name, where, self.after, self.package)

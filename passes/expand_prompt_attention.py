@@ -83,7 +83,7 @@ def _patterns(attention: OpOverload) -> Iterator[Call]:
 
 
 def _operands(attention: OpOverload) -> Iterator[Node | Const]:
-    """What attention takes behind its queries, by the names of its schema."""
+    """Operands of attention behind its queries, by the names of its schema."""
     for argument in attention._schema.arguments[2:]:
         is_number = isinstance(argument.type, torch.FloatType)
         yield Const(argument.name, float) if is_number else Node(argument.name)

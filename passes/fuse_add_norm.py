@@ -32,7 +32,7 @@ def add_norm_pattern() -> Call:
 
 
 def not_fusable(total: fx.Node) -> str | None:
-    """Why ``dsa.add_rms_norm`` cannot stand for a sum: it adds two tensors of one type."""
+    """Reason why ``dsa.add_rms_norm`` cannot stand for a sum: it adds two tensors of one type."""
     matched = match_at(total, Call(aten.add.Tensor, Node("residual"), Node("x")))
     if isinstance(matched, NearMiss):
         return matched.reason

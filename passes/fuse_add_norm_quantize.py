@@ -28,7 +28,7 @@ dsa = torch.ops.dsa
 
 
 def sum_not_fusable(pair: fx.Node) -> str | None:
-    """Why an ``add_rms_norm`` cannot quantise as well."""
+    """Reason why an ``add_rms_norm`` cannot quantise as well."""
     dtypes = {dtype_name(node.meta["val"].dtype) for node in pair.all_input_nodes}
     if len(dtypes) == 1:
         return None

@@ -27,7 +27,7 @@ dsa = torch.ops.dsa
 
 
 def norm_not_fusable(norm: fx.Node) -> str | None:
-    """Why a ``rms_norm`` cannot quantise as well: its result must be of the type of its input."""
+    """Reason why a ``rms_norm`` cannot quantise as well: its result has not its input's type."""
     x, normed = norm.all_input_nodes[0].meta["val"], norm.meta["val"]
     return None if x.dtype is normed.dtype else f"makes {describe(normed)} of {describe(x)}"
 

@@ -79,7 +79,7 @@ def _opening_quantisation(region: Region) -> Match | NearMiss:
 
 
 def _cannot_quantise(region: Region) -> NearMiss | None:
-    """Why what makes the norm that a region hands on could not quantise it as well."""
+    """Reason why the norm that a region hands on could not be quantised where it is made."""
     if NORMED not in region.outputs:
         return NearMiss("", region.name, "hands no norm on", 0)
     node = region.result(NORMED)

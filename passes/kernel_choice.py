@@ -15,7 +15,7 @@ from dsa_compile.kernels.registry import covered_tokens
 def loses_kernels(
     program: Program, fused: OpOverload, args: Sequence[Any], parts: Sequence[fx.Node]
 ) -> str | None:
-    """Why a call should be left in parts, or None.
+    """Reason to leave a call in parts, or None.
 
     One launch less is worth less than a kernel written for the op: parts that have one are left
     alone where nothing but the fallback takes the fused call.

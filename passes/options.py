@@ -34,7 +34,7 @@ def changed_options(step: Pass) -> tuple[str, ...]:
 def with_options(
     pipeline: Sequence[Pass | Level], options: Sequence[str]
 ) -> tuple[Pass | Level, ...]:
-    """The same pipeline with some options set.
+    """Pipeline with some options set.
 
     Args:
         pipeline: the passes, and the levels between them.

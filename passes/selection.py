@@ -20,7 +20,7 @@ _READ_ONLY = "an artifact to read may end before it, with --stop-after"
 
 
 def with_dependents(config: CompileConfig, passes: Sequence[PassFacts]) -> CompileConfig:
-    """The same options with every ``"name+"`` in ``disable`` replaced by the passes it stands for:
+    """Options with every ``"name+"`` in ``disable`` replaced by the passes it stands for:
     the pass, and all those that run and need it, directly or through others.
 
     Raises:

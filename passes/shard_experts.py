@@ -75,7 +75,7 @@ class ShardExperts(RegionPass):
             all_reduce(edit, program, m.root, part)
 
     def _placed(self, edit: Editor, program: Program, part: fx.Node, count: int) -> fx.Node:
-        """The same call with the numbers that experts have on this rank."""
+        """Call of the experts with the numbers that they have on this rank."""
         layout = program.config.layout
         own = count // layout.ep
         values = tuple(
@@ -95,7 +95,7 @@ class ShardExperts(RegionPass):
 
 
 def _with_lanes(edit: Editor, part: fx.Node, lanes: int) -> fx.Node:
-    """The same call with the tokens of all lanes."""
+    """Call of the experts with the tokens of all lanes."""
     rows = [
         edit.call(dsa.all_gather_rows.default, own, DP, lanes, before=part, name=f"all_{own.name}")
         for own in part.args[:3]

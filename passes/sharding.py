@@ -19,7 +19,7 @@ dsa = torch.ops.dsa
 
 @dataclass(frozen=True)
 class Cut:
-    """Where a weight is cut into equal parts.
+    """Cut of a weight into equal parts.
 
     Attributes:
         weight: an input of the region.

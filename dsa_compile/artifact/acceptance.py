@@ -1,4 +1,4 @@
-"""How many drafts were right when an artifact was evaluated; ``dsa-eval --record`` leaves it there.
+"""Acceptance of drafts when an artifact was evaluated; ``dsa-eval --record`` leaves it there.
 
 The file lies beside the manifest, which does not list it: digest and checksums of an artifact are
 those of what was compiled, whether it was measured or not. It names the digest that it is about.
@@ -32,7 +32,7 @@ class Counted:
     dispersion: float
 
     def bounds(self, deviations: float) -> tuple[float, float]:
-        """Where the share lies: Wilson's interval, as wide as so many standard deviations."""
+        """Interval of the share, Wilson's, as wide as so many standard deviations."""
         count, square = self.drafts / self.dispersion, deviations**2
         if not count:
             return 0.0, 1.0
@@ -60,7 +60,7 @@ class MeasuredText:
 
 @dataclass(frozen=True)
 class AcceptanceRecord:
-    """What an evaluation measured.
+    """Measurements of an evaluation.
 
     Attributes:
         version: of the format.

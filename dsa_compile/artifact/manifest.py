@@ -130,7 +130,7 @@ class Manifest:
         return tuple(call for plan in self.plans.values() for call in plan.calls)
 
     def sealed(self, files: tuple[FileRecord, ...]) -> "Manifest":
-        """The same with its list of files and the digest over everything."""
+        """Manifest with its list of files and the digest over everything."""
         listed = replace(self, files=files)
         return replace(listed, digest=_digest(listed.to_json()))
 
@@ -139,7 +139,7 @@ class Manifest:
         return asdict(self) | {"compile": self.compile.to_json()}
 
     def problems(self) -> Iterator[str]:
-        """What does not hold between the fields, and what single types cannot say."""
+        """Problems between fields, and those that types of single fields do not show."""
         if self.compile_digest != self.compile.digest():
             yield "compile_digest does not match compile"
         stated = (self.target, self.recipe, self.dtype, self.block_size)

@@ -13,7 +13,7 @@ PRODUCER = "dsa-compile"
 ABOUT = "passes/about.json"
 ACCEPTANCE = "acceptance.json"  # of drafts, as dsa-eval measured it; not listed either
 TIMINGS = "timings.json"  # seconds by pass; not listed, so equal compilations are equal artifacts
-"""Where records say what each pass is for: the docstring of its module, by the pass's name."""
+"""File of the records that has each pass's purpose, the docstring of its module, by its name."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class ModelRecord:
 
 @dataclass(frozen=True)
 class KernelRecord:
-    """Who implements an op, for calls of up to ``max_tokens`` tokens; None: of any number."""
+    """Provider of an op's kernel, for calls of up to ``max_tokens`` tokens; None: of any number."""
 
     provider: str
     max_tokens: int | None = None
@@ -87,7 +87,7 @@ class WeightFile:
 
 @dataclass(frozen=True)
 class WeightsRecord:
-    """Where the weights are.
+    """Place of the weights.
 
     Attributes:
         mode: ``reference`` (files of the model directory), ``pack`` (files under ``weights/``) or
@@ -125,7 +125,7 @@ class NearMissRecord:
 
 @dataclass(frozen=True)
 class PassSummary:
-    """What one pass did.
+    """Summary of one pass.
 
     ``rewrites`` and ``expected`` count sites over all layers, ``by_region`` once a graph.
     ``before``, ``after`` and ``graphs`` are files of the artifact, if records were kept and

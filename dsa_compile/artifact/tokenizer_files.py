@@ -18,7 +18,7 @@ TOKENIZER_FILES = (
     "chat_template.jinja",
     "generation_config.json",
 )
-"""What a server needs of the model directory besides config and weights."""
+"""Files of the model directory that a server needs besides config and weights."""
 
 
 def read_tokenizer_file(model_dir: Path, name: str) -> bytes:

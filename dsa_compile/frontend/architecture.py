@@ -1,4 +1,4 @@
-"""What the table of models says of one: :class:`Architecture`."""
+"""Architecture of a model, as the table of models has it: :class:`Architecture`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,7 +29,7 @@ class Traced:
 
 
 TAKES = ("hidden", "causal_mask", "cos", "sin")
-"""What every decoder layer takes."""
+"""Inputs of every decoder layer."""
 
 
 @dataclass(frozen=True)

@@ -134,7 +134,7 @@ def load_config(raw: Mapping[str, Any]) -> PreTrainedConfig:
 
 
 def refused(error: Exception) -> ConfigError:
-    """What to raise where classes of transformers raised an error over a configuration."""
+    """Error to raise where classes of transformers refuse a configuration."""
     reason = " ".join(str(error).split()) or type(error).__name__
     return ConfigError(f"config.json: transformers refuses it: {reason}")
 

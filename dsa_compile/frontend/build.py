@@ -105,7 +105,7 @@ def build_program(
 
 
 def _inputs(spec: ModelSpec, dtype: torch.dtype) -> tuple[Input, ...]:
-    """What regions may take when they are exported, by name."""
+    """Inputs that regions may take when they are exported, by name."""
 
     def value(key: str, *shape: int | str, dtype: torch.dtype = dtype) -> Input:
         return Input(Role.VALUE, key, shape, dtype)

@@ -108,7 +108,7 @@ def _convert(
 
 
 def _lasting(node: fx.Node, given: Mapping[object, Input]) -> tuple[Any, ...]:
-    """Where to read a size that an input has which passes do away with: an input that stays."""
+    """Input that stays and has a size of one that passes remove: where to read the size."""
     of, dim = node.args
     assert isinstance(of, fx.Node)
     assert isinstance(dim, int)
@@ -154,6 +154,6 @@ def _module_path(node: fx.Node) -> str:
 
 
 def _source(node: fx.Node) -> str:
-    """Where the model's code made a node: ``transformers/models/…/modeling_….py:104``; or ""."""
+    """Line of code that made a node, as ``transformers/models/…/modeling_….py:104``; or ""."""
     frames = _FRAME.findall(node.meta.get("stack_trace") or "")
     return ":".join(frames[-1]) if frames else ""

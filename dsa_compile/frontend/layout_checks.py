@@ -55,7 +55,7 @@ def _ways(flag: str) -> str:
 
 
 def _others(name: str, layout: Layout, blocks: str) -> str:
-    """What else mends a size that does not divide."""
+    """Other options that mend a size that does not divide."""
     ways = [f"--ep {layout.world} for whole experts"] if name == "moe_intermediate_size" else []
     ways += ["another --recipe"] if blocks else []
     return "".join(f", or {way}" for way in ways)

@@ -1,4 +1,4 @@
-"""What of a model can be refused before transformers is imported."""
+"""Checks of a model that need no transformers."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any

@@ -11,7 +11,7 @@ from transformers.modeling_layers import MtpLayer
 
 
 class Embed(torch.nn.Module):
-    """What the reference model does before its first layer, without cache or padding."""
+    """Module of what precedes the reference model's first layer, without cache or padding."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class Embed(torch.nn.Module):
 
 
 class Draft(torch.nn.Module):
-    """What comes before the decoder layer of a multi-token-prediction (MTP) layer."""
+    """Module of what precedes the decoder layer of a multi-token-prediction (MTP) layer."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()

@@ -76,7 +76,7 @@ def _read(data: Any, world: FakeWorld) -> Region:
 
 
 def _target(name: str) -> Any:
-    """What a node calls; nothing that reads or writes anything but tensors."""
+    """Target of a node, which may read and write nothing but tensors."""
     home, _, rest = name.partition(".")
     if home == "operator" and rest in _OPERATORS:
         return getattr(operator, rest)

@@ -101,7 +101,7 @@ class FakeWorld:
 
 
 def _type_key(value: Any) -> Hashable:
-    """What a fake result may depend on: a fake's type, a constant and its type."""
+    """Key of all that a fake result may depend on: a fake's type, a constant and its type."""
     if isinstance(value, torch.Tensor):
         sizes = (*value.shape, *value.stride(), value.storage_offset())
         return (value.dtype, value.device, value.dim(), *map(_type_key, sizes))

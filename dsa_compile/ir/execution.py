@@ -164,7 +164,7 @@ class BoundCall:
                 self._arguments.append(None)
 
     def within(self, around: Callable[[Function], Function]) -> "BoundCall":
-        """The same call, its function run as ``around`` makes it."""
+        """Call whose function runs as ``around`` makes it."""
         other = copy(self)
         other._function = around(self._function)
         return other

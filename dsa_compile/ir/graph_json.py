@@ -231,7 +231,7 @@ class _Reader:
 
 
 class _BadNodeError(Exception):
-    """What is wrong with one node of a graph file."""
+    """Error in one node of a graph file."""
 
 
 _COMMON = {"op", "name", "val", *_NOTES}

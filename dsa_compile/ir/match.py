@@ -105,7 +105,7 @@ class Match:
 
 @dataclass(frozen=True)
 class NearMiss:
-    """Why a site that began to match did not; ``depth`` counts the nodes that did.
+    """Near miss: a site that began to match, and why it did not; ``depth`` counts matched nodes.
 
     ``region`` is the graph it is in, empty where that is not known.
     """

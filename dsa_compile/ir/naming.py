@@ -68,7 +68,7 @@ def _base_name(node: fx.Node, new: dict[fx.Node, fx.Node]) -> str:
 
 
 def _result_name(target: object, index: object) -> str:
-    """What the schema of an op calls one of its results; empty if it does not say."""
+    """Name of one of an op's results in its schema; empty if it has none."""
     if not isinstance(target, torch._ops.OpOverload) or not isinstance(index, int):
         return ""
     returns = target._schema.returns

@@ -19,7 +19,7 @@ class Numerics(Enum):
 
 @dataclass
 class PassRecord:
-    """What one pass did.
+    """Record of one pass.
 
     ``rewrites`` and ``expected`` count sites over all layers; ``by_region`` counts them once a
     graph, ``left`` those that are better left as they are, of which nothing is expected, and

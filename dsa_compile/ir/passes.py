@@ -1,4 +1,4 @@
-"""What a pass is: how it runs, is held to its promise, and is accounted for.
+"""Passes: how one runs, is held to its promise, and is accounted for.
 
 ``Pass.__call__`` alone removes dead code, checks the graph, keeps the promise on matches, times and
 records; a pass itself only says what to rewrite.
@@ -75,7 +75,7 @@ class Pass:
         raise NotImplementedError
 
     def expects(self, program: Program, region: Region) -> int | None:
-        """How many sites this pass must find in a region, or None if it makes no promise."""
+        """Number of sites that this pass must find in a region, or None if it makes no promise."""
         return None
 
     def __call__(

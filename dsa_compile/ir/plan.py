@@ -97,7 +97,7 @@ class Plan:
         return self.calls[: last + 1]
 
     def first_layers(self, count: int) -> "Plan":
-        """The same plan with its first ``count`` decoder layers alone."""
+        """Plan with its first ``count`` decoder layers alone."""
         kept = self.layers[:count]
         calls = (call for call in self.calls if call.layer is None or call in kept)
         return replace(self, calls=tuple(calls))

@@ -153,7 +153,7 @@ class _Printer:
 
 
 def _waits(graph: fx.Graph) -> dict[fx.Node, str]:
-    """What each wait waits for, to read."""
+    """Text that names what each wait waits for."""
     found = {}
     for wait, recorded in Timeline(graph, Memory(graph).uses).waits.items():
         if recorded is not None:
@@ -183,7 +183,7 @@ def _tuple(items: list[str], bracket: str) -> str:
 
 
 def _entries(node: fx.Node) -> int:
-    """How many entries a call yields; 0 where it yields one value or that is not known."""
+    """Number of entries that a call yields; 0 where it yields one value or that is not known."""
     if isinstance(node.target, torch._ops.OpOverload) and len(node.target._schema.returns) > 1:
         return len(node.target._schema.returns)
     info = describe(node.meta.get("val"))

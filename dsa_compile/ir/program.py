@@ -20,7 +20,7 @@ from dsa_compile.weights.plan import WeightPlan
 
 
 class Level(IntEnum):
-    """How far a program has come; :mod:`dsa_compile.ir.spec` says what is legal at each."""
+    """Level of a program; :mod:`dsa_compile.ir.spec` says what is legal at each."""
 
     EXPORTED = 0  # as torch.export gives it: aten and noise
     LOGICAL = 1  # canonical dsa:: ops on dense batches
@@ -28,7 +28,7 @@ class Level(IntEnum):
 
 
 class Place(StrEnum):
-    """Where in a plan the regions of a kind stand."""
+    """Place in a plan of the regions of a kind."""
 
     PROLOGUE = "prologue"  # makes what the first layer takes
     LAYER = "layer"
@@ -71,7 +71,7 @@ class Program:
         return table_html(repr(self).strip("<>"), ("region", "place", "calls", "nodes"), rows)
 
     def place(self, region: Region) -> Place:
-        """Where a region stands."""
+        """Place of a region."""
         return self.places[region.kind]
 
     def layer_kind(self, region: Region) -> LayerKind | None:
@@ -109,7 +109,7 @@ class Program:
         return frozenset(name for plan in self.plans.values() for name in plan.results)
 
     def multiplicity(self, kind: str) -> int:
-        """How many calls of all plans run a region of this kind."""
+        """Number of calls, in all plans, that run a region of this kind."""
         return sum(call.kind == kind for call in self.calls)
 
     @property

@@ -43,7 +43,7 @@ from dsa_compile.weights.plan import (
 
 
 def rank_problems(program: Program) -> Iterator[str]:
-    """What is wrong with a program of several ranks, sentences; lazily."""
+    """Problems of a program of several ranks, a sentence each; lazily."""
     axes = [axis for axis in (TP, DP) if program.config.layout.along(axis) > 1]
     for region in program.regions.values():
         weights = program.weights.entries(region.kind)
@@ -96,7 +96,7 @@ def region_problems(
 
 
 def weight_value(entry: WeightEntry, axis: str = TP) -> RankValue:
-    """What a weight is on each rank along an axis.
+    """Value of a weight on each rank along an axis: whole, or a part.
 
     Raises:
         WrongUse: some of its parts are shared out, and others are not.

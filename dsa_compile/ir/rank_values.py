@@ -1,4 +1,4 @@
-"""What a value is on each rank: alike on all, a part of the whole or of a sum, or its lane's own.
+"""Kinds of values on ranks: alike on all, a part of the whole or of a sum, or a lane's own.
 
 Every axis of a layout is looked at by itself: what is a partial sum along one may be alike along
 another. The rules follow an op's signature: a size that ranks share out stays shared out in every
@@ -84,7 +84,7 @@ class OwnNumbers:
 
 @dataclass(frozen=True)
 class OfLane:
-    """What a lane has by itself: its tokens, its caches, and what it computes of them."""
+    """Value of a lane alone: its tokens, its caches, and what it computes of them."""
 
     def __str__(self) -> str:
         return "its lane's own"
@@ -105,7 +105,7 @@ class WrongUse(Exception):  # noqa: N818 - its text says what is wrong with a us
 
 
 def rank_value(node: fx.Node, known: Mapping[fx.Node, Any], axis: str) -> Any:
-    """What a call yields; a tuple of as many for several results.
+    """Kind of a call's result; a tuple of as many for several results.
 
     Args:
         node: the call.
@@ -151,7 +151,7 @@ def _collected(node: fx.Node, taken: Mapping[fx.Node, Any], axis: str) -> Any:
 
 
 def _met(node: fx.Node, x: fx.Node, value: RankValue, along: bool, axis: str) -> RankValue:
-    """What a collective makes of an operand that ranks exchange."""
+    """Kind of a collective's result, by the operand that ranks exchange."""
     if not along:  # ranks meet that have alike what they have along this axis
         sums = value == PARTIAL and node.target is not ALL_REDUCE_ADD_RMS_NORM_QUANTIZE
         if not sums and value not in (WHOLE, LANE):
@@ -265,7 +265,7 @@ class _Share:
 
 
 def _factor(declared: TensorType, dim: int) -> Fraction:
-    """How many ranges of its name a size counts: 2 of ``2 * I``, a half of ``W // 2``.
+    """Factor of a size over its name: 2 of ``2 * I``, a half of ``W // 2``.
 
     Blocks, ``W // 128``, are one behind another as the values are: one range.
     """

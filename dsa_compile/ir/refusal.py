@@ -40,7 +40,7 @@ def refused_call(
 
 
 def operand_problem(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
-    """Why an op does not take these nodes and constants; None if it does or declares no types."""
+    """Reason why an op does not take these nodes and constants; None if it does."""
     try:
         _outcome(target, args, kwargs)
     except OperandError as error:
@@ -51,7 +51,7 @@ def operand_problem(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any])
 
 
 def node_problem(node: fx.Node) -> str | None:
-    """Why a call in a graph is refused, or has another type than it is marked with."""
+    """Reason why a call in a graph is refused, or has another type than it is marked with."""
     problem = operand_problem(node.target, node.args, node.kwargs)
     if problem is not None:
         return f"cannot be: {problem}"
@@ -108,7 +108,7 @@ def weights_read(node: fx.Node) -> list[str]:
 
 
 def way_into(records: Sequence[PassRecord]) -> str:
-    """How to look into a program that went no further, to be appended to what is wrong.
+    """Advice on how to look into a program that was refused, to be appended to the error.
 
     Empty if no pass has run: there is nothing to look into then.
 

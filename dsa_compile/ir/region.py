@@ -13,7 +13,7 @@ from torch import fx
 
 
 class Role(StrEnum):
-    """What a placeholder is: ``meta["role"]``; ``meta["key"]`` is its name in that role."""
+    """Role of a placeholder: ``meta["role"]``; ``meta["key"]`` is its name in that role."""
 
     VALUE = "value"  # handed on from the region before
     BATCH = "batch"  # describes the step: token ids, positions, block tables, …
@@ -88,7 +88,7 @@ class Region:
         return made
 
     def node_count(self) -> int:
-        """How many computing nodes the graph has: neither placeholders nor the output."""
+        """Number of computing nodes of the graph, without placeholders and output."""
         return sum(node.op not in ("placeholder", "output") for node in self.graph.nodes)
 
 

@@ -28,7 +28,7 @@ _SYMBOLIC = frozenset({aten.sym_size.int})
 
 @dataclass(frozen=True)
 class Legal:
-    """What may stand in a graph of one level."""
+    """Ops, symbols and roles that may stand in a graph of one level."""
 
     targets: frozenset[object]
     token_symbols: frozenset[str]  # at most one dimension of a value may grow with these

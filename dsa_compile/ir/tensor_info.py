@@ -1,4 +1,4 @@
-"""What a node produces, as text and numbers: the part of a FakeTensor worth keeping in a file.
+"""Shape and dtype of a node's value as text and numbers: the part of a FakeTensor kept in a file.
 
 A graph under compilation carries FakeTensors in ``meta["val"]``; one read back from JSON carries
 :class:`TensorInfo` there. :func:`describe` gives the same description of either.

@@ -86,7 +86,7 @@ def communicating(communicator: Communicator) -> Iterator[None]:
 
 
 def communicator_of(axis: str, ranks: int) -> Communicator:
-    """What connects this process with the other ranks of an axis.
+    """Connection of this process with the other ranks of an axis.
 
     Raises:
         UserError: it is none of them.
@@ -278,4 +278,4 @@ tensor, or list of them, where all get the same. A rank's results are those of t
 one rank."""
 
 LOCAL: dict[OpOverload, OpOverload] = {ALL_REDUCE_ADD_RMS_NORM_QUANTIZE: ADD_RMS_NORM_QUANTIZE}
-"""What a collective that does more computes of what it makes of all ranks' first operands."""
+"""Ops on one rank that fused collectives compute behind their exchange."""

@@ -1,4 +1,4 @@
-"""What is known of an op beyond its schema; declared beside the op, for every one.
+"""Facts of an op beyond its schema; declared beside the op, for every one.
 
 Whoever needs the ops with some property asks here, by :func:`ops_of` or through :data:`FACTS`, and
 so finds an op that was added later too.
@@ -87,7 +87,7 @@ def listed_rows(rows: str) -> Amount:
 
 @dataclass(frozen=True)
 class CostFacts:
-    """What a call costs beyond reading its operands once and writing its results.
+    """Cost of a call beyond reading its operands once and writing its results.
 
     Attributes:
         launches: kernels of one call.
@@ -110,7 +110,7 @@ class CostFacts:
 
 @dataclass(frozen=True)
 class OpFacts:
-    """What is known of one op.
+    """Facts of one op.
 
     Attributes:
         family: what it computes.

@@ -1,4 +1,4 @@
-"""How a ``dsa::`` op is declared: schema, CPU reference, types and facts in one call.
+"""Declaration of ``dsa::`` ops: schema, CPU reference, types and facts in one call.
 
 Every op returns fresh tensors that are contiguous whatever the strides of its inputs, so a fake
 needs to know shapes and dtypes only.

@@ -50,7 +50,7 @@ CALLS: dict[str, Callable[..., Any]] = {
     "dsa.swiglu.default": swiglu,
     "getitem": operator.getitem,
 }
-"""What a chain may call, by name."""
+"""Functions that a chain may call, by name."""
 
 _MOST = 1000  # inputs, and calls; a layer has less
 

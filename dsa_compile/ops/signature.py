@@ -170,7 +170,7 @@ class _Bound:
             self._examples[name] = _example(size)
 
     def _expected(self, size: Size) -> Any:
-        """Its example; None where that is not known."""
+        """Example of the size; None where none is known."""
         if size.alone and size.text in self._examples:
             return self._examples[size.text]
         scope = {name: self._examples.get(name, self._values.get(name)) for name in size.names}

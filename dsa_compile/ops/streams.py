@@ -14,7 +14,7 @@ from dsa_compile.ops.library import define_marker
 
 
 def on_stream(stream: int) -> None:
-    """What follows runs on ``stream``, until the next ``on_stream``."""
+    """Run the calls that follow on ``stream``, until the next ``on_stream``."""
 
 
 def record_event(event: int) -> None:
@@ -22,7 +22,7 @@ def record_event(event: int) -> None:
 
 
 def wait_event(event: int) -> None:
-    """What follows on the current stream waits for ``event``, recorded by an earlier call."""
+    """Let the current stream wait for ``event``, recorded by an earlier call."""
 
 
 def keep_alive(tensors: Sequence[Tensor]) -> None:

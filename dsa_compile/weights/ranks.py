@@ -55,12 +55,12 @@ def at_rank(expr: Expr, ranks: Mapping[str, int]) -> Expr:
 
 
 def entry_at_rank(entry: WeightEntry, ranks: Mapping[str, int]) -> WeightEntry:
-    """The same weight as one rank makes it."""
+    """Weight as one rank makes it."""
     return replace(entry, expr=at_rank(entry.expr, ranks))
 
 
 def plan_at_rank(plan: WeightPlan, ranks: Mapping[str, int]) -> WeightPlan:
-    """The same plan as one rank carries it out."""
+    """Plan as one rank carries it out."""
     found = WeightPlan()
     for kind in plan.kinds():
         for key, entry in plan.entries(kind).items():

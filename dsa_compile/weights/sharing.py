@@ -28,7 +28,7 @@ class Calling(Protocol):
 
 
 class Home(NamedTuple):
-    """Where a weight is stored: the call and the key that it belongs to first."""
+    """Home of a stored weight: the call and the key that it belongs to first."""
 
     call: str
     key: str

@@ -9,7 +9,7 @@ Window = tuple[slice, ...]
 
 
 def bounded(window: Window, shape: Sequence[int]) -> Window:
-    """The same window with a slice for every dimension."""
+    """Window with a slice for every dimension."""
     return window or tuple(slice(0, size) for size in shape)
 
 
@@ -19,7 +19,7 @@ def sizes(window: Window) -> tuple[int, ...]:
 
 
 def replaced(window: Window, dim: int, start: int, stop: int) -> Window:
-    """The same window with other ends along one dimension."""
+    """Window with other ends along one dimension."""
     return (*window[:dim], slice(start, stop), *window[dim + 1 :])
 
 

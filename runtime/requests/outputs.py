@@ -153,7 +153,7 @@ class RequestOutput:
 
     @property
     def new_prompt_logprobs(self) -> list[TokenLogprobs]:
-        """Log-probabilities of the prompt in the output with the first token; none in later ones."""
+        """Log-probabilities of the prompt, in the output with the first token alone."""
         return [] if self._before[0] else self.prompt_logprobs or []
 
     @property

@@ -10,10 +10,9 @@ from dsa_compile.model_spec import ModelSpec
 from dsa_compile.version import __version__
 
 PRODUCER = "dsa-compile"
-ABOUT = "passes/about.json"
+ABOUT = "passes/about.json"  # purpose of each pass by name: the docstring of its module
 ACCEPTANCE = "acceptance.json"  # of drafts, as dsa-eval measured it; not listed either
 TIMINGS = "timings.json"  # seconds by pass; not listed, so equal compilations are equal artifacts
-"""File of the records that has each pass's purpose, the docstring of its module, by its name."""
 
 
 @dataclass(frozen=True)

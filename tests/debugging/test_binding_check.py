@@ -10,11 +10,16 @@ import pytest
 from dsa_compile.cli.inspect import model as inspect_model
 from dsa_compile.cli.inspect.command import main
 from dsa_compile.debugging.recompiled_artifact import RecompiledArtifact
-from dsa_compile.debugging.verify import kernel_by_op, kernel_check, verify_compilation
+from dsa_compile.debugging.verify import (
+    kernel_by_op,
+    kernel_check,
+    verify_compilation,
+    weight_check,
+)
 from dsa_compile.debugging.verify.binding_check import runs_here
 from dsa_compile.debugging.verify.report import PassReport, VerifyReport
+from dsa_compile.debugging.verify.weight_check import WrongWeight
 from dsa_compile.kernels.registry import load
-from dsa_compile.layout import Layout
 
 
 @pytest.fixture
@@ -82,7 +87,7 @@ def test_nothing_is_run_where_a_pass_is_wrong(
 
 @pytest.mark.parametrize(
     ("target", "options"),
-    [("sm_90a", {}), ("cpu", {"stop_after": "absorb_mla"}), ("cpu", {"layout": Layout(tp=2)})],
+    [("sm_90a", {}), ("cpu", {"stop_after": "absorb_mla"})],
 )
 def test_what_is_run_elsewhere_or_nowhere(
     recompiled: RecompiledArtifact, target: str, options: dict[str, Any]
@@ -92,3 +97,19 @@ def test_what_is_run_elsewhere_or_nowhere(
     manifest = replace(manifest, target=target, compile=replace(manifest.compile, **options))
     artifact = replace(recompiled.artifact, manifest=manifest)
     assert not runs_here(replace(recompiled, artifact=artifact))
+
+
+def test_a_weight_that_is_made_wrongly_is_told(
+    artifact: Path,
+    rewrites: VerifyReport,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Whatever the rewrites read of it: loading is one thing, running another."""
+    wrong = WrongWeight("layer_000", "self_attn.o_proj.weight", "Load(…)", "differs by 1.0e+00")
+    monkeypatch.setattr(weight_check, "wrong_weights", lambda program, store: iter([wrong]))
+    assert main([str(artifact), "verify", "--json"]) == 1
+    (told,) = json.loads(capsys.readouterr().out)["weights"]
+    assert told == "self_attn.o_proj.weight of layer_000: differs by 1.0e+00: Load(…)"
+    assert main([str(artifact), "verify"]) == 1
+    assert "weight self_attn.o_proj.weight of layer_000: differs" in capsys.readouterr().out

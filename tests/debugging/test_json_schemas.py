@@ -73,6 +73,7 @@ def test_verify(artifact: Path, capsys: pytest.CaptureFixture[str]) -> None:
     hazard = VerifyReport(1, (1,), 1, hazards=[HazardReport("a", 1, ("b", "c"), "d")])
     data["hazards"] = hazard.to_json()["hazards"]
     data["emission"] = ["graph dense is not what the passes make"]
+    data["weights"] = ["norm.weight of head: differs by 1.0e+00: Load(…)"]
     kernel = KernelReport("dsa.rms_norm.default", "reference", "moe.long", "rms_norm", 3, 0.5)
     data["kernels"] = VerifyReport(1, (1,), 1, kernels=[kernel]).to_json()["kernels"]
     assert data["version"] == 2

@@ -1,5 +1,6 @@
 """Causes that are no rewrite, each planted: what is wrong with them is led to by one command."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -221,7 +222,7 @@ def test_options_of_several_ranks_are_tested_on_one(
     alone = object()
     artifact: Any = SimpleNamespace(
         dummy=True,
-        replay=SimpleNamespace(final=None),
+        replay=SimpleNamespace(final=SimpleNamespace(regions={})),
         on_one_rank=lambda: alone,
         small=True,
         artifact=SimpleNamespace(
@@ -233,8 +234,22 @@ def test_options_of_several_ranks_are_tested_on_one(
     found, untested = other_causes.other_causes(artifact, None)  # type: ignore[arg-type]
     assert tested == [alone]
     assert found == (None if wrong is None else (Cause.OPTION, *wrong))
-    assert "kernels: the weights are cut over ranks (tp2)" in untested[-2]
+    assert "kernels but for collectives: the weights are cut over ranks (tp2)" in untested[-2]
     assert "runtime options were tested on the same model compiled for one rank" in untested[-1]
+
+
+def test_a_wrong_collective_is_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = CompileConfig(layout=Layout(tp=2))
+    artifact: Any = SimpleNamespace(
+        dummy=True,
+        replay=SimpleNamespace(final=None),
+        artifact=SimpleNamespace(manifest=SimpleNamespace(target="cpu", compile=config)),
+    )
+    right = KernelReport("dsa.all_reduce.default", "reference", "moe", "all_reduce", "moe", 0.0)
+    wrong = replace(right, op="dsa.all_gather.default", ratio=math.inf, problem="gives rank 0 …")
+    monkeypatch.setattr(other_causes, "collective_reports", lambda program: [right, wrong])
+    found, _ = other_causes.other_causes(artifact, None)  # type: ignore[arg-type]
+    assert found == (Cause.KERNEL, str(wrong), "gives rank 0 …")
 
 
 def test_nothing_is_said_of_an_artifact_whose_passes_do_not_run(

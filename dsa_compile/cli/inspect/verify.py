@@ -149,6 +149,8 @@ def run(args: argparse.Namespace) -> int:
     from dsa_compile.debugging.verify.binding_check import binding_reports, runs_here
     from dsa_compile.debugging.verify.selection_check import selection_report
     from dsa_compile.debugging.verify.verify_compilation import verify
+    from dsa_compile.debugging.verify.weight_check import wrong_weights
+    from dsa_compile.layout import ONE_RANK
 
     if args.against_unsharded:
         return run_unsharded(args, open_recompiled(args), given)
@@ -179,6 +181,7 @@ def run(args: argparse.Namespace) -> int:
         replay, store = recompiled.replay, recompiled.store
         report = verify(replay, store, prompt, only, show, processes, whole.replay)
         report.sampled = sampled
+        report.several_ranks = recompiled.artifact.manifest.compile.layout != ONE_RANK
         bound = only is None and not sampled and report.ok and runs_here(recompiled)
         check_kernels: Callable[[], list[KernelReport]] = partial(
             binding_reports, recompiled, prompt
@@ -197,6 +200,9 @@ def run(args: argparse.Namespace) -> int:
         report.emission += replace(whole, dummy=whole.dummy or bool(sampled)).problems()
         for process in again:
             report.emission += process.result()
+        if only is None and report.ok and recompiled.small and not recompiled.dummy:
+            found_wrong = wrong_weights(recompiled.replay.final, recompiled.store)
+            report.weights += [f"{w}: {w.problem}: {w.expression}" for w in found_wrong]
         if bound and report.ok:  # else what is bound may be wrong by that
             report.kernels = check_kernels()
     report.write(args.artifact)

@@ -46,10 +46,14 @@ def print_report(
                           f"index_topk {report.topk}")  # fmt: skip
     if report.contexts[-1] <= report.topk:
         lines(out, "", "no context exceeds index_topk: selection is not checked", "yellow")
-    left = "the runtime's options" if report.kernels else "kernels and the runtime's options"
+    kernels = "kernels but for collectives" if report.several_ranks else "kernels"
+    left = "the runtime's options"
     if report.sampled:  # bisect runs whole models alone
-        lines(out, "unchecked:", f"what no sample shows, {left}")
+        lines(out, "unchecked:", f"what no sample shows, {kernels} and {left}")
+    elif report.several_ranks:  # these kernels it does not test, either
+        lines(out, "unchecked:", f"{kernels}; {left}, which bisect tests")
     else:
+        left = left if report.kernels else f"{kernels} and {left}"
         lines(out, "unchecked:", f"{left}; bisect tests these too")
     if problems or not report.sampled:
         lines(out, "next:", _next(report, path, fresh), folded=False)
@@ -77,6 +81,7 @@ def _problems(report: "VerifyReport") -> list[str]:
         for h in report.hazards
     ]
     sentences += [f"artifact: {problem}" for problem in report.emission]
+    sentences += [f"weight {problem}" for problem in report.weights]
     return sentences + [f"kernel {kernel}: {kernel.problem}" for kernel in report.wrong_kernels]
 
 
@@ -125,7 +130,7 @@ def _next(report: "VerifyReport", path: str, fresh: str) -> str:
         left = report.hazards[0].pass_name  # a pass, or what runs or calls the graphs of all
         passes = {done.name for done in report.passes}
         return f"dsa-inspect {path} " + (f"diff {left}" if left in passes else "graph")
-    if report.emission:
+    if report.emission and not report.weights:
         return f"{fresh} && dsa-inspect {path} compare fresh"
     return f"dsa-inspect {path} bisect --against reference"
 

@@ -12,6 +12,7 @@ from dsa_compile.debugging.bisect.runtime_check import (
 from dsa_compile.debugging.inputs.prompt import Prompt
 from dsa_compile.debugging.recompiled_artifact import RecompiledArtifact
 from dsa_compile.debugging.verify.artifact_check import emission_problems
+from dsa_compile.debugging.verify.collective_check import collective_reports
 from dsa_compile.debugging.verify.kernel_check import (
     KernelReport,
     device_problem,
@@ -118,8 +119,11 @@ def _as_loaded(recompiled: RecompiledArtifact) -> tuple[tuple[str, str] | None, 
 def _of_several_ranks(recompiled: RecompiledArtifact, untested: list[str]) -> OtherCauses:
     """Options alone, and on one rank: every rank runs the steps that the first one schedules."""
     layout = recompiled.artifact.manifest.compile.layout
-    untested.append(f"{Cause.KERNEL.value}s: the weights are cut over ranks ({layout}); compile "
-                    "for one rank to test them")  # fmt: skip
+    for kernel in collective_reports(recompiled.replay.final):
+        if kernel.problem:
+            return (Cause.KERNEL, str(kernel), kernel.problem), tuple(untested)
+    untested.append(f"{Cause.KERNEL.value}s but for collectives: the weights are cut over ranks "
+                    f"({layout}); compile for one rank to test them")  # fmt: skip
     if not recompiled.small:
         return None, (*untested, f"{Cause.OPTION.value}s: the model is too large for the CPU")
     found = wrong_option(recompiled.on_one_rank())

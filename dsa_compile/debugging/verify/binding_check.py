@@ -2,27 +2,31 @@
 
 from dsa_compile.debugging.inputs.prompt import Prompt
 from dsa_compile.debugging.recompiled_artifact import RecompiledArtifact
+from dsa_compile.debugging.verify.collective_check import collective_reports
 from dsa_compile.debugging.verify.kernel_check import KernelReport, check_kernels, worst_of_each
 from dsa_compile.layout import ONE_RANK
 
 
 def runs_here(recompiled: RecompiledArtifact) -> bool:
-    """Whether the artifact is one that the runtime runs on a CPU by itself."""
+    """Whether the artifact is one that the runtime runs on a CPU."""
     manifest = recompiled.artifact.manifest
-    here = manifest.target == "cpu" and manifest.compile.layout == ONE_RANK
-    return here and manifest.compile.stop_after is None and recompiled.replay.complete
+    whole = manifest.compile.stop_after is None and recompiled.replay.complete
+    return manifest.target == "cpu" and whole
 
 
 def binding_reports(recompiled: RecompiledArtifact, prompt: Prompt) -> list[KernelReport]:
     """For every op and provider the worst call of a finished program, the worst first.
 
-    It ends at the first that is wrong: layers that follow would be run by it.
+    It ends at the first that is wrong: layers that follow would be run by it. Of several ranks only
+    the collectives are run, as each rank runs them.
 
     Args:
         recompiled: see :func:`runs_here`.
         prompt: of which a beginning is run that has a step of every sort.
     """
     program, manifest = recompiled.replay.final, recompiled.artifact.manifest
+    if manifest.compile.layout != ONE_RANK:
+        return worst_of_each(collective_reports(program))
     topk = program.spec.index_topk
     brief = Prompt.of(prompt.token_ids[: topk + 2], topk, prompt.block_size, brief=True)
     source, found = recompiled.store.source, []

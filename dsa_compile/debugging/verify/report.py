@@ -134,9 +134,11 @@ class VerifyReport:
         hazards: of the finished graphs.
         emission: where the artifact is not what the passes make.
         kernels: of an artifact for the CPU of which all else is right, for every op and provider
-            that it binds the worst call; empty for others.
+            that it binds the worst call, of several ranks for collectives alone; empty for others.
         seconds: it took.
         sampled: what was run in place of the model, where it is too wide; empty for all of it.
+        several_ranks: whether the artifact is for several ranks.
+        weights: where all else is right, those that are not what their expressions say.
     """
 
     tokens: int
@@ -149,6 +151,8 @@ class VerifyReport:
     kernels: "list[KernelReport]" = field(default_factory=list)
     seconds: float = 0.0
     sampled: str = ""
+    several_ranks: bool = False
+    weights: list[str] = field(default_factory=list)
 
     @property
     def wrong(self) -> list[SiteReport]:
@@ -164,7 +168,7 @@ class VerifyReport:
     def ok(self) -> bool:
         """Whether nothing is wrong."""
         failed = any(done.problem for done in self.passes)
-        wrong = self.wrong or self.hazards or self.emission or self.wrong_kernels
+        wrong = self.wrong or self.hazards or self.emission or self.wrong_kernels or self.weights
         return not (failed or wrong)
 
     def rank(self) -> None:

@@ -82,7 +82,7 @@ def score_verify(fault: Fault, report: dict[str, Any]) -> Score:
                for k in report["kernels"] if k["problem"]}  # fmt: skip
     problems |= kernels
     text = "; ".join(f"{name}: {problem}" for name, problem in problems.items())
-    accused = [*problems, *report["emission"]]
+    accused = [*problems, *report["emission"], *report["weights"]]
     numbers = {s["number"] for s in wrong if s["pass_name"] == fault.culprit}
     numbers |= {h["number"] for h in report["hazards"]}
     numbers |= {d["suspect"] for d in report["passes"] if d["name"] == fault.culprit}

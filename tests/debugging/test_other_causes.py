@@ -231,11 +231,13 @@ def test_options_of_several_ranks_are_tested_on_one(
     )
     tested = []
     monkeypatch.setattr(other_causes, "wrong_option", lambda of: tested.append(of) or wrong)
+    monkeypatch.setattr(other_causes, "_as_loaded", lambda of: (None, "runtime as it is loaded"))
     found, untested = other_causes.other_causes(artifact, None)  # type: ignore[arg-type]
     assert tested == [alone]
+    assert ("runtime as it is loaded" in untested) == (wrong is None)
     assert found == (None if wrong is None else (Cause.OPTION, *wrong))
-    assert "kernels but for collectives: the weights are cut over ranks (tp2)" in untested[-2]
-    assert "runtime options were tested on the same model compiled for one rank" in untested[-1]
+    assert "kernels but for collectives: the weights are cut over ranks (tp2)" in untested[1]
+    assert "on several ranks: they were tested on the same model compiled for" in untested[-1]
 
 
 def test_a_wrong_collective_is_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:

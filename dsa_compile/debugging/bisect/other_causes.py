@@ -117,7 +117,7 @@ def _as_loaded(recompiled: RecompiledArtifact) -> tuple[tuple[str, str] | None, 
 
 
 def _of_several_ranks(recompiled: RecompiledArtifact, untested: list[str]) -> OtherCauses:
-    """Options alone, and on one rank: every rank runs the steps that the first one schedules."""
+    """Collectives, options on one rank, and on a CPU the ranks as an engine starts them."""
     layout = recompiled.artifact.manifest.compile.layout
     for kernel in collective_reports(recompiled.replay.final):
         if kernel.problem:
@@ -127,8 +127,13 @@ def _of_several_ranks(recompiled: RecompiledArtifact, untested: list[str]) -> Ot
     if not recompiled.small:
         return None, (*untested, f"{Cause.OPTION.value}s: the model is too large for the CPU")
     found = wrong_option(recompiled.on_one_rank())
-    untested.append(f"how ranks are sent their steps: {Cause.OPTION.value}s were tested on the "
-                    "same model compiled for one rank")  # fmt: skip
+    left = f"{Cause.OPTION.value}s on several ranks"
+    if recompiled.artifact.manifest.target != "cpu":
+        left = "how ranks are sent their steps, and " + left
+    elif found is None:
+        found, reason = _as_loaded(recompiled)
+        untested += [reason] if reason else []
+    untested.append(f"{left}: they were tested on the same model compiled for one rank")
     return _of_runtime(found), tuple(untested)
 
 

@@ -16,6 +16,7 @@ from dsa_compile.debugging.bisect.runtime_scenes import PLAIN, TOKENS, Round, Sc
 from dsa_compile.debugging.execution.exact import numbers
 from dsa_compile.debugging.execution.exact_drafting_runner import ExactDraftingRunner
 from dsa_compile.debugging.execution.exact_runner import ExactRunner, PaddedRunner
+from dsa_compile.debugging.execution.ranks import parts_of
 from dsa_compile.debugging.execution.stages import Stage, run_stage
 from dsa_compile.debugging.inputs.exact_weights import ExactWeightStore
 from dsa_compile.debugging.inputs.parameters import WeightStore
@@ -178,13 +179,17 @@ class Answers:
             self._engine.close()
             self._engine = None
 
-    def measure(self, prompts: Sequence[Tokens]) -> str:
+    def measure(self, prompts: Sequence[Tokens], together: bool = False) -> str:
         """Set the limit; why a plain answer to a prompt is wrong, or the empty text.
 
         The finished program is run without the runtime on the prompts and their plain answers: in
         exact arithmetic and, where engines round, as the recipe does, too.
+
+        Args:
+            prompts: token ids of each.
+            together: serve them at once, so that every lane has one; else one after the other.
         """
-        answers = self.plain(prompts, together=False)
+        answers = self.plain(prompts, together)
         steps = self.steps(prompts, [answer.tokens[:-1] for answer in answers])
         exact = self.logits(steps).log_softmax(-1)
         wanted = [steps.places[n][len(prompt) - 1 :] for n, prompt in enumerate(prompts)]
@@ -196,8 +201,9 @@ class Answers:
             for place, (likely, row) in enumerate(zip(answer.logprobs, exact[rows], strict=True)):
                 off = abs(likely.logprob - float(row[likely.token_id]))
                 if not off <= self.limit:
+                    how = "as one of several requests" if together else "alone in a step"
                     return (
-                        f"alone in a step, log-probability of token {place + 1} is off by "
+                        f"{how}, log-probability of token {place + 1} is off by "
                         f"{off:.1e} from the finished graphs', limit {self.limit:.1e}, prompt of "
                         f"{len(prompt)} tokens"
                     )
@@ -208,14 +214,14 @@ class Answers:
         return Prompt.decoding(prompts, answers, self._manifest.block_size)
 
     def logits(self, steps: Prompt, store: WeightStore | None = None) -> Tensor:
-        """What the finished program makes of requests without the runtime, fp64 ``[T, V]``.
+        """Logits of the finished program without the runtime, fp64 ``[T, V]``; of the first lane.
 
         Args:
             steps: the requests.
             store: gives the weights for the recipe's rounding; None for exact arithmetic.
         """
         stage = Stage.of(self._program, store or self._store)
-        return numbers(run_stage(stage, steps).logits()).double()
+        return numbers(parts_of(run_stage(stage, steps).logits())[0]).double()
 
     @_without_collecting_what_is_there()
     def problem(self, scene: Scene) -> str:

@@ -50,9 +50,11 @@ def wrong_engine(recompiled: RecompiledArtifact) -> str:
         recompiled: an artifact for this machine that is what its passes make.
     """
     answers = Answers(recompiled, exact=False)
-    first = random_tokens(_MEASURED, recompiled.exported.spec.vocab_size, seed=9)
+    lanes = recompiled.artifact.manifest.compile.layout.dp
+    vocab_size = recompiled.exported.spec.vocab_size
+    prompts = [random_tokens(_MEASURED + lane, vocab_size, seed=9 + lane) for lane in range(lanes)]
     try:
-        found = _guarded(lambda: (ANY, answers.measure([first])))
+        found = _guarded(lambda: (ANY, answers.measure(prompts, together=lanes > 1)))
     finally:
         answers.close()
     return "" if found is None else found[1]

@@ -1,9 +1,11 @@
-"""Faults of collectives and of ops that know a rank's experts, in their reference implementations."""
+"""Faults of the reference implementations of collectives and of ops that know a rank's experts."""
 
 from tests.planted_bugs.second.fault import Fault
 
 TP2 = (("tp", 2),)
 DP2_EP2 = (("dp", 2), ("ep", 2))
+
+_FUSED = "return add_rms_norm_quantize(all_reduce(x, axis, ranks), residual, weight, eps, ue8m0)"
 
 FAULTS = (
     Fault(
@@ -64,7 +66,7 @@ FAULTS = (
         id="stream-summed-over-ranks",
         about="every rank adds the stream before the sum over ranks",
         file="dsa_compile/ops/collectives.py",
-        old="return add_rms_norm_quantize(all_reduce(x, axis, ranks), residual, weight, eps, ue8m0)",
+        old=_FUSED,
         new=(
             "total = all_reduce(x + residual, axis, ranks)\n"
             "    return add_rms_norm_quantize(total, torch.zeros_like(total), weight, eps, ue8m0)"
@@ -79,7 +81,7 @@ FAULTS = (
         id="stream-of-one-rank",
         about="the stream behind the norm has the own rank's part of the sum",
         file="dsa_compile/ops/collectives.py",
-        old="return add_rms_norm_quantize(all_reduce(x, axis, ranks), residual, weight, eps, ue8m0)",
+        old=_FUSED,
         new=(
             "total = all_reduce(x, axis, ranks)\n"
             "    found = add_rms_norm_quantize(total, residual, weight, eps, ue8m0)\n"
@@ -92,15 +94,13 @@ FAULTS = (
         options=TP2,
     ),
     Fault(
-        id="places-of-choices",
-        about="a choice becomes the place of the column that it stands in, not of its expert, where"
-        " the expert is here",
+        id="first-expert-is-absent",
+        about="a rank's first expert, whose number is 0, counts as one that another rank has",
         file="dsa_compile/ops/moe.py",
         old="return places[indices.clamp(min=0)].masked_fill(indices < 0, -1)",
         new=(
-            "here = places[indices.clamp(min=0)]\n"
-            "    first = here.amax(-1, keepdim=True)\n"
-            "    return here.where(here < first, first).masked_fill(indices < 0, -1)"
+            "found = places[indices.clamp(min=0)]\n"
+            "    return found.masked_fill((indices < 0) | (found <= 0), -1)"
         ),
         kind="kernel",
         culprit="place_experts",
@@ -117,7 +117,7 @@ FAULTS = (
             "    return total\n"
         ),
         new=(
-            "    total = parts[0].to(torch.promote_types(parts[0].dtype, torch.float32), copy=True)\n"
+            "    total = parts[0].to(torch.float32, copy=True)\n"
             "    for part in parts[1:]:\n"
             "        total += part\n"
             "    return total.to(parts[0].dtype).contiguous()\n"

@@ -95,15 +95,15 @@ FAULTS = (
     ),
     Fault(
         id="experts-counted-in-a-lane",
-        about="a rank's experts are counted as if those of a lane had all, and not those of all lanes",
+        about="experts are counted as if a lane's ranks shared them, and not those of all lanes",
         file="passes/shard_experts.py",
         old="own = count // layout.ep",
         new="own = count // layout.tp",
         kind="pass",
         culprit="shard_experts",
         recipe="fp8",
-        model="broad",
-        options=ALL4,
+        model="trained",
+        options=DP2_EP2,
     ),
     Fault(
         id="gathers-found-by-type",
@@ -128,19 +128,20 @@ FAULTS = (
         options=DP2_EP2,
     ),
     Fault(
-        id="scales-of-the-own-lane",
-        about="the values of all lanes are gathered, and the scales of the own lane are repeated",
+        id="scales-of-another-rounding",
+        about="values travel as rounded with scales that are powers of two, beside scales that"
+        " are not",
         file="passes/gather_quantized.py",
-        old="            for part in list(m.root.users):\n",
+        old='            own = edit.unpack(pair, "q", "scale", before=before)\n',
         new=(
-            '            parts, where = [own[1]] * m["ranks"], {"before": before, "name": "all_scale"}\n'
-            "            gathered[1] = edit.call(torch.ops.aten.cat.default, parts, 0, **where)\n"
-            "            for part in list(m.root.users):\n"
+            '            own = edit.unpack(pair, "q", "scale", before=before)\n'
+            '            apart = edit.call(dsa.quantize_blocks.default, m["x"], False, before=before)\n'
+            '            own = [own[0], edit.unpack(apart, "q", "scale", before=before)[1]]\n'
         ),
         kind="pass",
         culprit="gather_quantized",
         recipe="fp8",
-        model="wide",
+        model="wide-fp8",
         options=DP2_EP2,
     ),
     Fault(
@@ -161,14 +162,16 @@ FAULTS = (
         options=TP2,
     ),
     Fault(
-        id="weights-of-the-first-lane",
-        about="the routing weights of a lane's own tokens stand for those of every lane",
+        id="tokens-gathered-before-their-norm",
+        about="the experts get the tokens of all lanes from in front of the norm",
         file="passes/shard_experts.py",
-        old="    args = (*rows, *part.args[3:])\n",
+        old="        for own in part.args[:3]\n        if isinstance(own, fx.Node)\n",
         new=(
-            "    own: list[fx.Node] = [part.args[1]] * lanes  # type: ignore[list-item]\n"
-            "    rows[1] = edit.call(torch.ops.aten.cat.default, own, 0, before=part)\n"
-            "    args = (*rows, *part.args[3:])\n"
+            "        for own in (\n"
+            "            x.args[0] if x.target is dsa.rms_norm.default else x  # type: ignore\n"
+            "            for x in part.args[:3]\n"
+            "        )\n"
+            "        if isinstance(own, fx.Node)\n"
         ),
         kind="pass",
         culprit="shard_experts",
@@ -211,7 +214,7 @@ FAULTS = (
     ),
     Fault(
         id="control-one-gather-of-a-type",
-        about="of gathers of one type only the first goes into the joint message, others stay apart",
+        about="of gathers of one type the first goes into the joint message, the others stay apart",
         file="passes/join_all_gathers.py",
         old="            found[source] = None\n",
         new=(

@@ -70,7 +70,7 @@ FAULTS = (
         options=(("dp", 2),),
     ),
     Fault(
-        id="contexts-counted-from-the-lane-before",
+        id="tables-of-the-first-lane",
         about="the block tables of a lane are those of as many requests from the first one on",
         file="runtime/ranks/lanes.py",
         old="        block_tables=batch.block_tables[chosen],\n",

@@ -82,19 +82,17 @@ FAULTS = (
         options=TP2,
     ),
     Fault(
-        id="lanes-counted-from-the-inner-end",
-        about="a rank's number among all is made as if ranks of one place followed one another,"
-        " for weights that lanes share out",
+        id="pieces-by-the-place-in-the-lane",
+        about="of stacked pieces a rank reads the part of its place in its lane, not among all",
         file="dsa_compile/weights/ranks.py",
-        old="            whole = at_rank(of, ranks)\n",
+        old="starts = [(piece * count + ranks[axis]) * length for piece in range(stacked)]",
         new=(
-            "            whole = at_rank(of, ranks)\n"
-            '            if dim and axis == "world":\n'
-            "                lanes = count // 2\n"
-            "                ranks = {axis: ranks[axis] % 2 * lanes + ranks[axis] // 2}\n"
+            'own = ranks[axis] if stacked == 1 else ranks.get("tp", 0)\n'
+            "            starts = [(piece * count + own) * length for piece in range(stacked)]"
         ),
         kind="weight",
-        culprit="mlp.experts",
+        culprit="mlp.experts.gate_up_proj",
+        recipe="bf16",
         options=(("tp", 2), ("dp", 2)),
     ),
     Fault(

@@ -20,6 +20,7 @@ import random
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ def serve(fault: Fault, work: Path) -> Answers:
     options = compile_options(fault.options)
     try:
         model = model_dir(fault.model, work.parent)
-        dsa_compile.compile(model, artifact, recipe=fault.recipe, overwrite=True, **options)
+        dsa_compile.compile(model, artifact, recipe=fault.recipe, force=True, **options)
     except (UserError, AssertionError, ValueError, RuntimeError) as error:
         return {"refused": f"{type(error).__name__}: {error}".splitlines()[0][:300]}
     draw = random.Random(7)
@@ -102,8 +103,8 @@ def logprob_error(right: Answers, found: Answers) -> float:
 
 def token_error(right: Answers, found: Answers) -> float:
     """The share of tokens that differ."""
-    pairs = zip(sum(right["tokens"], []), sum(found["tokens"], []), strict=True)
-    return sum(a != b for a, b in pairs) / sum(map(len, right["tokens"]))
+    before, after = (list(chain.from_iterable(each["tokens"])) for each in (right, found))
+    return sum(a != b for a, b in zip(before, after, strict=True)) / len(before)
 
 
 class Prover:

@@ -18,7 +18,14 @@ WIDE = {
 }
 """Whole FP8 blocks wherever the released model has them: several in a row of every projection."""
 
-MODELS = ("small", "wide", "wide-fp8", "trained", "trained-fp8", "glm")
+BROAD = WIDE | {
+    "intermediate_size": 512,
+    "moe_intermediate_size": 256,
+    "qk_nope_head_dim": 112,
+}
+"""The same, and whole blocks of whatever two ranks share out."""
+
+MODELS = ("small", "wide", "wide-fp8", "broad", "broad-fp8", "trained", "trained-fp8", "glm")
 
 
 def model_dir(name: str, folder: Path) -> Path:
@@ -26,7 +33,8 @@ def model_dir(name: str, folder: Path) -> Path:
 
     ``small`` has every size far below an FP8 block; ``wide`` has whole blocks, in the layout of
     ``save_pretrained``; ``wide-fp8`` is that model as DeepSeek publishes it, with scales that are
-    powers of two; ``trained`` is the trained example, ``trained-fp8`` its FP8 copy; ``glm`` is a
+    powers of two; ``broad`` and ``broad-fp8`` are such models that the recipes of FP8 cut over two
+    ranks; ``trained`` is the trained example, ``trained-fp8`` its FP8 copy; ``glm`` is a
     small GLM-5.2, half of whose layers attend to keys that an earlier one selected.
 
     Args:
@@ -56,8 +64,9 @@ def model_dir(name: str, folder: Path) -> Path:
     if name == "glm":
         save_hf(tiny_model(tiny_glm_config(6)), path)
         return path
-    config = tiny_config(4, **(WIDE if name.startswith("wide") else {}))
-    if name != "wide-fp8":
+    sizes = {"wide": WIDE, "broad": BROAD}.get(name.removesuffix("-fp8"), {})
+    config = tiny_config(4, **sizes)
+    if not name.endswith("-fp8"):
         save_hf(tiny_model(config), path)
         return path
     save_hub(tiny_model(config), path)

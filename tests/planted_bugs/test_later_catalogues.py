@@ -1,4 +1,4 @@
-"""The third and fourth catalogue fit the package as it is; how faults were proven is on record."""
+"""The later catalogues fit the package as it is; how faults were proven is on record."""
 
 import json
 from pathlib import Path
@@ -11,8 +11,8 @@ from tests.planted_bugs.second.models import MODELS
 from tests.planted_bugs.second.prove import catalogue
 from tests.planted_bugs.second.score import score
 
-THIRD, FOURTH = (Path(__file__).with_name(name) for name in ("third", "fourth"))
-CATALOGUES = {folder.name: catalogue(folder) for folder in (THIRD, FOURTH)}
+FOLDERS = [Path(__file__).with_name(name) for name in ("third", "fourth", "fifth")]
+CATALOGUES = {folder.name: catalogue(folder) for folder in FOLDERS}
 FAULTS = [fault for faults in CATALOGUES.values() for fault in faults]
 SCORED: dict[str, tuple[str, ...]] = {
     "decode-scores-two-selections": ("verify", "bisect"),
@@ -22,10 +22,12 @@ SCORED: dict[str, tuple[str, ...]] = {
     "accepted-behind-a-wrong-draft": ("bisect",),
     "frequencies-without-yarn": ("verify", "bisect"),
     "window-start-dropped": ("verify", "bisect"),
+    "columns-as-they-lie": ("verify", "bisect"),
+    "first-columns-quantised": ("verify", "bisect"),
 }
-"""Faults of the third, then of the fourth catalogue that are scored here, and the commands that see
-them: ``verify`` runs no requests."""
-SAMPLE = ("decode-scores-two-selections", "window-start-dropped")
+"""Faults of the third, the fourth and the fifth catalogue that are scored here, and the commands
+that see them: ``verify`` runs no requests."""
+SAMPLE = ("decode-scores-two-selections", "window-start-dropped", "columns-as-they-lie")
 """One of each catalogue; the runtime's are planted in tests/debugging as well, in less time."""
 
 
@@ -37,7 +39,7 @@ def test_a_fault_fits_its_file(fault: Fault) -> None:
     assert fault.model in MODELS
 
 
-@pytest.mark.parametrize("folder", [THIRD, FOURTH], ids=lambda folder: folder.name)
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
 def test_every_fault_is_proven(folder: Path) -> None:
     proofs = json.loads((folder / "proofs.json").read_text(encoding="utf-8"))
     assert proofs.keys() == {fault.id for fault in CATALOGUES[folder.name]}
@@ -55,7 +57,7 @@ def test_no_fault_is_of_the_second_catalogue() -> None:
 @pytest.mark.parametrize("name", SCORED if WHOLE else SAMPLE)
 def test_the_right_place_is_named(name: str, tmp_path: Path) -> None:
     (fault,) = (fault for fault in FAULTS if fault.id == name)
-    folder = FOURTH if fault in CATALOGUES["fourth"] else THIRD
+    (folder,) = (folder for folder in FOLDERS if fault in CATALOGUES[folder.name])
     found = score(fault, tmp_path, folder)
     for command in SCORED[name]:
         assert found[command]["named"], found

@@ -34,18 +34,6 @@ FAULTS = (
         options=TP2,
     ),
     Fault(
-        id="pairs-by-their-order",
-        about="a pair's routing weight is taken by its place among those of this rank's experts",
-        file="dsa_compile/ops/experts_fp8.py",
-        old="weights.flatten()[pairs, None]",
-        new="weights.flatten()[order, None]",
-        kind="kernel",
-        culprit="experts_fp8",
-        recipe="fp8",
-        model="wide",
-        options=DP2_EP2,
-    ),
-    Fault(
         id="tokens-of-lanes-by-turns",
         about="tokens of lanes are laid out by turns, and sums are handed out lane by lane",
         file="dsa_compile/ops/collectives.py",

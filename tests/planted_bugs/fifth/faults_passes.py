@@ -25,7 +25,7 @@ _WHOLE_EXPERTS = """\
             all_reduce(edit, program, m.root, part)
 
     def _placed(self, edit: Editor, program: Program, part: fx.Node, count: int) -> fx.Node:
-        \"\"\"The same call with the numbers that experts have on this rank.\"\"\"
+        \"\"\"Call of the experts with the numbers that they have on this rank.\"\"\"
         layout = program.config.layout
         own = count // layout.ep
         values = tuple(
@@ -125,23 +125,6 @@ FAULTS = (
         culprit="join_all_gathers",
         recipe="fp8",
         model="wide",
-        options=DP2_EP2,
-    ),
-    Fault(
-        id="scales-of-another-rounding",
-        about="values travel as rounded with scales that are powers of two, beside scales that"
-        " are not",
-        file="passes/gather_quantized.py",
-        old='            own = edit.unpack(pair, "q", "scale", before=before)\n',
-        new=(
-            '            own = edit.unpack(pair, "q", "scale", before=before)\n'
-            '            apart = edit.call(dsa.quantize_blocks.default, m["x"], False, before=before)\n'
-            '            own = [own[0], edit.unpack(apart, "q", "scale", before=before)[1]]\n'
-        ),
-        kind="pass",
-        culprit="gather_quantized",
-        recipe="fp8",
-        model="wide-fp8",
         options=DP2_EP2,
     ),
     Fault(

@@ -2,12 +2,14 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torch import Tensor
 
 from dsa_compile.debugging.bisect.runtime_check import wrong_engine
 from dsa_compile.debugging.recompiled_artifact import RecompiledArtifact
+from dsa_compile.runtime import RequestOutput
 from dsa_compile.runtime.ranks.gloo import GlooCommunicator
 
 
@@ -33,3 +35,17 @@ def test_a_rank_that_exchanges_wrongly_is_seen(
 
     monkeypatch.setattr(GlooCommunicator, "all_reduce", halved)
     assert "log-probability of token 1 is off by" in wrong_engine(opened(artifact("tp2")))
+
+
+@pytest.mark.slow
+def test_a_lane_that_scores_the_tokens_of_another_is_seen(
+    artifact: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recompiled = opened(artifact("dp2ep2"))
+    right = RequestOutput.prompt_logprobs
+
+    def of_another(self: RequestOutput) -> Any:
+        return (right.fget(self) or [])[::-1]  # type: ignore[misc]
+
+    monkeypatch.setattr(RequestOutput, "prompt_logprobs", property(of_another))
+    assert "log-probabilities of other tokens" in wrong_engine(recompiled)

@@ -40,6 +40,7 @@ _MOST_STEPS = 2000  # of a round
 _LONGEST = 512  # tokens of a request among plain answers
 
 _GREEDY = SamplingParams(max_tokens=TOKENS, temperature=0.0, logprobs=2, ignore_eos=True)
+_SCORED = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)
 _AHEAD = replace(_GREEDY, logprobs=None)  # tokens that may be chosen before the host knows them
 
 
@@ -206,6 +207,27 @@ class Answers:
                         f"{how}, log-probability of token {place + 1} is off by "
                         f"{off:.1e} from the finished graphs', limit {self.limit:.1e}, prompt of "
                         f"{len(prompt)} tokens"
+                    )
+        return ""
+
+    def prompts_problem(self, prompts: Sequence[Tokens]) -> str:
+        """Why log-probabilities of prompts that are served at once are wrong, or the empty text."""
+        assert self._engine is not None, "answers were measured before"
+        outputs = self._engine.generate([list(prompt) for prompt in prompts], _SCORED)
+        for prompt, output in zip(prompts, outputs, strict=True):
+            steps = self.steps([prompt], [()])
+            exact = self.logits(steps).log_softmax(-1)
+            rounded = self.logits(steps, self.recompiled.store).log_softmax(-1)
+            limit = FLOOR + MARGIN * float((rounded - exact).abs().max())
+            found = [(entry.token_id, entry.logprob) for entry in output.prompt_logprobs or ()]
+            if [token for token, _ in found] != [*prompt[1:]]:
+                return f"log-probabilities of other tokens, prompt of {len(prompt)} tokens"
+            for place, ((token, logprob), row) in enumerate(zip(found, exact, strict=False), 2):
+                off = abs(logprob - float(row[token]))
+                if not off <= limit:
+                    return (
+                        f"log-probability of the prompt's token {place} is off by {off:.1e} from "
+                        f"the finished graphs', limit {limit:.1e}, prompt of {len(prompt)} tokens"
                     )
         return ""
 

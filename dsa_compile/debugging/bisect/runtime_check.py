@@ -53,8 +53,14 @@ def wrong_engine(recompiled: RecompiledArtifact) -> str:
     lanes = recompiled.artifact.manifest.compile.layout.dp
     vocab_size = recompiled.exported.spec.vocab_size
     prompts = [random_tokens(_MEASURED + lane, vocab_size, seed=9 + lane) for lane in range(lanes)]
+    several = recompiled.artifact.manifest.compile.layout.world > 1
+
+    def problem() -> str:
+        found = answers.measure(prompts, together=lanes > 1)
+        return found or (answers.prompts_problem(prompts) if several else "")
+
     try:
-        found = _guarded(lambda: (ANY, answers.measure(prompts, together=lanes > 1)))
+        found = _guarded(lambda: (ANY, problem()))
     finally:
         answers.close()
     return "" if found is None else found[1]

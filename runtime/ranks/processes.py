@@ -16,6 +16,8 @@ from dsa_compile.runtime.ranks.messages import Failed
 
 _LAST_WORDS = 5.0  # seconds that a failing rank may take to say why and to end
 
+WORKER = "dsa_compile.runtime.ranks.worker"
+
 
 class Process(Protocol):
     """Interface of a process, a part of that of ``subprocess.Popen``."""
@@ -103,7 +105,8 @@ def start_process(rank: int) -> RankProcess:
     """Start a rank that waits for its :class:`~dsa_compile.runtime.ranks.messages.Start`."""
     ours, theirs = socket.socketpair()
     with theirs:
-        command = [sys.executable, "-m", "dsa_compile.runtime.ranks.worker", str(theirs.fileno())]
+        safe = ["-P"] if sys.flags.safe_path else []  # the same package as here, not one beside it
+        command = [sys.executable, *safe, "-m", WORKER, str(theirs.fileno())]
         paths = [path for path in sys.path if path]  # what this process imports, it will too
         started = subprocess.Popen(
             command,

@@ -52,8 +52,14 @@ def wrong_engine(recompiled: RecompiledArtifact) -> str:
     answers = Answers(recompiled, exact=False)
     lanes = recompiled.artifact.manifest.compile.layout.dp
     vocab_size = recompiled.exported.spec.vocab_size
-    prompts = [random_tokens(_MEASURED + lane, vocab_size, seed=9 + lane) for lane in range(lanes)]
     several = recompiled.artifact.manifest.compile.layout.world > 1
+    # of several lanes each has two requests, and no two lanes the same numbers of blocks
+    block = recompiled.artifact.manifest.block_size
+    longer = {0: block, 2 * lanes - 1: block} if lanes > 1 else {}
+    prompts = [
+        random_tokens(_MEASURED + n + longer.get(n, 0), vocab_size, seed=9 + n)
+        for n in range(2 * lanes if lanes > 1 else 1)
+    ]
 
     def problem() -> str:
         found = answers.measure(prompts, together=lanes > 1)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.debugging.healthy_grid import (
-    FIVE_LAYERS,
+    LAYERS,
     LAYOUTS,
     MODELS,
     RECIPES,
@@ -40,6 +40,6 @@ def test_a_beginning_of_a_random_order_has_every_model_and_recipe() -> None:
 def test_nothing_is_accused(
     model: str, recipe: str, target: str, tokens: int, layout: str, tmp_path: Path
 ) -> None:
-    layers = "1-2" if model in FIVE_LAYERS else None
+    layers = LAYERS.get(model)
     found = accusations(make_model(model, tmp_path), recipe, target, tokens, layers, layout)
     assert list(found) == []

@@ -38,7 +38,7 @@ def released_config(layers: int) -> dict[str, Any]:
 
 
 def small_config(layers: int) -> dict[str, Any]:
-    """The same of a model for tests."""
+    """``config.json`` of a model for tests with so many layers."""
     from dsa_compile.testing.models import hub_config, tiny_config
 
     return hub_config(tiny_config(layers), mtp=False)

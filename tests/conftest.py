@@ -106,7 +106,7 @@ def lacks(
     least: tuple[int, int] | None = None,
     alone: bool = False,
 ) -> str | None:
-    """Why a machine cannot run a test, or None.
+    """Reason why a machine cannot run a test, or None.
 
     Args:
         found: compute capability of its GPU; None without one.

@@ -1,4 +1,4 @@
-"""What an installation gets: the wheel, the source distribution, and the commands they install."""
+"""Installation: the wheel, the source distribution, and the commands they install."""
 
 import os
 import re

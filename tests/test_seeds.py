@@ -1,4 +1,4 @@
-"""What a test draws follows from its name."""
+"""Random numbers of a test follow from its name."""
 
 import random
 

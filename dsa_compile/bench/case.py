@@ -1,4 +1,4 @@
-"""What a suite hands to the harness."""
+"""Cases of a suite, which the harness runs."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -49,7 +49,7 @@ class Plan:
 
     @property
     def name(self) -> str:
-        """For ``--only``."""
+        """Name of a case for ``--only``."""
         return f"{self.op} {self.shape} {self.family}".rstrip()
 
 

@@ -203,11 +203,11 @@ _WANTED: dict[str, Callable[[Tensor], Tensor]] = {
     "all_gather": torch.Tensor.clone,
     "reduce_scatter": _own_rows,
 }
-"""What a rank has of all ranks' operands in fp64, one behind another."""
+"""Right results of collectives on a rank, from all ranks' operands in fp64, one behind another."""
 
 
 def _problem(wanted: Callable[[Tensor], Tensor], call: Call, x: Tensor, ranks: int) -> str:
-    """What is wrong with a result, in the same words on all ranks; empty for nothing."""
+    """Problem of a result, in the same words on all ranks; empty if it is right."""
     parts = [torch.empty_like(x) for _ in range(ranks)]
     dist.all_gather(parts, x)
     every = torch.stack(parts).double()

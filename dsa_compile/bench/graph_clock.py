@@ -73,7 +73,7 @@ def call_us(capture: Callable[[int], Work], calls: int, clock: QueuedClock, repl
 
 
 def steady_rounds(graph_us: Callable[[int], float], most: int) -> int:
-    """How many rounds a graph needs so that more would not change the time of a call.
+    """Number of rounds that a graph needs so that more would not change the time of a call.
 
     Args:
         graph_us: time of a graph of so many rounds.

@@ -1,4 +1,4 @@
-"""What a run was made on and with: machine, driver, versions, peers, command."""
+"""Machine, driver, versions, peers and command of a run."""
 
 import importlib.util
 import platform

@@ -62,7 +62,7 @@ def _event_us(work: Work, wait: int) -> float | None:
 
 @dataclass(frozen=True)
 class Ceilings:
-    """What the machine gives to the simplest work, measured.
+    """Ceilings of the machine, measured with the simplest work.
 
     Args:
         bytes_per_us: the most of a kernel that copies a large tensor, reads plus writes, and of one

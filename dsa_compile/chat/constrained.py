@@ -1,7 +1,7 @@
 """Texts of arguments whose schema constrains them: blanks around such a text mean nothing.
 
-Where a syntax writes strings as raw text, blanks beside it would be a part of it: of a choice that
-is none then, or of a text that is too long.
+A syntax that writes strings as raw text would make blanks beside a string a part of it: a choice
+would then be none, or a text too long.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,7 +11,7 @@ _LONGEST = 4096  # that a text is held back for; a longer one is passed on as it
 
 
 def trimmer(schema: Any) -> Callable[[str], str] | None:
-    """What takes off the blanks around a value of a schema; None where they belong to it.
+    """Trimmer of the blanks around a value of a schema; None where they belong to the value.
 
     Args:
         schema: of a parameter, without a reference at its root.

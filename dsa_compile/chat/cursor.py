@@ -85,7 +85,7 @@ class Cursor:
 
 
 def begun_at(text: str, tag: str) -> int:
-    """Where a tag begins that the end of a text may be part of; the text's length if none does.
+    """Index at which a tag begins that a text may end inside; the text's length if there is none.
 
     The tag's only ``<`` is its first character.
     """

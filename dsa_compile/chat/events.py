@@ -1,4 +1,4 @@
-"""What a streaming parser reports of a model's answer, and the answer put together from it."""
+"""Events of a streaming parser of a model's answer, and the answer put together from them."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

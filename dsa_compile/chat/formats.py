@@ -1,4 +1,4 @@
-"""What a server needs of a model's chat format: prompts from messages, messages from text."""
+"""Interface of a model's chat format to a server: prompts from messages, messages from text."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -7,7 +7,7 @@ from dsa_compile.chat.parser import StreamParser
 
 
 class ChatFormat(Protocol):
-    """How a model writes conversations.
+    """Chat format: how a model writes conversations.
 
     Attributes:
         name: for logs.

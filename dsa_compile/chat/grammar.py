@@ -1,4 +1,4 @@
-"""How a family of models writes tool calls: what the streaming parser asks of each."""
+"""Syntax of tool calls of a family of models, as the streaming parser needs it."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -47,7 +47,7 @@ class CallGrammar(Protocol):
     argument_style: str
 
     def call_begins(self, name: str) -> tuple[str, ...]:
-        """What a model may write before the arguments of a call."""
+        """Texts that a model may write before the arguments of a call."""
         ...
 
     def name(self, cursor: Cursor) -> str:

@@ -1,7 +1,7 @@
 """Reasoning, answer and tool calls out of a model's text, while it arrives.
 
-What comes out does not depend on how the text was cut into pieces: every decision is made from the
-text alone, and where the text does not yet decide, it is held back. That is at most what may be the
+Events do not depend on how the text was cut into pieces: every decision is made from the text
+alone, and text that does not yet decide is held back. Held back is at most what may be the
 beginning of a tag or of a call's first tags.
 
 A call begins once its name and what follows it (an argument's tag or the call's end) are there and
@@ -257,7 +257,7 @@ class StreamParser:
         self._called |= complete
 
     def _certain(self, opener: str) -> int:
-        """How much of the buffer is text, whatever may follow; neither tag stands in it."""
+        """Length of the buffer that is text, whatever may follow; neither tag stands in it."""
         if self._final:
             return len(self._buffer)
         tags = [opener] if opener else []
@@ -267,7 +267,7 @@ class StreamParser:
         return self._before_breaks(certain)
 
     def _before_breaks(self, end: int) -> int:
-        """Where the line breaks before ``end`` begin that would belong to a tag there."""
+        """Index at which the line breaks before ``end`` begin that would belong to a tag there."""
         before_end = self._thinking and self._trims
         most = self._newlines if self._grammar is not None or before_end else 0
         start = end

@@ -1,4 +1,4 @@
-"""What the commands share: how they parse and refuse, and what they print to."""
+"""Parsing, refusals and output streams that the commands share."""
 
 import argparse
 import io

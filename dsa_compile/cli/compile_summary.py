@@ -1,4 +1,4 @@
-"""What ``dsa-compile`` says of an artifact that it has made, in words or as data."""
+"""Summary that ``dsa-compile`` prints of an artifact that it has made, in words or as data."""
 
 import shlex
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def print_text(result: "CompileResult", seconds: float, kernels: bool) -> None:
-    """What every pass did, the time by phase, and what to do next.
+    """Print the rewrites of every pass, the time by phase, and what to do next.
 
     Args:
         result: of the compilation.

@@ -30,7 +30,7 @@ _NEEDED = ("torch", "transformers", "safetensors", "numpy", "huggingface_hub")
 
 
 def show_environment(as_json: bool) -> int:
-    """Print what is here; returns the exit status."""
+    """Print the environment; returns the exit status."""
     found = environment()
     if as_json:
         print_json(found)
@@ -41,7 +41,7 @@ def show_environment(as_json: bool) -> int:
 
 
 def environment() -> dict[str, Any]:
-    """What is installed and present; nothing heavy is imported, and no GPU memory is taken.
+    """Environment: packages and GPUs; nothing heavy is imported, and no GPU memory is taken.
 
     Returns:
         JSON-ready. ``targets`` has for each target whether it can be compiled for and run here, and

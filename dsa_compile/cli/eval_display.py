@@ -1,4 +1,4 @@
-"""What a person sees while models are evaluated."""
+"""Display of an evaluation in progress."""
 
 from collections.abc import Sequence
 from pathlib import Path

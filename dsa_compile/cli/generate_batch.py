@@ -31,7 +31,7 @@ class _Line:
 
 @dataclass(frozen=True)
 class BatchResult:
-    """What a batch came to.
+    """Result of a batch.
 
     Attributes:
         requests: run now.

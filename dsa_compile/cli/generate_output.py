@@ -1,4 +1,4 @@
-"""How ``dsa-generate`` shows what was generated: for a person, or as JSON lines for a program."""
+"""Output of ``dsa-generate``: text for a person, or JSON lines for a program."""
 
 import json
 from collections.abc import Mapping
@@ -92,7 +92,7 @@ class TextPrinter:
 
 
 def marks_of(options: "EngineOptions") -> dict[str, Any]:
-    """What keeps an engine's outputs or times from being those of the model, for JSON objects."""
+    """Marks, for JSON objects, of options that make outputs or times not those of the model."""
     marks: dict[str, Any] = {}
     if options.force_accept is not None:
         marks["acceptance_forced"] = options.force_accept
@@ -102,7 +102,7 @@ def marks_of(options: "EngineOptions") -> dict[str, Any]:
 
 
 def projected_line(options: "EngineOptions") -> str:
-    """That one rank stood for all, for a person to read; or empty."""
+    """Line for a person that one rank stood for all; empty if that is not so."""
     if options.collectives != "replay":
         return ""
     return (
@@ -112,7 +112,7 @@ def projected_line(options: "EngineOptions") -> str:
 
 
 def drafts_line(stats: "SchedulerStats") -> str:
-    """What drafts were worth, such as ``drafts: 2.31 tokens a step; right 77 %, 54 %``; or empty.
+    """Line on drafts, as ``drafts: 2.31 tokens a step; right 77 %, 54 %``; empty without drafts.
 
     The shares are of those drafted at each depth.
     """

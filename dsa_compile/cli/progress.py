@@ -1,4 +1,4 @@
-"""What a person sees while a model compiles."""
+"""Display of a compilation in progress."""
 
 import time
 from types import TracebackType

@@ -1,4 +1,4 @@
-"""How the commands print: tables that fit a terminal, plain text elsewhere, or JSON."""
+"""Output of the commands: tables that fit a terminal, plain text elsewhere, or JSON."""
 
 import copy
 import json
@@ -17,7 +17,7 @@ _PLAIN_WIDTH = 160
 
 
 def console(stderr: bool = False) -> Console:
-    """For standard output, or for standard error.
+    """Console on standard output, or on standard error.
 
     In a terminal tables are as wide as that, or as COLUMNS says. Elsewhere they are as wide as they
     need to be, lines keep their length, and nothing has a colour. NO_COLOR is honoured.
@@ -31,7 +31,7 @@ def console(stderr: bool = False) -> Console:
 def table(*columns: str, right: tuple[str, ...] = (), gap: int = 2, line: bool = False) -> Table:
     """A table without lines, or with one below the heads.
 
-    Where it is too wide, texts are folded; numbers never lose a digit.
+    Texts of a table that is too wide are folded; numbers never lose a digit.
 
     Args:
         columns: the heads; a line break in one makes its column narrower.

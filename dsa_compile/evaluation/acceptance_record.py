@@ -1,4 +1,4 @@
-"""What is left in an artifact of the acceptance that was measured, for engines to compare with."""
+"""Record in an artifact of the acceptance that was measured, for engines to compare with."""
 
 from collections.abc import Mapping, Sequence
 

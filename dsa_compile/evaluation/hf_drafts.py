@@ -19,7 +19,7 @@ from dsa_compile.model_spec import ModelSpec
 
 @dataclass(frozen=True)
 class DraftStates:
-    """What one pass of the layer makes of T tokens, all fp32.
+    """States and logits that one pass of the layer makes of T tokens, all fp32.
 
     Attributes:
         joined: ``[T, H]``, what its decoder layer is given.

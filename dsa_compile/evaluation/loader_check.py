@@ -44,7 +44,7 @@ class Difference:
 
     @property
     def told(self) -> str:
-        """What is done wrongly."""
+        """Error of the compiler, as the end of a sentence about a parameter."""
         return "is computed otherwise by the export" if self.computed else "is read otherwise"
 
     def __str__(self) -> str:
@@ -174,7 +174,7 @@ def _problems(
 
 
 def _dequantised(name: str, shape: tuple[int, ...], checkpoint: Checkpoint) -> Tensor:
-    """What the FP8 values and scales of a recipe stand for."""
+    """Values in fp32 that the FP8 values and scales of a recipe stand for."""
     stacked = 2 if name.endswith(".gate_up_proj") else 1
     values = torch.empty(shape, dtype=torch.float8_e4m3fn)
     scales = torch.empty(scale_shape(shape, stacked))
@@ -187,7 +187,7 @@ def _dequantised(name: str, shape: tuple[int, ...], checkpoint: Checkpoint) -> T
 
 
 def _unlike(got: Tensor, want: Tensor) -> Tensor:
-    """Where the bits of two fp32 tensors differ."""
+    """Mask of the elements at which the bits of two fp32 tensors differ."""
     return got.view(torch.int32) != want.contiguous().view(torch.int32)
 
 

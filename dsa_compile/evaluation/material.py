@@ -34,7 +34,7 @@ class Material:
 
     @cached_property
     def _lead(self) -> list[int]:
-        """What the model's tokenizer puts before a prompt."""
+        """Token ids that the model's tokenizer puts before a prompt."""
         tokenizer = self._loaded.tokenizer
         return [] if tokenizer is None else leading_ids(tokenizer)
 

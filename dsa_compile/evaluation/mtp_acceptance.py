@@ -1,12 +1,13 @@
-"""How many drafted tokens of the multi-token-prediction (MTP) module the model accepts, greedily.
+"""Acceptance of drafts: how many tokens of the MTP module the model accepts, greedily.
 
-A plain loop over the reference ops, not speculative decoding itself: the model's own states are
-given (teacher forcing), drafts are compared with what the model says. From the state at position i
-and token i + 1 the module drafts token i + 2; its own output and its draft take their places for
-the next depth, as serving engines do.
+The measure is a plain loop over the reference ops, not speculative decoding itself: the
+multi-token-prediction (MTP) module is given the model's own states (teacher forcing), and its
+drafts are compared with the model's tokens. From the state at position i and token i + 1 the
+module drafts token i + 2; its own output and its draft take their places for the next depth, as
+in serving engines.
 
-States are taken after the final norm on both sides, the module's own between depths too. That is
-what its ``hnorm`` was trained on, and it is no difference between architectures: GLM-5 wants it
+States are taken after the final norm on both sides, the module's own between depths too. Such
+states are what ``hnorm`` was trained on, and architectures do not differ in it: GLM-5 wants it
 (vLLM pull requests 46075, 47448), and DeepSeek as well, for which vLLM once handed on the states
 before that norm: with DeepSeek-R1, three drafts, 64.6 % of drafts are accepted instead of 61.4
 (ROCm/ATOM pull request 1764). The trained example agrees, see :file:`docs/evaluation.md`.
@@ -155,7 +156,7 @@ class Drafter:
         return drafts, self._carried(hidden, after), chosen
 
     def _carried(self, hidden: Tensor, after: Tensor) -> Tensor:
-        """What the next depth takes as states: those after the norm of the module's head."""
+        """States that the next depth takes: those after the norm of the module's head."""
         return after
 
 

@@ -27,7 +27,7 @@ HIDDEN, NORMED, NORMED_Q, NORMED_SCALE = "hidden", "normed", "normed_q", "normed
 
 
 class LanguageModel(Protocol):
-    """What the measures of text need of a model."""
+    """Model as the measures of text need it."""
 
     def logits(
         self, sequences: Sequence[Sequence[int]], tails: Sequence[int] | None = None
@@ -175,7 +175,7 @@ class ProbeRunner(ModelRunner):
 
 
 def _ue8m0(regions: Mapping[str, Region]) -> bool | None:
-    """How the graphs quantise the norm that layers hand on; None where they do not."""
+    """Scale format in which graphs quantise the norm that layers hand on; None if they do not."""
     for region in regions.values():
         if NORMED_Q in region.outputs:
             results = region.graph.output_node().args[0]

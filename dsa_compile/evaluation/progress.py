@@ -1,13 +1,13 @@
-"""How a measure reports how far it is."""
+"""Progress of a measure, reported as the share done."""
 
 from collections.abc import Callable
 
 Tick = Callable[[float], None]
-"""Called with the share done, from 0 to 1."""
+"""Callback that takes the share done, from 0 to 1."""
 
 
 def ignore(done: float) -> None:
-    """The tick of those who do not look."""
+    """Tick that does nothing."""
 
 
 def part(tick: Tick, index: int, count: int) -> Tick:

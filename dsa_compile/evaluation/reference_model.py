@@ -14,7 +14,7 @@ from dsa_compile.evaluation.stored_weights import StoredWeights
 from dsa_compile.model_spec import ModelSpec
 
 NO_MODEL = "transformers has no model of text alone"
-"""Why nothing is compared with it where :func:`has_reference` is false."""
+"""Reason why nothing is compared with a reference where :func:`has_reference` is false."""
 
 
 def load_reference(model_dir: Path, spec: ModelSpec) -> Any:

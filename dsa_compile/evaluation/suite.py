@@ -1,4 +1,4 @@
-"""Measure after measure over artifact after artifact; what is done stays done."""
+"""Suite of measures over artifacts, one after another; finished ones stay if a later one fails."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -30,14 +30,14 @@ from dsa_compile.ir.plan import DRAFT
 
 
 class Progress:
-    """What happens during an evaluation; override what you want to see. Does nothing itself."""
+    """Progress of an evaluation; its methods do nothing, and subclasses override some of them."""
 
     def begin(self, artifact: str, measure: str) -> Tick:
         """Begin a measure; the function returned is called with how far it is."""
         return ignore
 
     def found(self, results: Sequence[ArtifactResults]) -> None:
-        """There is more: all results so far."""
+        """Take all results so far, of which there are more now."""
 
     def end(self) -> None:
         """The measure has ended."""

@@ -22,7 +22,7 @@ from dsa_compile.evaluation.results import ArtifactResults
 
 
 def tables(artifacts: Sequence[ArtifactResults]) -> list[Table]:
-    """What was evaluated, then a table for each group of measures that was made."""
+    """Table of the artifacts, then a table for each group of measures that was made."""
     makers: tuple[Callable[[Sequence[ArtifactResults]], Table], ...] = (
         _artifacts,
         _language,

@@ -10,7 +10,7 @@ import numpy as np
 from dsa_compile.errors import UserError
 
 HELD_OUT = Path(__file__).parents[2] / "examples" / "tiny_v32" / "heldout.txt"
-"""What is evaluated on where the user names no text; not part of an installed package."""
+"""Text of an evaluation where the user names none; not part of an installed package."""
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,1 @@
-"""What passes did to a program, read back from an artifact as plain data; torch is not needed."""
+"""Records of what passes did to a program, read from an artifact as plain data without torch."""

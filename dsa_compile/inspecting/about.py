@@ -1,4 +1,4 @@
-"""What a pass is for: its purpose and its drawings, from the docstring of its module.
+"""Purpose and drawings of a pass, from the docstring of its module.
 
 The form is that of every file in ``passes/``: a line of purpose, paragraphs, and literal blocks
 that a line ending in ``::`` introduces. A line ``Before::   After::`` introduces two side by side.
@@ -32,7 +32,7 @@ class Drawing:
 
 @dataclass(frozen=True)
 class About:
-    """What a pass is for: one line, and the rest of its docstring."""
+    """Purpose of a pass: one line, and the rest of its docstring."""
 
     purpose: str
     rest: tuple[Prose | Drawing, ...]

@@ -1,4 +1,4 @@
-"""What two artifacts have in common and what not: options, passes, kernels, weights, graphs."""
+"""Comparison of two artifacts: options, passes, kernels, weights, graphs."""
 
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -49,7 +49,7 @@ class Parting:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What differs between two artifacts.
+    """Differences between two artifacts.
 
     Attributes:
         facts: everything but the graphs.

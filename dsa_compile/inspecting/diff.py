@@ -1,8 +1,8 @@
-"""What one pass changed, rewrite by rewrite.
+"""Changes of one pass, rewrite by rewrite.
 
 Nodes are matched by provenance: those that no rewrite removed or made are the same, whatever their
-position. What is left over, because a pass works on the whole program and numbers no single
-rewrites, is put together by the edges between it.
+position. Nodes left over, because a pass works on the whole program and numbers no single
+rewrites, are grouped by the edges between them.
 """
 
 from collections import defaultdict
@@ -42,7 +42,7 @@ class Hunk:
 
 @dataclass(frozen=True)
 class RegionDiff:
-    """What a pass did to one region.
+    """Changes of a pass to one region.
 
     Attributes:
         region: its name after the pass.
@@ -169,7 +169,7 @@ def _numbered(region: str, sites: Sequence[Site], pairing: Pairing) -> list[Hunk
 
 
 def _with_leftovers(region: str, hunks: list[Hunk], pairing: Pairing) -> list[Hunk]:
-    """The same hunks, with the inputs and dead nodes that go with them, and one for each rest."""
+    """Hunks with inputs and dead nodes that go with them, and one more for each group left over."""
     owner: dict[tuple[str, str], int] = {}  # ("-" or "+", name) → hunk
     for index, hunk in enumerate(hunks):
         owner |= {("-", name): index for name in hunk.removed}
@@ -199,7 +199,7 @@ def _with_leftovers(region: str, hunks: list[Hunk], pairing: Pairing) -> list[Hu
 
 
 def _edges(pairing: Pairing) -> Iterable[tuple[tuple[str, str], tuple[str, str]]]:
-    """Between nodes without a partner: uses, and one put in the place of another."""
+    """Edges between nodes without a partner: uses, and one put in the place of another."""
     for sign, graph, names in (
         ("-", pairing.before, set(pairing.removed)),
         ("+", pairing.after, set(pairing.made)),

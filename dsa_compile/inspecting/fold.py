@@ -20,7 +20,7 @@ from dsa_compile.notebook import lines_html
 
 @dataclass(frozen=True)
 class Place:
-    """Where a rewrite was made.
+    """Place where a rewrite was made.
 
     Attributes:
         region: the graph.
@@ -85,7 +85,7 @@ class Fold:
 
     @property
     def rewrites(self) -> int:
-        """How many numbered rewrites these are over all layers."""
+        """Number of the numbered rewrites over all layers."""
         return sum(len(place.sites) * (len(place.layers) or 1) for place in self.places)
 
 
@@ -247,7 +247,7 @@ def _layer_regions(store: Store, stage: Stage, variant: str) -> list[str]:
 
 
 def _module(stage: Stage, region: str, path: str) -> str:
-    """What a module computes before a pass: its ops, each as often as it occurs."""
+    """Ops that a module computes before a pass, each as often as it occurs."""
     graph = stage.ancestor(region)
     calls = () if graph is None else graph.calls
     return json.dumps(sorted(node.target for node in calls if node.path == path))

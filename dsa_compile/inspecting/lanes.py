@@ -14,7 +14,7 @@ _KEEP = "dsa.keep_alive.default"
 
 @dataclass(frozen=True)
 class Row:
-    """One thing that happens.
+    """One row: a call or a wait.
 
     Attributes:
         stream: where.
@@ -31,7 +31,7 @@ class Row:
 
 
 def rows(graph: Graph) -> list[Row]:
-    """What a graph does, in order; switches of the stream and records of events are left out."""
+    """Rows of a graph's calls and waits, in order, without stream switches and event records."""
     listing = Listing(graph)
     found: list[Row] = []
     stream = 0

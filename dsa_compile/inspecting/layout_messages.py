@@ -1,6 +1,6 @@
-"""What the layers of a model exchange on any layout, from its sizes alone.
+"""Messages that the layers of a model exchange on any layout, from its sizes alone.
 
-``inspecting.ranks`` reads the same from the graphs of an artifact; here nothing is compiled.
+``inspecting.ranks`` reads such messages from the graphs of an artifact; here nothing is compiled.
 """
 
 from dataclasses import dataclass
@@ -42,7 +42,7 @@ class LayerMessage:
 
 @dataclass(frozen=True)
 class LayoutMessages:
-    """What a step exchanges, in order.
+    """Messages of a step, in order.
 
     Attributes:
         embedding: of the prologue.

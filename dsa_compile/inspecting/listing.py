@@ -13,7 +13,7 @@ _NUMBER = re.compile(r"(\d+)")
 
 @dataclass(frozen=True)
 class PassRow:
-    """What one pass did.
+    """Row of one pass.
 
     Attributes:
         number: place in the pipeline, from 1.

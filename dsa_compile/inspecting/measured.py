@@ -1,4 +1,4 @@
-"""What other commands measured, if their files are there: errors, and times of steps.
+"""Measurements of other commands, if their files are there: errors, and times of steps.
 
 ``dsa-inspect ARTIFACT verify`` leaves ``verify.json`` in the artifact. ``dsa-bench step -o FILE``
 writes times of ops and what a layer takes without a pass, ``--profile`` times of single calls; they
@@ -22,7 +22,7 @@ VERIFY_REMEDY = "dsa-inspect ARTIFACT verify writes it"
 
 @dataclass(frozen=True)
 class PassError:
-    """What ``verify`` found of a pass.
+    """Result of ``verify`` for a pass.
 
     Attributes:
         error: of its rewrites, the largest; None if it is not finite.
@@ -35,7 +35,7 @@ class PassError:
 
 @dataclass(frozen=True)
 class SiteError:
-    """What ``verify`` found of a rewrite, in the layer where it did worst.
+    """Result of ``verify`` for a rewrite, in the layer where it did worst.
 
     Attributes:
         error: norm of the worst row's difference over the norm of the row; None if not finite.
@@ -50,7 +50,7 @@ class SiteError:
 
 @dataclass(frozen=True)
 class Share:
-    """What an op adds to a layer: microseconds, launches (None if not known), kernels."""
+    """Share of an op in a layer's time: microseconds, launches (None if not known), kernels."""
 
     us: float
     launches: float | None = None
@@ -80,7 +80,7 @@ class Case:
 
 
 def pass_errors(path: Path) -> dict[str, PassError]:
-    """What ``verify`` found, by pass.
+    """Results of ``verify`` by pass.
 
     Raises:
         UserError: no such file, or not one that ``verify`` wrote.
@@ -100,7 +100,7 @@ def _error(value: Any) -> float | None:
 
 
 def site_errors(path: Path) -> dict[tuple[str, int], SiteError]:
-    """What ``verify`` found, by pass and number of the rewrite; of several layers, the worst.
+    """Results of ``verify`` by pass and number of the rewrite; of several layers, the worst.
 
     Raises:
         UserError: no such file, or not one that ``verify`` wrote.

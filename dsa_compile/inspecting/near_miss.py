@@ -1,4 +1,4 @@
-"""Where a pass began to match and did not, equal places once."""
+"""Near-misses: places where a pass began to match and did not, equal ones once."""
 
 from dataclasses import dataclass
 

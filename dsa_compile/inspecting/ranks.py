@@ -1,4 +1,4 @@
-"""What ranks exchange and hold: every collective of a step, and the bytes of a rank's weights."""
+"""Exchanges of ranks: every collective of a step; and the bytes of a rank's weights."""
 
 import math
 from collections.abc import Mapping
@@ -53,7 +53,7 @@ class Message:
 
 @dataclass(frozen=True)
 class Exchange:
-    """What the calls of one region exchange and hold.
+    """Messages and weight bytes of the calls of one region.
 
     Attributes:
         region: its kind.
@@ -76,7 +76,7 @@ class Exchange:
 
 
 def exchanges(store: Store) -> list[Exchange]:
-    """What every kind of region of an artifact exchanges, in the order in which a step runs them.
+    """Exchanges of every kind of region of an artifact, in the order in which a step runs them.
 
     Variants list the same collectives; the first one stands for all.
 
@@ -99,7 +99,7 @@ def messages(graph: Graph) -> tuple[Message, ...]:
 
 
 def exchange(graph: Graph, node: Node) -> str:
-    """What a call exchanges with other ranks, to read; empty for what is no collective."""
+    """Text on what a call exchanges with other ranks; empty if it is no collective."""
     if node.op_name not in _SENT:
         return ""
     message = _message(graph, node)

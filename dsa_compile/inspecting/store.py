@@ -133,7 +133,7 @@ class Store:
 
     @cached_property
     def about(self) -> Mapping[str, About]:
-        """What each pass is for, by its name; empty if the artifact does not record it.
+        """Purpose of each pass, by its name; empty if the artifact does not record it.
 
         Raises:
             ArtifactError: the record is damaged.
@@ -146,7 +146,7 @@ class Store:
 
     @cached_property
     def seconds(self) -> Mapping[str, float]:
-        """How long each pass took, by its name; empty if that is not recorded.
+        """Seconds that each pass took, by its name; empty if they are not recorded.
 
         Raises:
             ArtifactError: the record is damaged.
@@ -226,7 +226,7 @@ class Store:
         return tuple(layer.index for layer in self.layers if layer.kind == kind)
 
     def times(self, region: str) -> int:
-        """How many calls of all plans run a region of this kind."""
+        """Number of calls of all plans that run a region of this kind."""
         kind = region.partition(".")[0]
         return sum(call.kind == kind for call in self.manifest.calls)
 

@@ -81,7 +81,7 @@ class Listing:
         return Statement((node.name, *users), code, node.type_text, node.module)
 
     def expression(self, node: Node) -> str:
-        """What a node computes: ``ops.dsa.rms_norm(hidden, weight, eps=1e-06)``."""
+        """Expression that a node computes: ``ops.dsa.rms_norm(hidden, weight, eps=1e-06)``."""
         named = node.named
         values = [self._value(value) for value in node.args[: len(node.args) - len(named)]]
         if node.target == GETITEM and len(values) == 2 and not node.kwargs:

@@ -97,7 +97,7 @@ class PassTime:
 
 @dataclass(frozen=True)
 class Attribution:
-    """Where the time of some regions goes.
+    """Time of some regions, attributed to their calls.
 
     Attributes:
         regions: those measured.
@@ -219,7 +219,7 @@ def _timed_calls(graph: Graph) -> list[Node]:
 
 
 def _label(node: Node) -> str:
-    """As ``dsa-bench step --by-op`` names a call: its op and its module."""
+    """Label of a call in ``dsa-bench step --by-op``: its op and its module."""
     op = node.target.removeprefix("dsa.").removesuffix(".default")
     return f"{op} {node.path}".strip()
 

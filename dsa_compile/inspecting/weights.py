@@ -11,7 +11,7 @@ _MOST_VALUES = 4
 
 
 def weight_texts(store: Store) -> dict[tuple[str, str], str]:
-    """How each weight is made: by kind of region and key, its type and expression.
+    """Type and expression of each weight, by kind of region and key.
 
     Raises:
         ArtifactError: the plan's file is damaged.

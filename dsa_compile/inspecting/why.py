@@ -1,4 +1,4 @@
-"""Where a node comes from: the rewrites that led to it, back to the exported graph.
+"""History of a node: the rewrites that led to it, back to the exported graph.
 
 A node made by a rewrite stands for nodes that the rewrite removed; those were made by earlier
 rewrites or are as exported, with a line of the reference model. Names mean a node only together

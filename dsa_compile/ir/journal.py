@@ -77,11 +77,11 @@ class SiteNotes:
         self._erased.append(node)
 
     def unread(self) -> list[fx.Node]:
-        """What the rewrite being made has made, if nothing reads any of it and all that it was to
-        stand for is read as before; else nothing.
+        """Nodes that the rewrite in progress made, if nothing reads any of them and the nodes that
+        they were to replace are read as before; else none.
 
-        A model may compute what it never reads, an operation in place among them: what stands for
-        that is not read either.
+        A model may compute values that it never reads, an operation in place among them: a
+        replacement of such a value is not read either.
         """
         done = self._erased or any(not node.users for node in self._replaced)
         return [] if done or any(map(_is_live, self._made)) else list(self._made)

@@ -43,7 +43,7 @@ class Call:
             function(*args)
 
     def _value(self, node: fx.Node, sizes: Mapping[str, int]) -> Any:
-        """What a node gives: a view of what it is a view of, so that its strides are the step's."""
+        """Value of a node: a view where the node is a view, so that its strides are the step's."""
         if _is_view(node):
             args = fx.map_arg(node.args, lambda arg: self._value(arg, sizes))
             return node.target(*args)  # type: ignore[operator]

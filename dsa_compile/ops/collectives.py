@@ -1,8 +1,9 @@
 """Collectives: ops that meet the same call on the other ranks.
 
-What one computes is a function of all ranks' operands: sums run in the order of ranks, so that what
-is alike has the same bits on every rank. A process that is a rank says with :func:`communicating`
-how operands travel; a single process that stands for all ranks takes :data:`COMBINE`.
+Results of a collective are a function of all ranks' operands: sums run in the order of ranks, so
+that equal results have the same bits on every rank. A process that is a rank says with
+:func:`communicating` how operands travel; a single process that stands for all ranks takes
+:data:`COMBINE`.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +25,7 @@ class Communicator(Protocol):
     """Connects a rank with the others."""
 
     def peer_memory(self, axis: str) -> object | None:
-        """Through what kernels store to the memory of other ranks; None where they cannot.
+        """Memory of other ranks, to which kernels store through it; None where they cannot.
 
         Args:
             axis: of the layout.
@@ -273,9 +274,9 @@ COMBINE: dict[OpOverload, Combine] = {
     REDUCE_SCATTER: _scattered,
     ALL_REDUCE_ADD_RMS_NORM_QUANTIZE: _alike(sum_of_ranks),
 }
-"""What each collective makes of the first operands of the ranks that meet, for each of them: one
-tensor, or list of them, where all get the same. A rank's results are those of the op for that on
-one rank."""
+"""Combination by each collective of the first operands of the ranks that meet: a list of one value
+for each rank, a tensor or a list of tensors, the same one where all get the same. A rank's results
+are those of the op on one rank for that value."""
 
 LOCAL: dict[OpOverload, OpOverload] = {ALL_REDUCE_ADD_RMS_NORM_QUANTIZE: ADD_RMS_NORM_QUANTIZE}
 """Ops on one rank that fused collectives compute behind their exchange."""

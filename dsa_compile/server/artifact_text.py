@@ -18,7 +18,7 @@ from dsa_compile.runtime.requests.prompts import load_tokenizer
 
 @dataclass(frozen=True)
 class ArtifactText:
-    """What the HTTP process needs of an artifact.
+    """Text side of an artifact, which the HTTP process needs.
 
     Attributes:
         digest: of the manifest.

@@ -15,7 +15,7 @@ from dsa_compile.server.request_record import RequestRecord
 
 @dataclass(slots=True)
 class Piece:
-    """What is new of an answer.
+    """Piece of an answer that is new.
 
     Attributes:
         text: that is certain by now; never part of a stop string that is cut later.
@@ -94,7 +94,7 @@ class Choice:
         return self._record.cached_tokens
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
-        """What comes, until the answer ends.
+        """Pieces of the answer as they come, until it ends.
 
         Raises:
             ApiError: the engine failed, or this request did.

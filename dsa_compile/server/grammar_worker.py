@@ -32,7 +32,7 @@ class GrammarWorker:
         self._thread.submit(self._compile, message)
 
     def finished(self) -> list[Compiled]:
-        """What has become of grammars since the last call."""
+        """Grammars that were compiled, or failed to be, since the last call."""
         try:
             os.eventfd_read(self.news)
         except BlockingIOError:  # none yet, or one whose signal is still to come

@@ -20,7 +20,7 @@ _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", 
 
 
 def set_up_logging(log_format: str, level: str) -> None:
-    """Send what the package and uvicorn log, from a level on, to standard error.
+    """Send the logs of the package and of uvicorn, from a level on, to standard error.
 
     Args:
         log_format: one of :data:`FORMATS`.
@@ -36,7 +36,7 @@ def set_up_logging(log_format: str, level: str) -> None:
 
 
 def _fields(record: logging.LogRecord) -> Mapping[str, Any]:
-    """What the caller gave as ``extra``, and the request's id."""
+    """Fields that the caller gave as ``extra``, and the request's id."""
     found = {name: value for name, value in vars(record).items() if name not in _STANDARD}
     found.pop("color_message", None)  # uvicorn's
     current = request_id.get()

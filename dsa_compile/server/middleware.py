@@ -1,4 +1,4 @@
-"""What happens to every HTTP request before its route: an id, a log line, a key, a size limit."""
+"""Middleware of every HTTP request before its route: an id, a log line, a key, a size limit."""
 
 import asyncio
 import hashlib

@@ -26,7 +26,7 @@ class StreamOptions(BaseModel):
 
 
 class SamplingFields(BaseModel):
-    """What completions and chats have in common."""
+    """Fields that completions and chats have in common."""
 
     model_config = ConfigDict(extra="forbid")
 

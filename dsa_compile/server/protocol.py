@@ -20,7 +20,7 @@ ENGINE_FAILED = 1
 
 
 class EngineOptions(msgspec.Struct, frozen=True):
-    """What an engine process loads, as the arguments of ``Engine.load`` of the same names.
+    """Options of an engine process: the arguments of ``Engine.load`` of the same names.
 
     Attributes:
         artifact: the directory.
@@ -161,7 +161,7 @@ class Stats(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Step(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """What one step made, of all requests that it changed; ``stats`` are there now and then."""
+    """Results of one step, of all requests that it changed; some steps have ``stats`` too."""
 
     deltas: list[Delta]
     stats: Stats | None = None
@@ -181,7 +181,7 @@ class Lost(msgspec.Struct, tag=True, array_like=True, frozen=True):
 
 
 class Compiled(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """What became of a grammar: ``problem`` is None if a request may use it."""
+    """Answer to :class:`CompileGrammar`: ``problem`` is None if a request may use the grammar."""
 
     request_id: str
     problem: str | None

@@ -1,4 +1,4 @@
-"""What the routes share: the artifact's text side, the engine, admission and metrics."""
+"""Service that the routes share: the artifact's text side, the engine, admission and metrics."""
 
 import asyncio
 import secrets

@@ -8,7 +8,7 @@ from dsa_compile.errors import UserError
 
 @dataclass(frozen=True)
 class Settings:
-    """How an artifact is served.
+    """Settings of a server of one artifact.
 
     Args:
         artifact: the directory.

@@ -28,7 +28,7 @@ _RETRY_AFTER = 5  # seconds, for clients while there is no engine
 
 
 class State(Enum):
-    """Where the engine is in its life."""
+    """State of the engine process."""
 
     LOADING = "loading"
     READY = "ready"

@@ -15,7 +15,7 @@ _FIELD = "tool_choice"
 
 @dataclass(frozen=True)
 class ToolChoice:
-    """What a request says of tools.
+    """Tools that a request allows or requires.
 
     Attributes:
         tools: that the model sees and may call, in the form of chats; None for none.
@@ -54,7 +54,7 @@ class ToolChoice:
 
 
 def tool_choice(tools: list[dict[str, Any]] | None, choice: Any) -> ToolChoice:
-    """What a request says of tools.
+    """Read a request's tools and ``tool_choice``.
 
     Args:
         tools: in the form of chats.

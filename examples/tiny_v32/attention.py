@@ -15,7 +15,7 @@ from examples.tiny_v32.config import TinyConfig
 
 
 class Select(Enum):
-    """Which visible keys a query attends to."""
+    """Selection of the visible keys that a query attends to."""
 
     ALL = "all"
     TOPK = "topk"  # the indexer's best
@@ -25,7 +25,7 @@ class Select(Enum):
 
 
 class Aux(Enum):
-    """Which auxiliary losses to compute."""
+    """Auxiliary losses to compute."""
 
     NONE = "none"
     INDEX = "index"
@@ -33,7 +33,7 @@ class Aux(Enum):
 
 
 Selected = tuple[Tensor, Tensor]
-"""What an indexer hands on: its scores, fp32 [B, S, S], and the keys attended to, bool."""
+"""Selection that an indexer hands on: scores, fp32 [B, S, S], and the keys attended to, bool."""
 
 
 class RMSNorm(nn.Module):

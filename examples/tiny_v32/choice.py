@@ -1,4 +1,4 @@
-"""Which of the small models a command is about: ``--model``."""
+"""Choice of a small model by ``--model``."""
 
 import argparse
 import json
@@ -11,7 +11,7 @@ from examples.tiny_v32_fp8.config import CONFIG as KERNEL_SIZED
 
 EXAMPLES = Path(__file__).parents[1]
 DATA = EXAMPLES / "tiny_v32"
-"""Where the corpus and the held-out text are; the models share them, and the tokenizer."""
+"""Directory of the corpus and the held-out text; the models share them, and the tokenizer."""
 MODELS: dict[str, TinyConfig] = {
     "tiny_v32": TinyConfig(),
     "tiny_v32_fp8": KERNEL_SIZED,

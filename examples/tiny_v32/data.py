@@ -18,7 +18,7 @@ _COMMON = 600  # of them, also found all over the text, so that they are easily 
 
 @dataclass(frozen=True)
 class Mixture:
-    """What a batch is made of; ``progress`` runs from 0 to 1 over the curriculum.
+    """Mixture of documents in a batch; ``progress`` runs from 0 to 1 over the curriculum.
 
     ``hard``: half of all documents are recall, from further away, and about half of the words in
     keys and values are common ones.
@@ -30,17 +30,17 @@ class Mixture:
     hard: bool = False
 
     def recall_share(self, progress: float) -> float:
-        """Recall documents first, then more natural text."""
+        """Share of recall documents: large at first, then smaller, with more natural text."""
         return 0.5 if self.hard else 0.85 - 0.5 * min(progress / 0.6, 1.0)
 
     def vocabulary(self, words: list[str]) -> list[str]:
-        """What to draw words from, uniformly, given all in order of frequency."""
+        """Words to draw from uniformly, made of all words in order of frequency."""
         repeats = len(words) // _COMMON if self.hard else 0
         return words + words[:_COMMON] * repeats
 
     @property
     def nearest(self) -> int:
-        """Shortest distance asked for, where there is a fact that far back."""
+        """Shortest distance of a question, where there is a fact that far back."""
         return 64 if self.hard else 8
 
     def reach(self, progress: float) -> int:
@@ -48,7 +48,7 @@ class Mixture:
         return int(64 * (self.length / 64) ** min(progress / 0.4, 1.0))
 
     def density(self, rng: random.Random, progress: float) -> float:
-        """Dense in facts first, then anything from dense to sparse."""
+        """Density of facts: high at first, then anything from high to low."""
         sparse = 0.9 - 0.6 * min(progress / 0.4, 1.0)
         return rng.uniform(sparse, 0.9)
 

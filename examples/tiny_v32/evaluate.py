@@ -1,4 +1,4 @@
-"""What the checkpoint can do, and that wrong ways to select keys can be told from the right one.
+"""Evaluation of the checkpoint, with controls that show wrong ways to select keys as wrong.
 
     python -m examples.tiny_v32.evaluate
 
@@ -97,7 +97,7 @@ def generate(model: TinyModel, ids: Tensor, count: int) -> Tensor:
 
 @torch.inference_mode()
 def acceptance(model: TinyModel, stream: Tensor, prompts: int, batch: int = 16) -> dict[str, float]:
-    """How often the draft's first token is the model's, at temperature 0.
+    """Acceptance: how often the draft's first token is the model's, at temperature 0.
 
     ``generated``: over the model's own greedy continuations of held-out text, which is what
     speculative decoding sees; ``text``: at every position of the text itself.

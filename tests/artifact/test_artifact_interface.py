@@ -1,4 +1,4 @@
-"""What does not fit together between graphs, plans, caches and weights is refused, by name."""
+"""Mismatches between graphs, plans, caches and weights are refused, by name."""
 
 from collections.abc import Callable
 from dataclasses import replace

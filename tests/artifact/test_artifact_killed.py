@@ -62,7 +62,7 @@ def at_call(number: int, do: Callable[[], object]) -> None:
 
 
 def calls_of(work: Callable[[], object]) -> int:
-    """How often that is until it is done."""
+    """Number of profiler events until the work is done."""
     count = itertools.count()
     sys.setprofile(lambda *event: next(count))
     try:

@@ -13,7 +13,7 @@ from tests.artifact.building import build, save_model
 
 
 def beside(out: Path) -> list[str]:
-    """What lies next to ``out``, other than the model."""
+    """Names of files next to ``out``, other than the model."""
     return sorted(p.name for p in out.parent.iterdir() if p.name not in (out.name, "model"))
 
 

@@ -40,7 +40,7 @@ def test_a_graph_is_labelled_by_the_order_of_equal_kernels():
 
 
 def test_equal_kernels_of_two_streams_are_told_by_their_blocks():
-    """They may start in another order; where blocks differ, names alone must do."""
+    """Kernels of two streams may start in another order; names alone do where blocks differ."""
     known = [Work("k", 0, 1, "a", 0, 64), Work("k", 1, 2, "b", 1, 24)]
     replayed = [Work("k", 0, 1, blocks=24), Work("k", 1, 2, blocks=64)]
     assert [(w.label, w.span) for w in relabel(replayed, known)] == [("b", 1), ("a", 0)]

@@ -1,4 +1,4 @@
-"""What formats leave open, decided alike for both families; docs/chat.md has the table."""
+"""Ambiguities of formats, decided alike for both families; docs/chat.md has the table."""
 
 import json
 

@@ -74,7 +74,7 @@ def test_pieces_of_one_size_give_the_same(record, size) -> None:
 
 @pytest.mark.parametrize("record", CORPUS, ids=every)
 def test_a_prefix_is_never_taken_back(record) -> None:
-    """What is out after any prefix begins what the whole text gives, however it goes on."""
+    """Output after any prefix begins the output of the whole text, however the text goes on."""
     text = record["text"]
     whole = parser_of(record).parse(text)
     parser, events = parser_of(record), []

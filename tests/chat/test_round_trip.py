@@ -60,7 +60,7 @@ def answers(draw, trimmed):
 
 
 def generated(form, message, tools, end):
-    """What the model wrote if this is its answer, and the prompt before it."""
+    """Prompt, and the text that the model wrote behind it if this is its answer."""
     prompt = form.encode(ASK, tools=tools, thinking=True)
     whole = form.encode([*ASK, message], tools=tools, thinking=True, add_generation_prompt=False)
     assert whole.startswith(prompt)

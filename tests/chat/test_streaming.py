@@ -1,4 +1,4 @@
-"""When text comes out: as early as it is certain, and calls while they arrive."""
+"""Streaming: text comes out as early as it is certain, and calls while they arrive."""
 
 import pytest
 

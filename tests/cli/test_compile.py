@@ -149,7 +149,7 @@ def test_an_artifact_to_read_is_called_that(model, tmp_path, options, why):
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What reached the compiler, which refuses everything here."""
+    """Options that reached the compiler, which refuses everything here."""
     seen: dict[str, Any] = {}
 
     def refuse(model: str, out: Path, **options: Any) -> None:

@@ -65,7 +65,7 @@ def test_the_time_of_a_process_counts_from_its_start() -> None:
 
 
 def completions(module: str, line: str) -> list[str]:
-    """What a shell is offered at the end of a line."""
+    """Completions that a shell is offered at the end of a line."""
     environment = {
         **os.environ,
         "_ARGCOMPLETE": "1",

@@ -1,4 +1,4 @@
-"""What commands print and touch when what they are given is hostile."""
+"""Hostile input: what commands print and touch when they get some."""
 
 import json
 import os

@@ -111,7 +111,7 @@ def endpoint() -> Iterator[ThreadingHTTPServer]:
 
 
 def ask(folder: Path, model: str, environment: dict[str, str], **options: object) -> object:
-    """What a request for a model gives: directory, files and notes, or its refusal."""
+    """Result of a request for a model: directory, files and notes, or its refusal."""
     given = {**os.environ, "HF_HOME": str(folder / "hf"), "HF_HUB_DISABLE_XET": "1"}
     given = {name: value for name, value in given.items() if name != "HF_HUB_OFFLINE"}
     argv = [sys.executable, "-c", CODE, json.dumps([model, "out", options])]

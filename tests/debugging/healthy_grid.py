@@ -106,7 +106,7 @@ class RefusedError(Exception):
 def accusations(
     model: Path, recipe: str, target: str, tokens: int, layers: str | None, layout: str = "one"
 ) -> Iterator[str]:
-    """What ``verify`` finds wrong with a model as this installation compiles it."""
+    """Problems that ``verify`` finds in a model as this installation compiles it."""
     config = json.loads((model / "config.json").read_text(encoding="utf-8"))
     count = min(tokens, config["max_position_embeddings"])
     with tempfile.TemporaryDirectory() as name:
@@ -204,7 +204,7 @@ def main() -> int:
 
 
 def run_cell(cell: Cell, path: Path) -> tuple[str, float]:
-    """What is accused in a cell, ``right`` if nothing is, or why it is refused; and its seconds.
+    """Accusations in a cell, ``right`` if there are none, or why it is refused; and its seconds.
 
     Args:
         cell: which.

@@ -1,4 +1,4 @@
-"""How far values agree: by rows, and keys by what they are worth."""
+"""Agreement of values: by rows, and of keys by what they are worth."""
 
 import math
 from importlib.resources import files

@@ -33,7 +33,7 @@ def test_numbers_are_compared_as_they_are(recompiled: RecompiledArtifact, monkey
 
 @pytest.mark.parametrize("last", ["functionalize", "absorb_mla"])
 def test_an_artifact_that_was_stopped_early(model_dir: Path, tmp_path: Path, last: str) -> None:
-    """It has ops that no artifact is run with."""
+    """Such an artifact has ops that no artifact is run with."""
     path = tmp_path / "artifact"
     compile_model(model_dir, path, block_size=16, stop_after=last)
     mine = RecompiledArtifact.open(path)

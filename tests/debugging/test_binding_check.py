@@ -24,7 +24,7 @@ from dsa_compile.kernels.registry import load
 
 @pytest.fixture
 def rewrites(recompiled: RecompiledArtifact, monkeypatch: pytest.MonkeyPatch) -> VerifyReport:
-    """What ``verify`` is told of rewrites, which are not run: all are right."""
+    """Report of ``verify`` on rewrites, which are not run: all are right."""
     report = VerifyReport(27, (27,), 16)
     monkeypatch.setattr(inspect_model, "open_recompiled", lambda args, _=None: recompiled)
     monkeypatch.setattr(verify_compilation, "verify", lambda *args: report)

@@ -10,7 +10,7 @@ from dsa_compile.debugging.bisect.runtime_scenes import drafted_scenes, scenes
 from dsa_compile.debugging.verify.hazard_check import STREAMS
 
 NO_FLAG = {"aborted requests", "deterministic"}
-"""What clients do, and what is off by default."""
+"""Settings without a flag: one is a matter of clients, one is off by default."""
 
 
 def suggested(name: str) -> str:

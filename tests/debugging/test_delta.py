@@ -1,4 +1,4 @@
-"""What counts as changed by a rewrite: calls, and types of calls that look the same."""
+"""Changes by a rewrite: calls, and types of calls that look the same."""
 
 import torch
 
@@ -17,7 +17,7 @@ def in_fp32(x):
 
 @region("dense", INPUT)
 def in_bf16(x):
-    """The same names, but for the first cast, which is gone."""
+    """Graph of the same names, but for the first cast, which is gone."""
     return aten.relu.default(aten.to.dtype(aten.mul.Tensor(x, x), torch.bfloat16))
 
 

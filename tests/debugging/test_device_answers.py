@@ -108,7 +108,7 @@ def test_a_draft_may_be_any_that_rounding_explains() -> None:
 
 
 def test_what_follows_a_near_tie_is_no_measure_of_rounding() -> None:
-    """Where nothing was drafted, and behind what was, both sides go on with tokens of their own."""
+    """Both sides go on with tokens of their own where nothing was drafted, and behind drafts."""
     first = torch.tensor([0.0, 5.0, 4.9, 1.0]).double()
     ours, theirs = torch.tensor([[9.0, 0.0, 0.0, 0.0], [0.0, 9.0, 0.0, 0.0]]).double()
     exact = {7: torch.stack([first, ours]), 8: torch.stack([ours, ours])}

@@ -35,7 +35,7 @@ def few(recompiled: RecompiledArtifact) -> Answers:
 
 
 def kept_behind_a_wrong_draft(patch: Patch) -> None:
-    """What the device counts."""
+    """Fault in the count of right drafts on the device."""
 
     def count(sampled: Tensor, drafts: Tensor, max_new: Tensor) -> Tensor:
         return 1 + (sampled[:, :-1] == drafts).long().sum(1).minimum(max_new - 1)
@@ -44,7 +44,7 @@ def kept_behind_a_wrong_draft(patch: Patch) -> None:
 
 
 def kept_behind_a_wrong_draft_on_the_host(patch: Patch) -> None:
-    """What the host counts: it goes on where a draft is wrong."""
+    """Fault in the count on the host, which goes on where a draft is wrong."""
 
     def goes_on(chosen: list[Any], token: Any, state: Any, drafts: Any, length: Any) -> bool:
         chosen.append(token)

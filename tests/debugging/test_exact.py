@@ -36,7 +36,7 @@ def test_a_cast_changes_the_type_and_no_number(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.bool, torch.bfloat16])
 def test_a_copy_lies_on_the_device_it_was_made_for(dtype: torch.dtype) -> None:
-    """What ``tolist()`` and ``cpu()`` copy from a GPU is read on the host."""
+    """Copies that ``tolist()`` and ``cpu()`` make of a GPU's values are read on the host."""
     with ExactArithmetic():
         copied = to_exact(torch.ones(3, dtype=dtype)).to("meta")
     assert (copied.device.type, copied.dtype) == ("meta", dtype)

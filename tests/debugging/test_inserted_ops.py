@@ -1,4 +1,4 @@
-"""What a rewrite brings in: ops and the files that compute them, and weights that ranks share."""
+"""Insertions by a rewrite: ops and the files that compute them, and weights that ranks share."""
 
 from dataclasses import replace
 

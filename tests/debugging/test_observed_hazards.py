@@ -79,7 +79,7 @@ def test_every_wait_and_hold_is_missed(region: Region, target: object) -> None:
 
 
 def cache_reads_not_seen(patch: Patch) -> None:
-    """What a call reads of a cache counts for nothing."""
+    """Fault: reads of a cache by a call are not counted."""
     right = storage.Memory._operator
 
     def operator(self: Any, index: int, node: fx.Node, op: Any) -> None:
@@ -92,7 +92,7 @@ def cache_reads_not_seen(patch: Patch) -> None:
 
 
 def writes_not_seen(patch: Patch) -> None:
-    """What is written in place is a read."""
+    """Fault: a write in place counts as a read."""
     right = storage.Memory._operator
 
     def operator(self: Any, index: int, node: fx.Node, op: Any) -> None:

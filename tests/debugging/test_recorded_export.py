@@ -1,4 +1,4 @@
-"""Where the exported graphs of a recompiled artifact come from, and how they are checked."""
+"""Exported graphs of a recompiled artifact: where they come from, and how they are checked."""
 
 import json
 from dataclasses import replace

@@ -19,7 +19,7 @@ def checked(
     monkeypatch: pytest.MonkeyPatch,
     norm_of: Callable[[Tensor, Tensor, float], Tensor],
 ) -> tuple[VerifyReport, PassReport]:
-    """What is found with another implementation of the norm."""
+    """Report of ``verify`` with another implementation of the norm."""
     op = torch.ops.dsa.rms_norm.default
     assert REFERENCE[op] is norm.rms_norm
     monkeypatch.setattr(norm.rms_norm, "__code__", norm_of.__code__)

@@ -93,7 +93,7 @@ def test_decodes_are_beside_another_request_and_padded_and_the_last_is_alone() -
 def test_a_decode_alone_leaves_out_more_keys_than_it_selects(
     recompiled: RecompiledArtifact,
 ) -> None:
-    """Where no row of a step sees fewer keys than it selects, and where there are many more."""
+    """Decode whose row sees more than twice as many keys as it selects."""
     topk = recompiled.exported.spec.index_topk
     prompt = recompiled.prompt()
     assert prompt.chunks[-1].size == 1

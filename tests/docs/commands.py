@@ -64,7 +64,7 @@ class _ParsedError(Exception):
 
 
 def parses(words: Sequence[str]) -> str | None:
-    """What a command says against its arguments, or None; it is not run."""
+    """Refusal of a command's arguments, or None; the command is not run."""
     original = argparse.ArgumentParser.parse_args
 
     def parse(self: argparse.ArgumentParser, *args: object, **kwargs: object) -> None:

@@ -50,7 +50,7 @@ def _without_times(lines: Iterable[str]) -> Iterator[str]:
 
 
 def difference(shown: str, printed: str) -> str | None:
-    """Why ``printed`` is not what a page shows, or None.
+    """Difference of ``printed`` from what a page shows, or None.
 
     A line ``…`` of the page stands for any lines, ``…`` within one for any text.
     """

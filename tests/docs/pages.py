@@ -32,7 +32,7 @@ def run_page(page: str, directory: Path, *, slow: bool) -> Iterator[Ran]:
 
 
 def wrong(ran: Ran) -> str | None:
-    """What is wrong with something that ran, or None."""
+    """Problem of a command that ran, or None."""
     head = f"{ran.block.where}: {ran.command}"
     expected = int(ran.block.directives.get("exit", 0))
     if ran.status != expected:

@@ -66,7 +66,7 @@ def ops(data: Data, cases: str) -> list[str]:
 
 
 def ablation(data: Data) -> list[str]:
-    """How much longer a layer takes without a pass, or why it was not timed."""
+    """Time that a layer takes longer without a pass, or why it was not timed."""
     whole = {row["case"]: row["layer"] for row in data["rows"]}
     cases = [case for case in whole if any(case in each["layers"] for each in data["ablation"])]
     rows = [["–", *(f"{whole[case]:.4f} ms" for case in cases)]]

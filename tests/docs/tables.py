@@ -65,7 +65,7 @@ class Marked:
         return any((ROOT / "docs").glob(self.pattern))
 
     def made(self) -> str:
-        """What its file's figures make of it."""
+        """Table as its file's figures make it."""
         return "\n".join([*KINDS[self.kind](read(self.pattern), **self.arguments), ""])
 
 

@@ -18,7 +18,7 @@ def test_every_block_is_accounted_for(page: str) -> None:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_every_command_shown_parses(page: str) -> None:
-    """Those too that are not run here."""
+    """Commands that are not run here must parse too."""
     texts = [block.text for block in blocks(ROOT, page) if block.language in ("sh", "console")]
     lines = re.sub(r"\\\n *", "", "".join(texts)).splitlines()
     refused = {

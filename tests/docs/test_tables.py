@@ -26,7 +26,7 @@ def test_tables_are_those_of_the_kept_figures(page: str) -> None:
 
 @pytest.mark.parametrize("page", MARKED)
 def test_every_mark_names_a_kind_with_its_arguments(page: str) -> None:
-    """Those too whose figures are not kept yet."""
+    """Marks whose figures are not kept yet must do so too."""
     text = (ROOT / page).read_text(encoding="utf-8")
     found = marked(text)
     for table in found:
@@ -36,7 +36,7 @@ def test_every_mark_names_a_kind_with_its_arguments(page: str) -> None:
 
 
 def test_kept_results_are_small() -> None:
-    """They are read by people, and travel with every checkout."""
+    """Results are read by people, and travel with every checkout."""
     large = [p.name for p in (ROOT / "docs/results").glob("*.json") if p.stat().st_size > 600_000]
     assert not large
 
@@ -81,7 +81,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def lines(spec: str) -> list[str]:
-    """What a comment's table becomes, without the rule below the heads."""
+    """Lines that a comment's table becomes, without the rule below the heads."""
     text = filled(f"before\n<!-- table: {spec} -->\nold\n<!-- end -->\nbehind\n")
     head, comment, *made, end, tail = text.splitlines()
     assert (head, tail) == ("before", "behind")

@@ -44,7 +44,7 @@ def test_tokens_are_those_without_drafts_many(make_engine, text, case):
     "method", [(1, "mtp", PADDED), (3, "mtp", WAITING), (4, "mtp", AHEAD), (3, "ngram", WAITING)]
 )
 def test_a_crowded_engine_preempts_and_accepts(make_engine, text, method):
-    """What the random cases may miss: this one preempts, reuses, selects keys and accepts."""
+    """Case that the random ones may miss: it preempts, reuses, selects keys and accepts."""
     requests = [
         Asked(700 * n, 40 + 9 * n, True, n % 5, 36, 2 * n, None if n else 6) for n in range(5)
     ]

@@ -164,7 +164,7 @@ def rows_of_drafts_not_rewritten(patch, runner):
 
 @pytest.fixture(scope="module")
 def right(make_engine, loaded, text):
-    """What the measure says along the tokens that an engine without drafts gives."""
+    """Acceptance by the measure along the tokens that an engine without drafts gives."""
     params = SamplingParams(max_tokens=GENERATED, temperature=0.0, ignore_eos=True)
     prompts = prompts_of(text)
     outputs = make_engine(0).generate(prompts, params)

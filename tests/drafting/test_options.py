@@ -1,4 +1,4 @@
-"""What an engine cannot draft is reported when it is loaded."""
+"""Drafts that an engine cannot make are reported when it is loaded."""
 
 import pytest
 

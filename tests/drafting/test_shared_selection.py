@@ -72,7 +72,7 @@ def shared(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def many_words(tmp_path_factory: pytest.TempPathFactory) -> RecompiledArtifact:
-    """What bisect drafts with needs more words; here a layer of the model reuses, too."""
+    """Artifact with more words, as bisect's drafts need; a layer of the model reuses, too."""
     model, path = tmp_path_factory.mktemp("model"), tmp_path_factory.mktemp("out") / "mtp"
     saved(model, [*FULL, "shared"])
     compile_model(model, path, draft="mtp", block_size=BLOCK_SIZE, records=False)
@@ -165,7 +165,7 @@ def test_ranks_share_their_own_selections(model_dir: Path, shared: Path, tmp_pat
 
 
 def test_states_of_drafts_are_those_of_transformers(shared: Path, model_dir: Path) -> None:
-    """Its layer without an indexer is handed what its layer with one selected for the first."""
+    """Layer of drafts without an indexer gets what the one with one selected for the first."""
     (prompt,) = prompts([27])
     runner = runner_of(shared, DEPTH)
     seen: dict[int, torch.Tensor] = {}
@@ -245,7 +245,7 @@ FAULTS: list[Callable[[Patch], None]] = [
 
 
 def agree(path: Path) -> None:
-    """What ``dsa-eval --only mtp`` requires of an engine."""
+    """Require the agreement that ``dsa-eval --only mtp`` requires of an engine."""
     loaded = LoadedArtifact.open(path)
     drafter, engine = Drafter(loaded, 120, DEPTH), drafting_engine(loaded, DEPTH, 120)
     engine_acceptance(

@@ -145,7 +145,7 @@ def test_together_as_alone(trained):
 
 
 def test_packed_weights_arrive_while_graphs_are_captured(trained, tmp_path, caplog):
-    """They are those of the checkpoint, whatever the memory held while graphs were captured."""
+    """Packed weights are those of the checkpoint, whatever memory held during the capture."""
     path = tmp_path / "packed"
     compile_model(TRAINED, path, target="sm_90a", recipe="fp32", weights="pack")
     asked = prompts([7, 64, 200])

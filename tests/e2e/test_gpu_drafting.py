@@ -138,7 +138,7 @@ def decode(runner, lengths=LENGTHS, known=True):
 
 
 def test_a_graph_does_what_its_kernels_do(artifact):
-    """The same steps launched one by one give the same tokens, caches and drafts, bit for bit."""
+    """Kernels launched one by one give the tokens, caches and drafts of a graph, bit for bit."""
     found = []
     for captured in (True, False):
         runner = prefilled(artifact)

@@ -228,7 +228,7 @@ def test_debug_launches_give_the_same_tokens(artifact):
 
 @pytest.mark.parametrize("cuda_graphs", [True, False])
 def test_nan_in_one_row_stays_there(artifact, cuda_graphs):
-    """Its request fails; the others of its steps, and who gets its blocks, lose nothing."""
+    """Request with NaN fails; others of its steps, and later owners of its blocks, lose nothing."""
     options = {"num_blocks": 40, "max_running": 8, "cuda_graphs": cuda_graphs}
     asked = [[3 if t == 999 else t for t in prompt] for prompt in prompts([5, 70, 200, 30])]
     want = Engine.load(artifact, **options).generate(asked, PARAMS)

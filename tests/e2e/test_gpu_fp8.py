@@ -107,7 +107,7 @@ def test_the_keys_chosen_are_those_of_an_fp64_indexer(opened, material, recipe):
 
 @each_recipe
 def test_logits_are_as_near_to_fp32_as_on_the_cpu(logits, recipe):
-    """What the recipe's rounding costs its reference is what it may cost its kernels, and a tenth.
+    """Error of a recipe's kernels may be that of its reference, and a tenth more.
 
     Two independent roundings are sqrt(2) times as far apart as one of them is from fp32, and as
     many more of the likeliest tokens differ.

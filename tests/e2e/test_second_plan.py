@@ -43,7 +43,7 @@ def draft_plan(kind: str) -> Plan:
 
 
 def compile_with_draft(model_dir: Path, out: Path, weights: str) -> None:
-    """What ``compile_model`` does, a plan being added to what was exported."""
+    """Compile as ``compile_model`` does, with a plan added to the exported program."""
     program = build_program(model_dir, CompileConfig(weights=weights))
     program.plans["second"] = draft_plan(program.layers[LAST].kind)
     run_pipeline(program)

@@ -1,4 +1,4 @@
-"""What the FP8 recipes cost a model that has learned something."""
+"""Loss by the FP8 recipes of a model that has learned something."""
 
 from pathlib import Path
 

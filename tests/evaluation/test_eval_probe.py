@@ -66,7 +66,7 @@ def test_a_trace_holds_every_layer(loaded, ids):
 
 
 def test_a_traced_sequence_goes_to_the_device_as_any_step_does(loaded, ids, monkeypatch):
-    """What :meth:`ModelRunner.forward` sends; a trace once ran on tensors of the host alone."""
+    """Traces send what :meth:`ModelRunner.forward` does; one once ran on host tensors alone."""
     runner = loaded.runner()
     sent, upload = [], runner._upload
     monkeypatch.setattr(

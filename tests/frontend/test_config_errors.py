@@ -110,7 +110,7 @@ def test_a_spec_survives_json(tmp_path: Path, config: dict[str, Any]) -> None:
 
 
 def test_the_published_fields_of_glm() -> None:
-    """Those that its class reads without declaring them, and the ones it would overwrite."""
+    """Fields that its class reads without declaring them, and fields that it would overwrite."""
     published = hub_config(tiny_glm_config(6)) | {"head_dim": 192, "indexer_types": None}
     published |= {"indexer_rope_interleave": True, "rope_interleave": True, "qk_head_dim": 40}
     published |= {"index_share_for_mtp_iteration": True, "index_topk_pattern": None}

@@ -1,4 +1,4 @@
-"""What is mutated: a small model, and artifacts of it; made once and kept in a folder."""
+"""Bases of mutations: a small model, and artifacts of it; made once and kept in a folder."""
 
 import hashlib
 import json

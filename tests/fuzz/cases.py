@@ -36,7 +36,7 @@ class Case:
 
 
 class Finding(AssertionError):
-    """What must not happen and is no exception by itself."""
+    """Finding of an outcome that must not happen and is no exception by itself."""
 
 
 def mutated(case: Case, document: Any) -> Any:

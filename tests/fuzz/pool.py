@@ -17,7 +17,7 @@ WALL_SECONDS = 300  # of a case: it waits for something that never comes
 
 @dataclass(frozen=True)
 class Result:
-    """What came of a case: its outcome, or what is wrong and where."""
+    """Result of a case: its outcome, or what is wrong and where."""
 
     case: Case
     outcome: str
@@ -26,7 +26,7 @@ class Result:
 
     @property
     def key(self) -> str:
-        """The same for findings that are probably the same: the error's type and its last lines."""
+        """Key, equal for findings that are probably equal: the error's type and its last lines."""
         places = re.findall(_OUR_PLACE, self.trace)
         where = places[-1:] or self.problem[:60]
         return f"{self.case.target} {self.problem.partition(':')[0]} {where}"
@@ -96,7 +96,7 @@ class Worker:
 
 
 def minimised(result: Result, worker: Worker) -> Result:
-    """The same finding with as few mutations as still show it."""
+    """Finding with as few mutations as still show it."""
     for step in result.case.steps:
         steps = tuple(each for each in result.case.steps if each != step)
         if steps:

@@ -1,4 +1,4 @@
-"""What is fuzzed: each target damages a copy of something and then uses it as a user would.
+"""Targets of fuzzing: each damages a copy of something and then uses it as a user would.
 
 A target returns normally or raises a :class:`~dsa_compile.errors.UserError`; anything else is a
 finding, and so are tokens that differ where the digest should have told.

@@ -1,4 +1,4 @@
-"""What a pass is for, as its docstring says it."""
+"""Purpose of a pass, from its docstring."""
 
 import pytest
 

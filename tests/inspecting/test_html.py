@@ -85,7 +85,7 @@ def test_the_file_is_small(data: dict[str, Any]) -> None:
 
 
 class _Links(html.parser.HTMLParser):
-    """What a document refers to."""
+    """Links of a document."""
 
     def __init__(self) -> None:
         super().__init__()

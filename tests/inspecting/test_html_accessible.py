@@ -19,7 +19,7 @@ PLACES: dict[str, dict[str, str]] = {
 
 
 def serious(shown: Report) -> list[str]:
-    """What axe-core finds serious or critical."""
+    """Violations that axe-core finds serious or critical."""
     axe = pytest.importorskip("axe_playwright_python.sync_playwright")
     found: list[dict[str, Any]] = axe.Axe().run(shown.page).response["violations"]
     return [

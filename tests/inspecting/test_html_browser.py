@@ -24,7 +24,7 @@ def test_opening_draws_one_view_and_asks_for_nothing(shown: Report) -> None:
 
 
 def timeline(store: Store, name: str) -> str:
-    """Where the report lists a pass."""
+    """Selector of the line on which the report lists a pass."""
     number = [stage.name for stage in store.stages].index(name)
     return f"#timeline li[data-stage='{number}']"
 

@@ -1,4 +1,4 @@
-"""What each node of a rewrite stands for."""
+"""Lineage: what each node of a rewrite stands for."""
 
 from dsa_compile.inspecting.diff import Hunk
 from dsa_compile.inspecting.lineage import lineage

@@ -1,4 +1,4 @@
-"""What almost matched."""
+"""Near-misses of passes."""
 
 from pathlib import Path
 

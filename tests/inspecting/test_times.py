@@ -38,7 +38,7 @@ def artifact(published: Path) -> Artifact:
 
 
 def labels_of(artifact: Artifact, region: str) -> list[str]:
-    """What ``dsa-bench step`` calls the ops of a region."""
+    """Labels of the ops of a region in ``dsa-bench step``."""
     ranges = Ranges()
     kernels = {op: (KernelRecord("reference"),) for op in artifact.manifest.kernels}
     ranges.within({region: artifact.region(region)}, kernels, "cpu")

@@ -1,4 +1,4 @@
-"""Where nodes come from."""
+"""Histories of nodes."""
 
 from pathlib import Path
 
@@ -60,7 +60,7 @@ def test_three_projections_became_one(store: Store) -> None:
 
 
 def test_a_norm_that_moved_to_the_end_of_the_layer_before(tiny: Path) -> None:
-    """It was the input norm; the pass works on all regions at once and numbers no rewrite."""
+    """Norm that was an input norm; the pass works on all regions at once and numbers no rewrite."""
     found = traced(Store.open(tiny / "artifact"), "next_norm")
     names = [step.name for step in found.steps]
     assert names == ["fuse_add_norm_across_layers", "recognize_rms_norm"]

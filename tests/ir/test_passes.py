@@ -1,4 +1,4 @@
-"""What the pass machinery does around every pass."""
+"""Pass machinery around every pass."""
 
 import pytest
 import torch

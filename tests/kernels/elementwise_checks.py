@@ -81,7 +81,7 @@ def poisoned_outputs(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def providers(op: str, cuda: bool) -> Iterator[Callable]:
-    """What implements an op; the CUDA kernels too, where there is a GPU and they take the shape."""
+    """Kernels of an op; the CUDA ones too, where there is a GPU and they take the shape."""
     for module in (*TRITON, *(CUDA if cuda else ())):
         if getattr(getattr(module, op, None), "__module__", "") == module.__name__:
             yield getattr(module, op)

@@ -53,7 +53,7 @@ def test_borders_of_shapes(tokens, experts, hidden, inner, top_k, absent, index)
 
 @pytest.mark.parametrize("tokens", [1, 17, 90])
 def test_any_shape_gives_the_same_bits(tokens, monkeypatch):
-    """Who multiplies an item, claimed or not, and among how many rows, changes nothing."""
+    """Bits do not depend on who multiplies an item, claimed or not, nor among how many rows."""
     args = arguments(tokens, 6)
     results = []
     for shape in (cuda.ONE, cuda.FEW, cuda.STREAM, cuda.WIDE):

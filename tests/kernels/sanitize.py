@@ -50,7 +50,7 @@ def kernels(target: str) -> list[Implementation]:
 
 
 def astray(kernel: Implementation, arguments: Arguments) -> Arguments | None:
-    """The same with places outside of what they point into, or None if there are none."""
+    """Arguments with places outside of what they point into, or None if there are no places."""
     schema = getattr(torch.ops.dsa, kernel.op).default._schema.arguments
     changed = list(arguments)
     for number, (argument, value) in enumerate(zip(schema, arguments, strict=False)):

@@ -99,7 +99,7 @@ def run_rank(memories: list[PeerMemory], calls: list[Call], results: list[list[T
 
 
 def wanted(calls: Sequence[Call], rank: int) -> list[Tensor]:
-    """What a rank has of a call, from the operands of all."""
+    """Right results of a call on a rank, from the operands of all."""
     operands = [each for _, each in calls]
     if calls[0][0] == "gather":
         return [torch.stack([bits(x) for x in xs]) for xs in zip(*operands, strict=True)]

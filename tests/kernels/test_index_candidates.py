@@ -93,7 +93,7 @@ def same(got, want) -> bool:
 
 @pytest.fixture
 def failed(monkeypatch):
-    """How many rows' lists could not tell."""
+    """Counter of the rows whose lists could not decide."""
     counts = []
     select = lists.select_scores
 

@@ -85,7 +85,7 @@ def test_compiles_without_spills(capability: int) -> None:
     ("target", "recipe"), [("sm_90a", "fp8-kv-tensor"), ("sm_100a", "fp8")], ids=str
 )
 def test_a_narrow_model_compiles(tmp_path: Path, target: str, recipe: str) -> None:
-    """Its query latent has 96 values, its index keys 32, an expert 32 inner ones."""
+    """Model whose query latent has 96 values, its index keys 32, an expert 32 inner ones."""
     model = Path(__file__).parents[2] / "examples/tiny_v32/checkpoint"
     options = {"weights": "none", "records": False, "compiled_kernels": False}
     compile_model(model, tmp_path / "artifact", target=target, recipe=recipe, **options)

@@ -26,7 +26,7 @@ def test_every_kernel_takes_a_sample(kernel) -> None:
 
 @pytest.mark.parametrize("kernel", OWN, ids=lambda kernel: f"{kernel.op}-{kernel.provider}")
 def test_places_can_be_led_astray(kernel) -> None:
-    """Those that a sample gives, tensor by tensor; optional ones that it leaves out stay so."""
+    """Places that a sample gives change, tensor by tensor; optional ones left out stay left out."""
     schema = getattr(torch.ops.dsa, kernel.op).default._schema.arguments
     for arguments in SAMPLES[kernel.op]():
         wrong = astray(kernel, arguments)
@@ -46,7 +46,7 @@ def test_places_can_be_led_astray(kernel) -> None:
 
 @pytest.mark.parametrize("target", GPUS)
 def test_the_launches_to_watch_can_be_listed(target: str) -> None:
-    """What ``python -m tests.kernels.sanitize`` runs, without running it."""
+    """Launches that ``python -m tests.kernels.sanitize`` runs, without running them."""
     names = [name for name, _ in launches(target)]
     assert len(names) == len(set(names))
     assert any(name.startswith("router/triton") and name.endswith("astray") for name in names)

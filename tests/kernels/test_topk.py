@@ -247,7 +247,7 @@ def test_same_bits_in_every_run_and_in_a_graph(rows, width):
 
 @gpu
 def test_after_a_kernel_that_writes_what_it_reads():
-    """It starts before the kernels ahead of it have ended, and must wait for them."""
+    """Kernel of top-k starts before the kernels ahead of it have ended, and must wait for them."""
     scores = torch.empty(64, 9295, device="cuda")
     ends = torch.zeros(64, device="cuda", dtype=torch.int32)
     fresh = [torch.randn_like(scores) for _ in range(8)]

@@ -106,7 +106,7 @@ def sampled_columns(threads, width):
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS[1:], ids=["filter", "cluster"], indirect=True)
 class TestPasses:
-    """How often rows are read: once, but for those whose sample misleads."""
+    """Passes over rows: one, but for those whose sample misleads."""
 
     def test_the_distribution_does_not_matter(self, variant):
         width = 6000

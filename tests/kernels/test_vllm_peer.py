@@ -65,7 +65,7 @@ def invoke_fused_moe_triton_kernel(
 
 
 class Operators:
-    """What vLLM's libraries compute, in torch."""
+    """Operators of vLLM's libraries, in torch."""
 
     def silu_and_mul_per_block_quant(
         self, q: Tensor, gate_up: Tensor, scale: Tensor, *_: object

@@ -21,7 +21,7 @@ TARGET = "sm_90a"  # of which the passes expect the most; on the CPU they leave 
 
 
 def made(program: Program) -> set[object]:
-    """What the graphs call after any of the passes; a later one may replace it."""
+    """Targets that the graphs call after any of the passes; a later one may replace them."""
     calls: set[object] = set()
 
     def collect(record: object) -> None:

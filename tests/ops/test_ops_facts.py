@@ -1,4 +1,4 @@
-"""What ops declare beside their schemas: every one does, and it is true of the schema."""
+"""Facts that ops declare beside their schemas: every op has them, and they fit its schema."""
 
 import inspect
 from dataclasses import dataclass, field

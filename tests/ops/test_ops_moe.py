@@ -171,7 +171,7 @@ def test_experts_refuse_rounded_weights():
 
 
 def test_router_may_choose_from_dropped_groups_that_score_zero():
-    """Where a bias makes the experts of kept groups negative, as A.X-K2's own router does."""
+    """Bias makes the experts of kept groups negative, as it may in A.X-K2's own router."""
     from transformers.models.axk2.modeling_axk2 import AXK2TopkRouter
 
     from dsa_compile.testing.models import tiny_axk2_config

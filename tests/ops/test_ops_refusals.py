@@ -68,7 +68,7 @@ def test_names_of_sizes_are_no_misprints(op):
 
 
 def uses(signature: Signature, given: Iterable[str]) -> dict[str, int]:
-    """How often each name of a size stands in the types of the operands that are given."""
+    """Number of times that each name of a size stands in the types of the given operands."""
     counts: dict[str, int] = {}
     for name in given:
         type_ = signature.operands.get(name)

@@ -45,7 +45,7 @@ def text(tokenizer) -> list[int]:
 
 
 def sizes(runner: Any, draft_max_rows: int | None) -> GraphPlan:
-    """Those that a GPU has graphs for."""
+    """Sizes that a GPU has graphs for."""
     return GraphPlan.of(
         max_running=ROWS,
         max_model_len=runner.max_model_len,

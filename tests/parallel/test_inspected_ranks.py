@@ -1,4 +1,4 @@
-"""What ``dsa-inspect`` shows of a program of several ranks: messages, and one rank's graph."""
+"""Program of several ranks in ``dsa-inspect``: messages, and one rank's graph."""
 
 import json
 from collections.abc import Callable

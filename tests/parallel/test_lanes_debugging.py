@@ -1,4 +1,4 @@
-"""What the tools that look into a program do with lanes."""
+"""Debugging and inspecting tools on programs with lanes."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What layers exchange by their sizes, beside what the graphs of artifacts exchange."""
+"""Messages of layers by their sizes, beside those in the graphs of artifacts."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What processes of ranks say as they end, to the thread that waits and the one that watches."""
+"""Processes of ranks: reports as they end, to the thread that waits and the one that watches."""
 
 import threading
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""What several ranks may change of an answer, the rounding of its logits, and what they may not.
+"""Rounding of an answer's logits, which several ranks may change, and all that they may not.
 
 A sum over ranks is another order of its terms, so outside fp32 the tokens of two ranks need not be
 those of one. Those of two ranks are the same whatever drafts, and whatever other requests ask for.

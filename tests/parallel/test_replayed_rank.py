@@ -97,7 +97,7 @@ def test_a_replayed_engine_serves_many_requests(artifact) -> None:
 
 @pytest.mark.parametrize("draft", ["mtp", "ngram"])
 def test_a_replayed_lane_drafts(artifact, draft: str) -> None:
-    """It meets copies of itself, of the shape of its own step."""
+    """Replayed lane meets copies of itself, of the shape of its own step."""
     params = SamplingParams(max_tokens=9, temperature=0.0, ignore_eos=True)
     options = {"num_blocks": 13, "max_running": 4, "draft": draft, "num_speculative_tokens": 3}
     name = "dp2ep2-mtp"

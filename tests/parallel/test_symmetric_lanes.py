@@ -48,7 +48,7 @@ class Memory:
 
 @pytest.fixture
 def by_nccl(monkeypatch) -> list[str]:
-    """What NCCL was asked for."""
+    """Calls of NCCL, by name and in order."""
     calls: list[str] = []
 
     def asked(name: str):

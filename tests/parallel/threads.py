@@ -21,7 +21,7 @@ TIMEOUT = 60.0
 
 
 class Exchange:
-    """Where threads that meet leave their operands, for all ranks of a layout."""
+    """Exchange in which threads that meet leave their operands, for all ranks of a layout."""
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout

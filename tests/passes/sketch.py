@@ -61,7 +61,7 @@ def weight(key: str, *shape: int, dtype: torch.dtype = torch.float32) -> Input:
 
 
 class Source(Protocol):
-    """What a region can be made from."""
+    """Source that a region can be made from."""
 
     def trace(self, world: FakeWorld) -> Region:
         """A fresh region, typed in ``world``."""
@@ -240,7 +240,7 @@ def execute(
     parameters: RandomParameters,
     inputs: Mapping[str, Tensor],
 ) -> dict[str, Tensor]:
-    """What the last region returns after one step, on all ranks of the program's layout; every
+    """Results of the last region after one step, on all ranks of the program's layout; every
     layer gets its own copy of the caches."""
     values: dict[str, Tensor] = dict(inputs)
     last: tuple[str, ...] = ()
@@ -261,7 +261,7 @@ def execute(
 
 
 def _alike(value: Any) -> Any:
-    """What all ranks return; lanes are given the same tokens."""
+    """Value that all ranks return; lanes are given the same tokens."""
     first, *others = parts_of(value)
     for other in others:
         torch.testing.assert_close(other, first)

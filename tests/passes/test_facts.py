@@ -1,4 +1,4 @@
-"""What is read of the passes' sources without torch is what the imported passes say."""
+"""Facts read from the passes' sources without torch are those of the imported passes."""
 
 import subprocess
 import sys

@@ -140,7 +140,7 @@ def test_all_that_is_stored_in_blocks_is_taken_as_stored(program: Program, kind:
 
 
 def parts(expr: Expr) -> Iterator[Expr]:
-    """What is put together, one above the other."""
+    """Parts that are put together, one above the other."""
     match expr:
         case Concat():
             for part in expr.parts:

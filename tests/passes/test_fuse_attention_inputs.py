@@ -32,7 +32,7 @@ GIVEN = {
 
 
 def results(q, scale, latent, index):
-    """What the op returns, and the caches after it."""
+    """Results of the op, and the caches after it."""
     return q, scale, aten.clone.default(latent), aten.clone.default(index)
 
 

@@ -44,7 +44,7 @@ def exported(model_dir: Path) -> Program:
 
 @pytest.fixture(scope="module")
 def exported_fp8(model_dir: Path) -> Program:
-    """The same for recipe fp8."""
+    """Exported program for recipe fp8."""
     return build_program(model_dir, CompileConfig(weights="none", recipe="fp8"))
 
 
@@ -257,7 +257,7 @@ def test_the_listing_names_every_step_in_order() -> None:
 
 
 def head(step: Pass) -> str:
-    """What the listing calls a pass."""
+    """Heading of a pass in the listing."""
     recipes = "" if step.recipes == tuple(RECIPES) else f"; recipe {', '.join(step.recipes)}"
     targets = "" if step.targets == TARGETS else f"; target {', '.join(step.targets)}"
     others = {"experts": "--tp or --dp", "tokens": "--dp", "embedding": "--shard-embedding"}

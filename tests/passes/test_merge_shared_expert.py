@@ -72,7 +72,7 @@ def test_the_shared_expert_becomes_the_last_of_the_grouped_ones(
 
 
 def test_its_own_blocks_stay_those_of_the_checkpoint() -> None:
-    """What is stored in FP8 is stacked as stored: no part is quantised together with another."""
+    """Weights stored in FP8 are stacked as stored: no part is quantised together with another."""
     bf16 = torch.bfloat16
 
     @region(

@@ -1,4 +1,4 @@
-"""What planted bugs change: weights made wrongly, calls left out, exchanged or moved."""
+"""Alterations by planted bugs: weights made wrongly, calls left out, exchanged or moved."""
 
 from collections.abc import Callable
 from typing import Any
@@ -56,7 +56,7 @@ def backwards(expr: Expr) -> Expr:
 
 
 def of_layer_1(expr: Expr) -> Expr:
-    """What one layer takes, for all of them."""
+    """Expression that gives all layers what layer 1 takes."""
     assert isinstance(expr, Concat)
     parts = [part for part in expr.parts if isinstance(part, Load)]
     return Concat(expr.dim, tuple(Load(p.key.replace("{layer}", "model.layers.1")) for p in parts))

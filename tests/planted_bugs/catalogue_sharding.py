@@ -107,7 +107,7 @@ def cut_otherwise(key: str, change: Callable[[Shard], Expr], kind: str = "") -> 
 
 
 def summed(module: Any, change: Callable[..., None], kind: str = "") -> Plant:
-    """What a pass does in place of its all-reduce, in regions of a kind or in all."""
+    """Plant of a change in place of a pass's all-reduce, in regions of a kind or in all."""
 
     def plant(patch: Any, struck: Struck) -> None:
         whole = module.all_reduce
@@ -209,7 +209,7 @@ def of_other_scales(edit: Editor, op: Any, args: tuple[Any, ...]) -> tuple[Any, 
 
 
 def doubled_scales(edit: Editor, op: Any, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
-    """What travels as scales is twice as large."""
+    """Scales that travel are twice as large."""
     scale, *where = args
     if scale.meta["val"].dtype is not torch.float32:
         return op, args

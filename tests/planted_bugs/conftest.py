@@ -19,7 +19,7 @@ LENGTH = 27  # of which the first 16 see no more than index_topk keys; two pages
 
 @dataclass(frozen=True)
 class Bench:
-    """What a bug is looked for with.
+    """Program and data with which a bug is looked for.
 
     Attributes:
         exported: the program before any pass.

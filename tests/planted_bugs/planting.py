@@ -20,7 +20,7 @@ Change = Callable[[Editor, Any, tuple[Any, ...]], tuple[Any, tuple[Any, ...]]]
 
 @dataclass
 class Struck:
-    """Where a bug was made: numbers of sites within its pass."""
+    """Sites where a bug was made: their numbers within its pass."""
 
     sites: set[int] = field(default_factory=set)
 

@@ -17,7 +17,7 @@ from dsa_compile.runtime.sampling.sampler import SamplingState
 
 @dataclass(frozen=True)
 class Shape:
-    """What steps have in common.
+    """Sizes that steps have in common.
 
     Attributes:
         width: the most rows of a request.

@@ -99,7 +99,7 @@ def test_nothing_counts_behind_an_end_token():
 
 
 def test_a_draft_is_drawn_with_the_random_number_of_its_token():
-    """Where the draft's logits are the model's, so is its token, at any temperature."""
+    """Draft's token is the model's at any temperature if its logits are the model's."""
     logits = torch.randn(40, VOCAB, generator=torch.Generator().manual_seed(2))
     state = state_of(temperature=1.0, seed=8, repetition_penalty=1.2, logprobs=1)
     plain = state_of(temperature=1.0, seed=8)

@@ -1,4 +1,4 @@
-"""What an engine shows of itself, and what closing it does."""
+"""Lifetime of an engine: what it shows of itself, and what closing it does."""
 
 import json
 import weakref

@@ -78,7 +78,7 @@ def planted(monkeypatch):
 
 
 def failing(artifact, faults, op, error, call=0):
-    """What a step says when an op raises, and the engine over the same runner."""
+    """Error of a step when an op raises, and the engine over the same runner."""
     engine = Engine.load(artifact, num_blocks=32)
     assert faults, f"no region calls {op}"
     for fault in faults:
@@ -333,7 +333,7 @@ def test_a_lost_device_is_told_apart():
 
 
 def test_every_call_of_a_graph_has_a_line_of_its_own(artifact):
-    """That is how the node of a traceback is found."""
+    """Line of a call is how the node of a traceback is found."""
     kernels = Artifact.open(artifact).manifest.kernels
     for region in regions_of(artifact).values():
         module = executor_module.bind(region, kernels, "cpu").__self__

@@ -1,4 +1,4 @@
-"""What loading says when something is missing: memory, a GPU, a package."""
+"""Errors of loading when something is missing: memory, a GPU, a package."""
 
 import importlib.util
 from contextlib import nullcontext

@@ -155,7 +155,7 @@ def test_few_steps_fail_where_memory_stays_short():
 
 
 def test_deterministic_prompts_are_not_cut_otherwise():
-    """Their chunks are what makes them repeatable: the one that does not fit fails."""
+    """Chunks make deterministic prompts repeatable: the prompt whose chunk does not fit fails."""
     engine, runner = engine_with(200, True, max_batched_tokens=16, deterministic=True)
     prompts = [[1] * 6, [2] * 40, [3] * 5]
     good, bad, other = engine.generate(prompts, greedy(5))

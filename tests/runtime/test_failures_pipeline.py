@@ -1,4 +1,4 @@
-"""What the caller of a step hears of a fault, and what is left of the step."""
+"""Faults as the caller of a step gets them, and what is left of the step."""
 
 import pytest
 import torch

@@ -37,7 +37,7 @@ class Interrupts:
         self.count = 0
 
     def call(self, function, *args):
-        """What ``function`` returns, or None if it was interrupted."""
+        """Result of ``function``, or None if it was interrupted."""
         before = sys.gettrace()
         sys.settrace(self.trace)
         try:

@@ -32,7 +32,7 @@ STEPS = st.tuples(
 
 
 def run(rows: DraftedRows, state: RowState, logits: torch.Tensor, drafts: torch.Tensor) -> dict:
-    """What a step makes of its rows, by the names of what a model and the next step see."""
+    """Values that a step makes of its rows, by the names that a model and the next step use."""
     found = {**rows.values, "input_ids": with_drafts(rows, drafts)}
     sampled = sample_rows(logits, options_of_grid(rows)).view(rows.places.shape)
     kept = count_right(sampled, drafts, rows.max_new)

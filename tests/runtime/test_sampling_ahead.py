@@ -72,7 +72,7 @@ def alone(prompt, params):
 
 
 def test_only_a_grammar_is_sampled_when_the_token_before_is_known():
-    """And nothing is launched behind a step that is not sampled."""
+    """Nothing is launched behind a step that is not sampled."""
     engine, runner = make_engine()
     engine.add_request("a", [1, 2], greedy(4, ignore_eos=True, logprobs=3, presence_penalty=1.0))
     run(engine)
@@ -106,7 +106,7 @@ def test_a_mixed_batch_leaves_the_greedy_requests_alone():
 
 @pytest.mark.parametrize("pattern", ["(ab|cd)+e", "[0-9]{3}"])
 def test_a_compiled_grammar_gives_the_tokens_of_the_host(pattern):
-    """Its end is seen one step late, when the grammar has ended too."""
+    """End of an answer is seen one step late, when the grammar has ended too."""
     pytest.importorskip("xgrammar")
     tokenizer = pytest.importorskip("tokenizers").Tokenizer.from_file(str(TRAINED))
     vocab, asked = tokenizer.get_vocab_size(), [[n, n + 1] for n in range(9, 14)]

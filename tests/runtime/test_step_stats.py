@@ -1,4 +1,4 @@
-"""What an engine reports of its steps, and when a request was first scheduled."""
+"""Statistics of an engine's steps, and when a request was first scheduled."""
 
 import time
 
@@ -12,7 +12,7 @@ GREEDY = SamplingParams(max_tokens=6, temperature=0.0)
 
 
 def test_steps_are_counted_by_how_they_ran() -> None:
-    """Those of loading are left out."""
+    """Steps of loading are left out."""
     runner = HashRunner(50, 4)
     Engine(runner).generate([[1, 2, 3]], GREEDY)
     before = len(runner.steps)

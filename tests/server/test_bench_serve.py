@@ -219,7 +219,7 @@ def test_flags_that_are_refused(flags, words, capsys) -> None:
 
 
 def test_the_real_server(server: Server, tmp_path, capsys) -> None:
-    """What the client counts is what the server counts."""
+    """Client and server count alike."""
     before = server.metric("dsa:generation_tokens_total")
     shape = ["--random-input-len", "20", "--random-output-len", "8", "--random-range-ratio", "0.5"]
     arguments = ["--base-url", server.url, "--num-prompts", "12", "--max-concurrency", "4"]

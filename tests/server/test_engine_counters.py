@@ -41,7 +41,7 @@ def test_a_new_process_counts_on() -> None:
 
 
 def test_a_new_process_counts_on_though_it_has_counted_more() -> None:
-    """Its first statistics may come when it has made more steps than the process before it."""
+    """First statistics of a process may come when it has made more steps than the one before it."""
     metrics = Metrics("m")
     metrics.engine_started()
     metrics.engine_stats(stats([("eager", "short", 2)], 1.0, 1, drafted=(4,), accepted=(1,)))

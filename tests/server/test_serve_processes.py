@@ -1,4 +1,4 @@
-"""What the two processes run on: the event loop of one, the threads of the other."""
+"""Processes of a server: the event loop of one, the threads of the other."""
 
 import asyncio
 import os

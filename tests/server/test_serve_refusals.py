@@ -1,4 +1,4 @@
-"""What is refused, with which status and whose fault, in OpenAI's shape."""
+"""Refusals: with which status and whose fault, in OpenAI's shape."""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""What the server keeps to itself: its socket, keys, prompts; and what one request may cost."""
+"""Secrets of the server: its socket, keys, prompts; and what one request may cost."""
 
 import asyncio
 import hmac

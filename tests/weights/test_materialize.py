@@ -93,7 +93,7 @@ def test_unknown_variable():
 
 
 def layer_plan(checkpoint, dtype):
-    """What a compiled MoE layer takes: merged projections, kv_b in its two halves."""
+    """Weight plan of a compiled MoE layer: merged projections, kv_b in its two halves."""
     heads, nope, v, lora = 8, 16, 16, 512
 
     def entry(expr, dtype=dtype):

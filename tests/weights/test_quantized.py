@@ -148,7 +148,7 @@ def test_what_is_no_stack_of_matrices_is_refused(shape, stacked):
     [Narrow(0, 0, 2, Load("w")), Transpose(0, 1, Load("w")), Concat(1, (Load("w"), Load("w")))],
 )
 def test_what_is_made_from_parts_of_parameters_is_not_quantized_silently(make, of):
-    """Its blocks would not be those of the checkpoint."""
+    """Blocks of such a weight would not be those of the checkpoint."""
     with pytest.raises(ArtifactError, match=r"parts of parameters \(reading w"):
         infer_shape(make(of), {}, lambda name: (4, 4))
 

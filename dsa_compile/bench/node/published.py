@@ -1,4 +1,4 @@
-"""What others have published for DeepSeek-V3.2 on a node, with its hardware.
+"""Figures that others have published for DeepSeek-V3.2 on a node, with its hardware.
 
 Figures of other machines, days and loads are no comparison: tables name them, and make no ratio.
 """

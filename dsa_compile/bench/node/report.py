@@ -37,7 +37,7 @@ def node_table(rows: Sequence[Row], title: str) -> Table:
 
 
 def basis_lines(rows: Sequence[Row]) -> list[str]:
-    """Whose latencies were not measured between so many ranks, a line each."""
+    """Latencies that were not measured between so many ranks, a line each."""
     found = {
         row.collectives.provider: f"{row.collectives.provider}: latencies {row.basis} from other "
         "numbers of ranks"
@@ -48,7 +48,7 @@ def basis_lines(rows: Sequence[Row]) -> list[str]:
 
 
 def published_table() -> Table:
-    """What others have published."""
+    """Table of the figures that others have published."""
     shown = _table("published by others, measured elsewhere and otherwise")
     for column in ("system", "hardware", "load"):
         shown.add_column(column, overflow="fold")

@@ -27,7 +27,7 @@ _BASES = ("measured", "interpolated", "extrapolated")
 
 @dataclass(frozen=True)
 class Collectives:
-    """How ranks exchanged operands.
+    """Collectives by which ranks exchanged operands.
 
     Attributes:
         provider: whose collectives ran, or whose latencies were replayed.
@@ -38,7 +38,7 @@ class Collectives:
     scale: float | None
 
     def __str__(self) -> str:
-        """Its name, and the factor behind it."""
+        """Provider's name, and the factor behind it."""
         return self.provider if self.scale is None else f"{self.provider} {self.scale:g}"
 
 
@@ -69,7 +69,7 @@ class Row:
 
     @property
     def label(self) -> str:
-        """What was run, in words."""
+        """Load and collectives of the run, in words."""
         load = self.load
         sizes = f"{load.concurrency} x {load.prompt_tokens}/{load.new_tokens} tokens"
         return f"{'projected, ' if self.projected else ''}{self.collectives}, {sizes}"
@@ -237,7 +237,7 @@ class StepCommunication:
 def step_communication(
     found: Sequence[Exchange], table: LatencyTable, provider: str, rows: int
 ) -> StepCommunication | None:
-    """What the table says of a decode step.
+    """Communication of a decode step by the table of latencies.
 
     Args:
         found: what the program exchanges.

@@ -18,7 +18,7 @@ _LONGEST_LINE = 1 << 20  # bytes of a server-sent event
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of one request; times are seconds.
+    """Outcome of one request; times are seconds.
 
     Attributes:
         prompt_len: tokens, as the server counts them, or those that were sent.
@@ -45,7 +45,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Target:
-    """Where requests go, and what they have in common.
+    """Target of requests, and what they have in common.
 
     Args:
         base_url: of the server, without the path.
@@ -107,7 +107,7 @@ async def first_model(
 
 
 async def send(session: aiohttp.ClientSession, target: Target, sample: Sample) -> Outcome:
-    """Send one request and read its answer; what goes wrong is in the outcome."""
+    """Send one request and read its answer; an error is in the outcome."""
     sent = sample.prompt
     found = Outcome(prompt_len=len(sent) if isinstance(sent, list) else 0)
     body = json.dumps(target.body(sample)).encode()

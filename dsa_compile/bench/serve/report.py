@@ -57,7 +57,7 @@ def to_text(result: Mapping[str, Any], metrics: Sequence[str], percentiles: Sequ
 
 
 def detailed(outcomes: Sequence[Outcome]) -> dict[str, list[Any]]:
-    """What came of each request, failed ones too, for ``--save-detailed``."""
+    """Outcomes of all requests, failed ones too, field by field, for ``--save-detailed``."""
     return {
         "input_lens": [each.prompt_len for each in outcomes],
         "output_lens": [each.output_tokens for each in outcomes],

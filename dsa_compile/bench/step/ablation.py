@@ -1,4 +1,4 @@
-"""What each pass is worth: the same steps compiled without it."""
+"""Ablation of passes: the same steps compiled without each."""
 
 import gc
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,7 +14,7 @@ from dsa_compile.errors import UserError
 
 @dataclass
 class Ablated:
-    """What was left out.
+    """Steps compiled without some passes.
 
     Attributes:
         name: of the pass, or of several joined by plus signs.

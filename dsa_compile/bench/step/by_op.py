@@ -1,4 +1,4 @@
-"""Where the time of a step goes, by the op that launched each kernel."""
+"""Time of a step by the op that launched each kernel."""
 
 import json
 import tempfile
@@ -97,7 +97,7 @@ def label_steps(ranged: ModelRunner, steps: Sequence[Batch], ranges: Ranges) -> 
 def by_op(
     runner: ModelRunner, batch: Batch, labelled: Sequence[Work], repeats: int = 8
 ) -> tuple[dict[str, Share], float]:
-    """What each op adds to a step that is a CUDA graph, and the gaps; microseconds.
+    """Time that each op adds to a step that is a CUDA graph, and the gaps; microseconds.
 
     Args:
         runner: with the step's graph captured.

@@ -21,11 +21,11 @@ class Decode:
     context: int
 
     def label(self) -> str:
-        """For tables."""
+        """Label of the case in tables."""
         return f"decode {self.batch} × {tokens(self.context)}"
 
     def blocks(self, block_size: int) -> int:
-        """Pages it takes."""
+        """Pages that the case takes."""
         return self.batch * -(-self.context // block_size)
 
     def steps(self, block_size: int, vocab_size: int) -> Iterator[Batch]:
@@ -62,15 +62,15 @@ class Prefill:
     chunk: int = 8192
 
     def label(self) -> str:
-        """For tables."""
+        """Label of the case in tables."""
         return f"prefill {tokens(self.tokens)}"
 
     def blocks(self, block_size: int) -> int:
-        """Pages it takes."""
+        """Pages that the case takes."""
         return -(-self.tokens // block_size)
 
     def steps(self, block_size: int, vocab_size: int) -> Iterator[Batch]:
-        """Its steps in order; the last gives logits."""
+        """Steps of the prompt in order; the last gives logits."""
         generator = np.random.default_rng(self.tokens)
         table = generator.permutation(self.blocks(block_size)).astype(np.int32)
         for start in range(0, self.tokens, self.chunk):
@@ -107,13 +107,13 @@ class Mixed:
     captured: bool = True
 
     def label(self) -> str:
-        """For tables."""
+        """Label of the case in tables."""
         decoding = f"{self.batch} × {tokens(self.context)} + " if self.batch else ""
         how = "" if self.captured else ", no graph"
         return f"{decoding}chunk {tokens(self.chunk)} at {tokens(self.context)}{how}"
 
     def blocks(self, block_size: int) -> int:
-        """Pages it takes."""
+        """Pages that the case takes."""
         return (self.batch + 1) * -(-self.context // block_size)
 
     def steps(self, block_size: int, vocab_size: int) -> Iterator[Batch]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from dsa_compile.bench.step.timeline import Work, lengthening
 
 _NAMES = ("ncclDevKernel", "all_reduce", "all_gather", "reduce_scatter")
-"""How names of collective kernels begin: NCCL's, and our own."""
+"""Prefixes of the names of collective kernels: NCCL's, and our own."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Which mixed steps are timed, and what a prompt's chunk and decoding requests cost each other."""
+"""Mixed steps to time, and what a prompt's chunk and decoding requests cost each other."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ def mixed_cases(
 
 @dataclass(frozen=True)
 class Company:
-    """What a mixed step takes against its parts; milliseconds of a step with all layers.
+    """Time of a mixed step against its parts; milliseconds of a step with all layers.
 
     Attributes:
         case: label of the mixed step.

@@ -71,7 +71,7 @@ class Compiler:
 
 
 def read(path: Path) -> Compiled:
-    """What an artifact on disk holds, its weights excepted."""
+    """Manifest, graphs and weight plan of an artifact on disk, without its weights."""
     artifact = Artifact.open(path, "header")
     manifest = artifact.manifest
     if manifest.weights.plan is None:

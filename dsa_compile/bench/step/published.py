@@ -1,10 +1,11 @@
-"""What another engine took for the same layer, when and where, and what we aim at.
+"""Times of another engine for the same layer, when and where, and our goals.
 
-One MoE layer of the released geometry: random FP8 weights, (4 layers - 2 layers) / 2, GPU time of
-the CUDA graph's replay, median of 64; the better of vLLM's default (bf16 cache, FA3 sparse, Triton
-experts) and its deep_gemm experts. Of a range, the lower end. Milliseconds, by batch and context
-for decode, by prompt for prefill at batch 1 in chunks of 8,192. A figure of another day and machine
-is no comparison: the tables say which it is, and make no ratio of it.
+Times are those of one MoE layer of the released geometry: random FP8 weights, (4 layers - 2
+layers) / 2, GPU time of the CUDA graph's replay, median of 64; the better of vLLM's default (bf16
+cache, FA3 sparse, Triton experts) and its deep_gemm experts; the lower end of a range. They are
+milliseconds, by batch and context for decode, by prompt for prefill at batch 1 in chunks of 8,192.
+A figure of another day and machine is no comparison: the tables say which it is, and make no ratio
+of it.
 """
 
 from dsa_compile.bench.step.cases import Case, Decode, Mixed
@@ -51,7 +52,7 @@ def of_this_layer(spec: ModelSpec, kind: str, recipe: str, gpu: str) -> bool:
 
 
 def vllm(case: Case) -> float | None:
-    """Its milliseconds per MoE layer, or None if they were not measured."""
+    """Milliseconds that vLLM takes for an MoE layer, or None if they were not measured."""
     if isinstance(case, Decode):
         return _VLLM_DECODE.get((case.batch, case.context))
     return None if isinstance(case, Mixed) else _VLLM_PREFILL.get(case.tokens)

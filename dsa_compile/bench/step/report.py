@@ -39,7 +39,7 @@ def step_table(cases: Sequence[Case], rows: Sequence[Row], kind: str, published:
 
 
 def to_markdown(cases: Sequence[Case], rows: Sequence[Row], kind: str, published: bool) -> str:
-    """The same as :func:`step_table`, with the machine, and the ops of each traced case."""
+    """Markdown of :func:`step_table`, with the machine, and the ops of each traced case."""
     versions = ", ".join(f"{name} {value}" for name, value in machine().items() if name != "gpu")
     lines = [f"{machine()['gpu']}; {versions}.", "", f"One {kind} layer:", ""]
     heads = _shown_columns(_HEADS, published)
@@ -94,7 +94,7 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def op_table(row: Row, most: int = 24) -> Table:
-    """What each op adds to one layer."""
+    """Table of what each op adds to one layer."""
     table = Table(title=f"{row.case}: µs added to a layer, by op", box=None, pad_edge=False)
     table.add_column("op", overflow="fold")
     table.add_column("µs", justify="right", no_wrap=True)

@@ -111,7 +111,7 @@ def _name(work: Work) -> object:
 
 @dataclass
 class Share:
-    """What one label adds to a step.
+    """Time that one label adds to a step.
 
     Attributes:
         us: microseconds.
@@ -125,7 +125,7 @@ class Share:
 
 
 def shares(step: Sequence[Work]) -> tuple[dict[str, Share], float]:
-    """What each label adds to one step, and the gaps in which nothing ran.
+    """Time that each label adds to one step, and the gaps in which nothing ran.
 
     Args:
         step: in any order.

@@ -1,4 +1,4 @@
-"""What is measured: one module an area, each with a function ``plans()``."""
+"""Suites of measurements: one module an area, each with a function ``plans()``."""
 
 import importlib
 from collections.abc import Iterator

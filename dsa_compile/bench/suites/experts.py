@@ -18,8 +18,8 @@ EXPERTS, HIDDEN, TOP_K = 256, 7168, 8
 TOKENS = (1, 2, 8, 16, 64, 128, 512, 1024, 2048, 4096, 8192)
 RANK_TOKENS = (16, 128, 1024)  # fewer may choose none of a rank's experts
 TOLERANCE = 2.5e-2
-"""Relative, of all values together. Where gate and up are rounded to bf16 before the activation,
-some values quantise to the neighbouring e4m3, which makes 1.6e-2; without that it is 4e-3."""
+"""Relative error of all values together: 1.6e-2 where gate and up are rounded to bf16 before the
+activation, for some values then quantise to the neighbouring e4m3; 4e-3 without that."""
 
 Matrices = tuple[Tensor, Tensor, Tensor, Tensor]
 Tokens = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -27,7 +27,7 @@ Tokens = tuple[Tensor, Tensor, Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Part:
-    """What of a layer's experts is here.
+    """Part of a layer's experts that is here.
 
     Attributes:
         experts: the first so many of :data:`EXPERTS`; choices of others are skipped.
@@ -40,7 +40,7 @@ class Part:
 
 WHOLE = Part(EXPERTS, 2048)
 RANKS = {"TP 8": Part(EXPERTS, 256), "EP 8": Part(EXPERTS // 8, 2048)}
-"""One rank's of eight, by how the experts are divided."""
+"""Parts of one rank of eight, by how the experts are divided."""
 
 
 def plans() -> Iterator[Plan]:
@@ -131,7 +131,7 @@ def _experts(count: int, part: Part) -> Case:
 
 
 def _vllm(inputs: list[Tokens], matrices: Matrices, part: Part) -> Mapping[str, list[Call]]:
-    """Its Triton experts; the provider's name says whether it has tuned them for such a part."""
+    """Triton experts of vLLM; the provider's name says whether vLLM tuned them for such a part."""
     vllm_experts.load()
     tuned = vllm_experts.tuned(part.experts, part.inner)
     places = torch.full((EXPERTS,), -1, dtype=torch.int32, device="cuda")
@@ -145,7 +145,7 @@ def _vllm(inputs: list[Tokens], matrices: Matrices, part: Part) -> Mapping[str, 
 
 
 def _products(count: int) -> Case:
-    """What the gathering, the activation and the weighted sum around a peer's products leave."""
+    """Products of a peer alone, without the gathering, activation and weighted sum around them."""
     matrices = _matrices(WHOLE)
     if problem := PROVIDERS["deep_gemm"].missing():
         return Case({}, lambda out: None, bytes=0.0, unavailable={"deep_gemm": problem})

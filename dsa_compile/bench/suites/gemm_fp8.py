@@ -27,13 +27,13 @@ MORE_TOKENS = (2, 4, 8, 32, 1024)
 WEIGHTS_BYTES = 150e6
 """Size of all copies of a weight, which calls take in turn: none is found in the 60 MB of L2."""
 TOLERANCE = 4e-3
-"""Relative, of all values together: bf16's rounding is 1.7e-3."""
+"""Relative error of all values together: bf16's rounding is 1.7e-3."""
 
 Weights = list[tuple[Tensor, Tensor]]
 
 
 def plans() -> Iterator[Plan]:
-    """What matters most comes first: an MoE layer at the sizes of decode and prefill."""
+    """Plans of the products, those of an MoE layer at the sizes of decode and prefill first."""
     every = {**SHAPES, **DENSE_SHAPES}
     for shapes, counts in ((SHAPES, TOKENS), (every, MORE_TOKENS), (DENSE_SHAPES, TOKENS)):
         for tokens, (name, shape) in product(counts, shapes.items()):

@@ -1,4 +1,4 @@
-"""What stands around attention: products with a matrix a head, and the indexer's head weights.
+"""Products around attention with a matrix a head, and the indexer's head weights.
 
 Weights come from memory: calls take copies in turn that together do not fit in L2.
 """
@@ -71,7 +71,7 @@ def _case(
 
 
 def _values(result: Any) -> Tensor:
-    """What a call computed, as one vector."""
+    """Values that a call computed, as one vector."""
     if isinstance(result, Tensor):
         return result.flatten()
     first, second = result

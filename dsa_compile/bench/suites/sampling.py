@@ -14,7 +14,7 @@ from dsa_compile.kernels.cuda.sample_tokens import OPTIONS, sample_tokens
 
 ROWS = (1, 16, 64, 256)
 VOCABULARIES = (129_280, 154_880)
-"""DeepSeek-V3.2's and GLM-5's."""
+"""Vocabulary sizes of DeepSeek-V3.2 and GLM-5."""
 SPREAD = 3.0
 """Standard deviation of the logits."""
 FEWEST_JUDGED = 16
@@ -27,7 +27,7 @@ _COPIES_BYTES = 100 << 20  # logits come warm from the product that made them, b
 
 @dataclass(frozen=True)
 class Draw:
-    """What each row asks for; the defaults keep every token.
+    """Sampling parameters of each row; the defaults keep every token.
 
     Args:
         temperature: 0 takes the likeliest token.
@@ -127,7 +127,7 @@ def _by_torch(logits: Tensor, draw: Draw, choose: Callable[[Tensor], Tensor]) ->
 
 
 def _check(logits: Tensor, draw: Draw) -> Callable[[Tensor], str | None]:
-    """What is wrong with tokens ``[N]``: ones that are not kept, or too likely or unlikely ones."""
+    """Check of tokens ``[N]`` that refuses ones not kept, and too likely or unlikely ones."""
     vocab = logits.shape[1]
 
     def check(tokens: Tensor) -> str | None:

@@ -56,7 +56,7 @@ def _limit_bytes(rows: int, width: int) -> float:
 
 
 def _wrong(scores: Tensor, columns: Tensor) -> str | None:
-    """What is wrong with columns for rows of more than K scores."""
+    """Problem of columns for rows of more than K scores, or None."""
     columns = columns.long()
     if int(columns.min()) < 0 or int(columns.max()) >= scores.shape[1]:
         return "columns outside the row"

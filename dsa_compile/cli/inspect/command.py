@@ -103,7 +103,7 @@ def _passes(artifact: Path) -> list[str]:
 
 
 def artifact_first(argv: Sequence[str]) -> list[str]:
-    """The same arguments with the artifact before the command, if the command comes first.
+    """Arguments with the artifact before the command, also where the command came first.
 
     A directory of a command's name is an artifact: ``dsa-inspect diff`` lists its passes.
     """

@@ -1,4 +1,4 @@
-"""How ``dsa-inspect`` prints: tables and code in colour in a terminal, plain elsewhere, or JSON."""
+"""Output of ``dsa-inspect``: tables and code in colour in a terminal, plain elsewhere, or JSON."""
 
 import textwrap
 from collections.abc import Sequence

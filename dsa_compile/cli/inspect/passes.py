@@ -23,7 +23,7 @@ _NUMBERS = ("", "rewrites", "expected", "nodes", "after", "ms", "near-\nmisses")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Where the columns that other commands measure come from."""
+    """Add options that name the files of the columns that other commands measure."""
     parser.add_argument(
         "--verify",
         type=Path,
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _table(rows: Sequence[PassRow], measured: Sequence[str], narrow: bool) -> Table:
-    """The rows; where that is too wide, closer together and with a sign for the numerics."""
+    """Table of the rows; if too wide, with narrower gaps and a sign for the numerics."""
     numbers = (*_NUMBERS, *measured)
     last = "≈" if narrow else "numerics"
     shown = table("", "pass", *numbers[1:], last, right=numbers, gap=1 if narrow else 2)

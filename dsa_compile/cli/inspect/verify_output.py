@@ -1,4 +1,4 @@
-"""What ``dsa-inspect ARTIFACT verify`` prints: the verdict first, in 80 columns."""
+"""Output of ``dsa-inspect ARTIFACT verify``: the verdict first, in 80 columns."""
 
 import math
 from typing import TYPE_CHECKING
@@ -63,7 +63,7 @@ def print_report(
 
 
 def _problems(report: "VerifyReport") -> list[str]:
-    """What is wrong, a sentence each: a rewrite once, in the layer that shows it best."""
+    """Problems, a sentence each: a rewrite once, in the layer that shows it best."""
     found: dict[int, SiteReport] = {}
     for site in report.wrong:
         known = found.get(site.position)

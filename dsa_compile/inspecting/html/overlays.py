@@ -1,4 +1,4 @@
-"""What was measured about a program, to lay over the report: errors and times."""
+"""Measurements of a program to lay over the report: errors and times."""
 
 import math
 from collections.abc import Mapping
@@ -53,13 +53,13 @@ _SITE = (
 
 
 def _rank(site: Mapping[str, Any]) -> tuple[bool, float]:
-    """By how bad it is; an error that is not finite is null in the file."""
+    """Sort key of a rewrite by its error; one that is not finite is null in the file."""
     error = site["error"]
     return bool(site["problem"]), math.inf if error is None else float(error)
 
 
 def times(store: Store, file: Path) -> list[dict[str, Any]]:
-    """Where the time of a layer goes, from ``dsa-bench step --by-op --ablate -o FILE``.
+    """Time of a layer by call and pass, from ``dsa-bench step --by-op --ablate -o FILE``.
 
     Returns:
         For each case with times by op: ``case``, ``layer_us``, ``region``, ``calls`` (microseconds

@@ -21,7 +21,7 @@ FORMAT = 1
 
 
 def payload(store: Store) -> dict[str, Any]:
-    """What ``static/*.js`` reads.
+    """Payload that ``static/*.js`` reads.
 
     ``lines``
         statements: ``n`` names it defines, ``c`` code, ``t`` type, ``m`` module, ``o`` the pass

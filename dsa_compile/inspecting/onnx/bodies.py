@@ -1,8 +1,8 @@
-"""What the ``dsa`` ops of the LOGICAL level mean, in standard ONNX ops.
+"""Bodies of the ``dsa`` ops of the LOGICAL level in standard ONNX ops.
 
 Each op has a function in ONNX's own notation, in ``bodies.txt``, with the op's name, inputs
 and attributes. So an exported graph shows one node a ``dsa`` op, and any runtime of ONNX can run
-what is inside. They are written for clarity: a mask instead of gathered keys, every expert on every
+the body. Bodies are written for clarity: a mask instead of gathered keys, every expert on every
 token.
 
 Meaning and rounding are those of the references in :mod:`dsa_compile.ops`. Inputs may have any

@@ -47,7 +47,7 @@ class Body:
         self._count = 0
 
     def about(self, stem: str, notes: Mapping[str, str]) -> None:
-        """What the next nodes stand for: ``stem`` is or begins their names, ``notes`` go along."""
+        """Set names and notes of the next nodes: ``stem`` is or begins their names."""
         self._stem, self._notes, self._count = stem, dict(notes), 0
 
     def emit(

@@ -40,7 +40,7 @@ class Step:
     variables: Mapping[str, str]
 
     def name(self, node: Node) -> str:
-        """What an input is called in the model: a weight or cache of a layer has its own."""
+        """Name of an input in the model: a weight or cache of a layer has its own."""
         if node.role in ("batch", "value"):
             return node.key
         try:

@@ -1,4 +1,4 @@
-"""What ``dsa-inspect ARTIFACT onnx`` writes: the calls of a step at a stage, and their weights."""
+"""Model that ``dsa-inspect ARTIFACT onnx`` writes: a step's calls at a stage, and their weights."""
 
 from collections.abc import Mapping
 from pathlib import Path

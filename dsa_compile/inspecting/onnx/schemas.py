@@ -35,7 +35,7 @@ _OPTION = OpSchema.FormalParameterOption
 
 @dataclass(frozen=True)
 class Signature:
-    """How a ``dsa`` op appears in ONNX.
+    """Signature of a ``dsa`` op in ONNX.
 
     Attributes:
         inputs: names of tensor arguments, in order.

@@ -75,7 +75,7 @@ def serve(fault: Fault, work: Path) -> Answers:
 
 
 def run(fault: Fault, package: Path, work: Path) -> Answers:
-    """What a process with that package answers."""
+    """Answers of a process with that package."""
     work.mkdir(parents=True, exist_ok=True)
     asked, answered = work / "asked", work / "answered"
     asked.write_bytes(pickle.dumps(fault))
@@ -120,7 +120,7 @@ class Prover:
         copy_package(work / "right")
 
     def right(self, fault: Fault) -> Answers:
-        """What the package as it is answers to the requests that a fault is proven by."""
+        """Answers of the package as it is to the requests that a fault is proven by."""
         key = (fault.model, fault.recipe, fault.options, bool(fault.hidden_by))
         if key not in self._right:
             found = run(fault, self._work / "right", self._work / "serving")

@@ -1,4 +1,4 @@
-"""What a fault changed of what the right package computes, and whether it matters."""
+"""Comparison of a fault's results with the right package's, and whether a difference matters."""
 
 from typing import Any
 

@@ -32,7 +32,7 @@ class _Meeting:
         return [self.gather(x, axis, ranks) for x in xs]
 
     def all_reduce(self, x: Any, axis: str, ranks: int) -> Any:
-        """Their sum."""
+        """Sum of the ranks' operands."""
         from dsa_compile.ops.collectives import sum_of_ranks
 
         return sum_of_ranks(self.gather(x, axis, ranks))

@@ -9,7 +9,7 @@ BLOCK = 16
 
 
 def results_of_regions(program: Any, model_dir: Path) -> dict[str, Any]:
-    """What each region with streams gives: in order on one stream, and under each policy.
+    """Results of each region with streams: in order on one stream, and under each policy.
 
     Args:
         program: at the KERNEL level.
@@ -109,7 +109,7 @@ def _input(node: Any, weights: Any, values: Any) -> Any:
 
 
 def step_of(vocabulary: int, lengths: tuple[int, int]) -> dict[str, Any]:
-    """What a plan takes of a step of two prompts, every row of which has logits."""
+    """Inputs that a plan takes of a step of two prompts, every row of which has logits."""
     import torch
 
     chance = torch.Generator().manual_seed(3)

@@ -1,4 +1,4 @@
-"""What scores of planted faults add up to, and whether it is what both commands promise."""
+"""Totals of the scores of planted faults, and whether they are what both commands promise."""
 
 import math
 from collections.abc import Iterator, Mapping

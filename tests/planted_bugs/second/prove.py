@@ -190,7 +190,7 @@ def _prove(
 def observe_fault(
     fault: Fault, work: Path, exported: Any, right: dict[str, Any], noise: float
 ) -> dict[str, Any]:
-    """What the package with the fault in it computes; runs in a process of its own."""
+    """Results of the package with the fault in it; runs in a process of its own."""
     folder = fault.plant(work / "planted")
     if exported is None:
         assert "dsa_compile" not in sys.modules
@@ -300,7 +300,7 @@ def _observe(
 
 
 def in_child(task: Callable[..., Any], work: Path, *args: Any, seconds: int = SECONDS) -> Any:
-    """What ``task`` returns in a process of its own, or ``{"error": why there is nothing}``."""
+    """Result of ``task`` in a process of its own, or ``{"error": why there is none}``."""
     result = work / f"result-{os.getpid()}.pickle"
     result.unlink(missing_ok=True)
     sys.stdout.flush()

@@ -50,7 +50,7 @@ that is made wrongly where the export has it."""
 
 @dataclass
 class Score:
-    """How one command did on one fault.
+    """Score of one command on one fault.
 
     Attributes:
         named: whether the right pass or place is among what it names.

@@ -1,4 +1,4 @@
-"""What an artifact computes for requests that look like serving's: to tell a fault by.
+"""Results of an artifact for requests that look like serving's, by which a fault shows.
 
 Steps are laid out here and not by the runtime, so that they are right whatever the runtime does:
 several requests over scattered blocks, prompts in chunks beside decoding, several rows a request,

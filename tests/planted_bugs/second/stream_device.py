@@ -80,7 +80,7 @@ class _Freed:
 
 
 class _Handle:
-    """What the host has of a result: where it will be, and the memory that it keeps."""
+    """Handle that the host has of a result: where it will be, and the memory that it keeps."""
 
     def __init__(self, cell: Any, memory: tuple[_Memory, ...]) -> None:
         self.cell, self.memory = cell, memory
@@ -112,7 +112,7 @@ class Device:
         }
 
     def function(self, node: fx.Node) -> Callable[..., Any]:
-        """What stands for a call: queues its reference, and gives a handle of its result."""
+        """Function in place of a call: queues its reference, and gives a handle of its result."""
         schema = getattr(node.target, "_schema", None)
         several = len(schema.returns) if schema is not None else 1
         aliases = schema is None or any(r.alias_info is not None for r in schema.returns)
@@ -199,7 +199,7 @@ class _Cell:
 
 
 def value_in(cell: Any) -> Any:
-    """What a handle's cell holds."""
+    """Value that a handle's cell holds."""
     if isinstance(cell, _View):
         return cell.make()
     if cell[0] is None:

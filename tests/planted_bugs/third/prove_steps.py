@@ -102,7 +102,7 @@ def observed(program: Any, model_dir: Path, ranks: bool) -> dict[str, Any]:
 
 
 def with_fault(fault: Fault, program: Any, model_dir: Path, ranks: bool, done: bool) -> Any:
-    """What a process with the fault in it finds; ``done`` where passes have run."""
+    """Findings of a process with the fault in it; ``done`` where passes have run."""
     found: dict[str, Any] = {"stage": "steps" if done else "compile"}
     try:
         if fault.module in sys.modules:

@@ -187,9 +187,9 @@ def _in_report(
 
 
 def _as_written(recompiled: RecompiledArtifact) -> Found | None:
-    """Where the artifact's files are not what this installation, which wrote them, makes.
+    """First difference of the artifact's files from what this installation makes, if it wrote them.
 
-    Those of another installation may be, and are noted only.
+    Differences of files that another installation wrote are noted only.
     """
     if recompiled.artifact.manifest.producer != Producer.current():
         return None
@@ -206,7 +206,7 @@ def _nothing_wrong(
 
 
 def _hazard(replay: Replay, hazard: HazardReport, trials: tuple[int, int, int]) -> Culprit:
-    """What left a hazard: a rewrite, a whole pass, the plan, or the runtime's streams."""
+    """Culprit of a hazard: a rewrite, a whole pass, the plan, or the runtime's streams."""
     name, problem = hazard.pass_name, hazard.problem
     run = next((run for run in replay.runs if run.step.name == name), None)
     if run is not None and hazard.number is not None:
@@ -223,7 +223,7 @@ def _not_a_rewrite(
 
 
 def _blame(recompiled: RecompiledArtifact, prompt: Prompt, check: Check, found: Culprit) -> Culprit:
-    """What to look at when the check fails without any rewrite."""
+    """Culprit with what to look at when the check fails without any rewrite."""
     if isinstance(check, CommandCheck):
         names = ", ".join(check.required)
         return replace(

@@ -38,7 +38,7 @@ class Cause(Enum):
 
 @dataclass(frozen=True)
 class Culprit:
-    """What a bisection found.
+    """Result of a bisection.
 
     Attributes:
         rewrite: the first with which the check fails; None if it is none of them.

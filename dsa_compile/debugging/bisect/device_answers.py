@@ -48,7 +48,7 @@ class DeviceAnswers(Answers):
     def _drafts_problem(
         self, engine: Engine, prompts: Sequence[Tokens], answers: Sequence[Answer]
     ) -> str:
-        """How drafts of an engine are not those of the draft plans, or are kept wrongly."""
+        """Problem of an engine's drafts: unlike the draft plans' or kept wrongly; empty if none."""
         runner = engine._runner
         if not isinstance(runner, DraftingRunner) or runner.drafter is None:
             return ""

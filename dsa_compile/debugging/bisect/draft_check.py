@@ -11,10 +11,10 @@ def drafts_problem(
     chains: Mapping[int, Sequence[int]] | None,
     checked: Sequence[CheckedDrafts],
 ) -> str:
-    """What is wrong with the drafts of a request; empty if nothing is.
+    """Problem of a request's drafts; empty if there is none.
 
     A step keeps as many drafts as are right, up to the first wrong one, and the next step begins
-    behind them: fewer and drafting gains less, more and tokens are not the model's.
+    behind them: if it keeps fewer, drafting gains less; if more, tokens are not the model's.
 
     Args:
         ids: its prompt and its answer.

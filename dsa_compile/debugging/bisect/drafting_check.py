@@ -35,7 +35,7 @@ _GREEDY = SamplingParams(max_tokens=_TOKENS, temperature=0.0, ignore_eos=True)
 
 
 def wrong_drafting(answers: Answers) -> tuple[str, str] | None:
-    """What is wrong with drafting, by its name and what shows it, or None.
+    """Problem of drafting: its name and the evidence, or None.
 
     Args:
         answers: of exact engines.

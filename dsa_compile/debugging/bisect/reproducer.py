@@ -103,7 +103,7 @@ def _worst_step(finding: Finding) -> Step | None:
 
 
 def _stored(key: str, value: Any, tensors: dict[str, Tensor]) -> Any:
-    """Where a value is: the key of a tensor, a list of these, one a rank, or the value itself."""
+    """Entry of case.json: the key of a tensor, a list of entries, one a rank, or the value."""
     if isinstance(value, Tensor):
         tensors[key] = value.detach().clone().contiguous()
         return {"tensor": key}

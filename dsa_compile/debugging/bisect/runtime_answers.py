@@ -53,11 +53,11 @@ class Answer:
 
     @classmethod
     def of(cls, output: RequestOutput) -> "Answer":
-        """What an engine returned."""
+        """Answer that an engine returned."""
         return cls(tuple(output.token_ids), tuple(output.logprobs or ()))
 
     def difference(self, other: "Answer", limit: float) -> str:
-        """Where ``other``, perhaps without log-probabilities, differs by more than rounding.
+        """First difference of ``other``, perhaps without log-probabilities, beyond rounding.
 
         Two answers may part where the two likeliest tokens are closer than the limit. The text is
         empty if they differ nowhere.
@@ -160,7 +160,7 @@ class Answers:
         return Engine(drafting(*of, num_drafts=count, planned=planned), chosen)
 
     def plain(self, prompts: Sequence[Tokens], together: bool = True) -> list[Answer]:
-        """What follows prompts in an engine that reuses, cuts and pads nothing.
+        """Answers to prompts of an engine that reuses, cuts and pads nothing.
 
         Args:
             prompts: token ids of each.
@@ -211,7 +211,7 @@ class Answers:
         return ""
 
     def prompts_problem(self, prompts: Sequence[Tokens]) -> str:
-        """Why log-probabilities of prompts that are served at once are wrong, or the empty text."""
+        """Problem of the log-probabilities of prompts served at once, or the empty text."""
         assert self._engine is not None, "answers were measured before"
         outputs = self._engine.generate([list(prompt) for prompt in prompts], _SCORED)
         for prompt, output in zip(prompts, outputs, strict=True):
@@ -279,7 +279,7 @@ class Answers:
     def _drafts_problem(
         self, engine: Engine, prompts: Sequence[Tokens], answers: Sequence[Answer]
     ) -> str:
-        """How drafts of an engine are not those of the draft plans."""
+        """Problem of an engine's drafts, held to the draft plans; empty if there is none."""
         runner = engine._runner
         if not isinstance(runner, ExactDraftingRunner) or runner.drafter is None:
             return ""

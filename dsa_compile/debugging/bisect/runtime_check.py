@@ -41,10 +41,10 @@ def wrong_option(recompiled: RecompiledArtifact) -> tuple[str, str] | None:
 
 
 def wrong_engine(recompiled: RecompiledArtifact) -> str:
-    """Why a plain answer of the engine, as it is loaded here, is not that of the finished graphs.
+    """Difference of a plain answer of the engine, as loaded here, from the finished graphs' answer.
 
     Whatever all options have in common shows here, from how caches are made to what is bound: the
-    finished graphs run without the runtime. Empty if nothing is wrong.
+    finished graphs run without the runtime. The text is empty if nothing is wrong.
 
     Args:
         recompiled: an artifact for this machine that is what its passes make.
@@ -73,7 +73,7 @@ def wrong_engine(recompiled: RecompiledArtifact) -> str:
 
 
 def wrong_option_on_device(recompiled: RecompiledArtifact) -> tuple[str, str] | None:
-    """The same with the artifact's kernels, CUDA graphs among the options.
+    """First wrong option as :func:`wrong_option`, with the artifact's kernels and CUDA graphs.
 
     Tokens and drafts are held to those of a plain engine and of the draft plans as far as the
     recipe's rounding cannot change them.

@@ -69,7 +69,7 @@ class Scene:
     padded: bool = False
 
     def but(self, **options: Any) -> "Scene":
-        """The same with other options."""
+        """Scene with other options."""
         return replace(self, options=self.options | options)
 
 

@@ -34,7 +34,7 @@ _SEEDS = (0, 1, 2, 3, 2**31, 2**32, 2**32 + 1, 2**63 - 1, -(2**63), -1, -2, 1234
 
 
 class Logits(IntEnum):
-    """What the logits of a request are like; the number chooses the length of its prompt."""
+    """Kind of a request's logits; the number chooses the length of its prompt."""
 
     MIXED = 0  # leaders on both sides of zero
     POSITIVE = 1
@@ -65,7 +65,7 @@ class Case:
 
     @cached_property
     def unseeded(self) -> "Case":
-        """The same without a seed: what its definition depends on."""
+        """Case without its seed, on which the definition of right tokens does not depend."""
         return replace(self, params=replace(self.params, seed=None))
 
     @property
@@ -167,7 +167,7 @@ class Script:
                 yield Case("penalties together", logits, params, True)
 
     def _ends(self) -> Iterator[Case]:
-        """When a request ends."""
+        """Cases of the options that decide when a request ends."""
         plain = SamplingParams(max_tokens=TOKENS, temperature=0.0)
         a, b, *_ = self.leaders
         for logits in (Logits.ENDING, Logits.POSITIVE, Logits.NEGATIVE):

@@ -106,7 +106,7 @@ class _Check:
         return None
 
     def _problem(self, case: Case, output: RequestOutput) -> str:
-        """Why a request's answer cannot be right."""
+        """Problem of an answer that cannot be right; empty if there is none."""
         params, made = case.params, tuple(output.token_ids)
         if not made:
             return f"no token with {params}"
@@ -137,7 +137,7 @@ class _Check:
         return self._known[key]
 
     def _shares(self, case: Case, found: Sequence[tuple[int | None, Tokens]]) -> str:
-        """Where tokens turn up in other shares than they should, alone or twice together.
+        """Problem of tokens drawn in wrong shares, alone or twice together; empty if there is none.
 
         Shares of tokens that are alike for neighbouring steps or seeds show random numbers that do
         not change with these.
@@ -186,7 +186,7 @@ def _seeds_problem(found: Sequence[tuple[int | None, Tokens]]) -> str:
 
 
 def _logprob_problem(stated: TokenLogprobs, raw: Tensor, alternatives: int) -> str:
-    """How log-probabilities of one position differ from those of its logits."""
+    """Problem of one position's log-probabilities, held to its logits; empty if there is none."""
     right = raw.double().log_softmax(-1)
     value = float(right[stated.token_id])
     if not (stated.logprob == value or abs(stated.logprob - value) <= FLOOR):
@@ -219,7 +219,7 @@ def _end_problem(
 
 
 def _prompt_problem(answers: Answers) -> str:
-    """How the log-probabilities of prompts, all that is computed of them, are wrong."""
+    """Problem of prompts' log-probabilities, the only results for prompts; empty if none."""
     vocab_size = answers.recompiled.exported.spec.vocab_size
     prompts = [random_tokens(n, vocab_size, seed=70 + n) for n in _MEASURED]
     params = [

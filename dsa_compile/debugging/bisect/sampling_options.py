@@ -1,4 +1,4 @@
-"""What sampling options mean: the tokens that they leave, and how likely each is."""
+"""Meaning of sampling options: the tokens that they leave, and how likely each is."""
 
 from collections.abc import Sequence
 
@@ -52,7 +52,7 @@ def probabilities(
     made: Sequence[int],
     ends: Sequence[int],
 ) -> Tensor:
-    """How likely each token is to come next, fp64 [V]; the arguments as above, not greedy."""
+    """Probability of each token to come next, fp64 [V]; arguments as above, not greedy."""
     row = _with_token_options(logits, params, prompt, made, ends)
     weights = torch.where(_kept(row, params, 0.0), (row / params.temperature).softmax(-1), 0.0)
     return weights / weights.sum()

@@ -1,4 +1,4 @@
-"""How far two values agree that should be the same: by rows, so that one wrong token is seen."""
+"""Agreement of two values that should be the same: by rows, so that one wrong token is seen."""
 
 import math
 from collections.abc import Iterable

@@ -36,7 +36,7 @@ class Side:
     _interpreters: dict[bool, Interpreter] = field(default_factory=dict, compare=False, repr=False)
 
     def interpreter(self, exact: bool) -> Interpreter:
-        """What runs the part, in exact arithmetic or not; made once."""
+        """Interpreter of the part, in exact arithmetic or not; made once."""
         if exact not in self._interpreters:
             self._interpreters[exact] = Interpreter(self.nodes, self.inputs, exact)
         return self._interpreters[exact]
@@ -74,11 +74,11 @@ class Delta:
 
 
 def find_delta(before: Region, after: Region) -> Delta | None:
-    """What a rewrite changed between two stages of one region; None if nothing that computes.
+    """Find what a rewrite changed between two stages of a region; None if nothing that computes.
 
     Values that depend on a changed call without being taken by another one are left out: they agree
-    if the pairs do. What shares a cache with a changed call is taken in, as is what lies between
-    two changed calls.
+    if the pairs do. Calls that share a cache with a changed call are taken in, as are calls between
+    two changed ones.
     """
     old, new = _named(before), _named(after)
     common = [name for name in old if name in new and _same_call(old[name], new[name])]

@@ -50,7 +50,7 @@ class KernelError:
 
     @property
     def problem(self) -> str:
-        """Why the result is wrong, or the empty text."""
+        """Problem of a wrong result, or the empty text."""
         if self.ratio <= 1.0:
             return ""
         if max(self.kernel, self.row) == math.inf:

@@ -14,7 +14,7 @@ _ROWS = 64  # whose scores are held at a time
 def selection_problem(
     chosen: Tensor, q: Tensor, weights: Tensor, keys: Tensor, batch: Sequence[Any], scale: float
 ) -> tuple[str, float]:
-    """Why selected rows are wrong or the empty text, and the worst deficit over what is allowed.
+    """Problem of selected rows or the empty text, and the worst deficit over what is allowed.
 
     A key may be chosen in place of another whose score is higher by no more than the rounding of
     the two: that of a sum of products in the accumulators of tensor cores.

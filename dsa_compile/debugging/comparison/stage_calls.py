@@ -30,11 +30,11 @@ def run_against(stage: Stage, prompt: Prompt, before: Trace) -> Trace:
 
 
 def compare_calls(before: Trace, after: Trace) -> list[Agreement]:
-    """How what each call returns agrees with what it returned before.
+    """Agreement of each call's results with those that it returned before.
 
-    What only the second stage hands from call to call is compared with what the next call of the
-    first made itself, and counts for the call that returned it: the norm that a layer hands to the
-    next one, say.
+    Values that only the second stage hands from call to call are compared with those that the next
+    call of the first made itself, and count for the call that returned them: the norm that a layer
+    hands to the next one, say.
 
     Args:
         before: watched.
@@ -85,5 +85,5 @@ def handed(before: Region, after: Region) -> list[tuple[str, str]]:
 
 
 def _always(call: CallTrace) -> set[str]:
-    """What a call returns in every step."""
+    """Names of the results that a call returns in every step."""
     return set.intersection(*(set(outputs) for outputs in call.outputs))

@@ -20,7 +20,7 @@ RATIO = 2.0
 """Rounding error after a rewrite, over the healthy op's."""
 
 DEFICIT = 1e-6
-"""How far below the cut a chosen key may lie in exact arithmetic, in standard deviations."""
+"""Greatest deficit of a chosen key below the cut in exact arithmetic, in standard deviations."""
 
 
 REORDERED = 2.0**-18
@@ -28,7 +28,7 @@ REORDERED = 2.0**-18
 
 
 def bitwise_problem(found: Agreement) -> str:
-    """Why values are not equal to the last bit, or the empty text."""
+    """Problem of values that are not equal to the last bit, or the empty text."""
     if found.bitwise:
         return ""
     unseen = found.max_abs == 0.0 and found.overlap is None
@@ -36,7 +36,7 @@ def bitwise_problem(found: Agreement) -> str:
 
 
 def exact_problem(found: Agreement, choice: Choice | None, inputs: str = "") -> str:
-    """Why values are not the same numbers in exact arithmetic, or the empty text.
+    """Problem of values that are not the same numbers in exact arithmetic, or the empty text.
 
     Args:
         found: how far the two sides agree.
@@ -60,12 +60,12 @@ def exact_problem(found: Agreement, choice: Choice | None, inputs: str = "") -> 
 
 
 def finite_problem(found: Agreement) -> str:
-    """Why values cannot be compared, or the empty text."""
+    """Problem of values that cannot be compared, or the empty text."""
     return "is not finite or not of the same kind" if found.error == math.inf else ""
 
 
 def rounding_problem(found: Rounding) -> str:
-    """Why a replacement rounds too much, or the empty text."""
+    """Problem of a replacement that rounds too much, or the empty text."""
     if found.ratio <= RATIO:
         return ""
     healthy = math.hypot(found.before, found.format)
@@ -73,7 +73,7 @@ def rounding_problem(found: Rounding) -> str:
 
 
 def pass_problem(numerics: Numerics, found: Agreement, exact: bool) -> str:
-    """Why what a layer returns is wrong after a pass, or the empty text.
+    """Problem of what a layer returns after a pass, or the empty text.
 
     Args:
         numerics: what the pass promises.

@@ -122,7 +122,7 @@ class ExactArithmetic(TorchDispatchMode):
 
 
 def exact_reference(node: fx.Node) -> Callable[..., Any] | None:
-    """What to call for a node: its reference without the dispatcher, which knows no modes."""
+    """Reference of a node without the dispatcher, which knows no modes; None if it has none."""
     function = reference(node)
     return None if function is None else REFERENCE.get(cast(Any, function), function)
 

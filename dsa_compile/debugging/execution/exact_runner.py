@@ -34,7 +34,7 @@ _BY_REFERENCE = (KernelRecord("reference", None),)
 
 
 class ExactSteps(ModelRunner):
-    """What runners in exact arithmetic share: calls run on exact tensors, logits are fp32.
+    """Base of runners in exact arithmetic: calls run on exact tensors, logits are fp32.
 
     Prompts of a step run the prompt variant however few their tokens are.
     """
@@ -83,7 +83,7 @@ class ExactRunner(ExactSteps):
         return numbers(self._forward(batch)).float()
 
     def execute(self, batch: Batch) -> Tensor:
-        """The same."""
+        """Run one step, as :meth:`forward` does."""
         return self.forward(batch)
 
 

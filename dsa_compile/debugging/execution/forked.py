@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 def usable_processes() -> int:
-    """How many processes may run at once: as many as torch has threads, where one can be forked."""
+    """Count of processes that may run at once: torch's threads where one can be forked, else 1."""
     return torch.get_num_threads() if sys.platform == "linux" else 1
 
 

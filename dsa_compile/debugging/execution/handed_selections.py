@@ -28,7 +28,7 @@ class _Selection(Enum):
 
 
 def _selection(region: Region) -> _Selection:
-    """What a layer selects and attends to."""
+    """Form in which a layer selects keys and attends to them."""
     by_heads = ops_of(Family.PROMPT_ATTENTION, Form.FLAT)  # which takes what is selected as given
     if any(calls(region.graph, *ops_of(Family.ATTENTION, Form.FLAT), *by_heads)):
         return _Selection.ROWS
@@ -39,7 +39,7 @@ def _selection(region: Region) -> _Selection:
 def convert_selection(
     chosen: Tensor, made_by: Region, taken_by: Region, batch: Mapping[str, Tensor], block_size: int
 ) -> Tensor:
-    """What a layer takes of a selection that another has made; itself where both mean the same.
+    """Convert a selection of one layer to the form that another takes; unchanged if in that form.
 
     Args:
         chosen: int32 [T, K], or [1, S, K] before tokens are flat.

@@ -96,7 +96,7 @@ class Interpreter:
         known: KnownCalls,
         states: CacheStates,
     ) -> Values:
-        """The same values, without the calls whose results are known.
+        """Run the calls whose results are not known; values as of :meth:`run`.
 
         Args:
             given: the inputs' values by name, weights deferred; the graph is :attr:`pure`.

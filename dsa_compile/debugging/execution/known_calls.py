@@ -109,7 +109,7 @@ class CacheStates:
         self._open: list[Callable[[], Any]] = []
 
     def state(self, key: str) -> Key:
-        """What a cache holds."""
+        """Key of what a cache holds."""
         if key not in self._states:
             cache = self.caches[key]
             fresh = (key, cache.dtype, tuple(cache.shape))
@@ -132,7 +132,7 @@ class CacheStates:
 
 
 def identity(value: Any, names: Mapping[int, Key]) -> Key:
-    """What tells the value of a node from others: a tensor counts as itself.
+    """Key that tells the value of a node from others: a tensor counts as itself.
 
     Args:
         value: the value.
@@ -152,12 +152,12 @@ def identity(value: Any, names: Mapping[int, Key]) -> Key:
 
 
 def constant(value: Any) -> Key:
-    """What tells a constant from others: -0.0 is not 0.0, and True is not 1."""
+    """Key that tells a constant from others: -0.0 is not 0.0, and True is not 1."""
     return (type(value), repr(value) if isinstance(value, float) else value)
 
 
 def call_key(node: fx.Node) -> Key:
-    """What tells a call from others but for the values that it is given: op and constants."""
+    """Key of a call but for the values that it is given: op and constants."""
     places = {given: place for place, given in enumerate(node.all_input_nodes)}
 
     def key(value: Any) -> Key:

@@ -66,7 +66,7 @@ def on_ranks(
 
 
 def at_numbers(value: Any, numbers: Mapping[str, int]) -> Any:
-    """What the rank with these numbers has of a value."""
+    """Part of a value that the rank with these numbers has."""
     if isinstance(value, Ranks):
         return value[numbers[value.axis]]
     if isinstance(value, tuple | list):
@@ -98,7 +98,7 @@ def parts_of(value: Any) -> Sequence[Any]:
 
 
 def meet(function: Callable[[Sequence[Any]], Sequence[Any]], x: Any, axis: str, ranks: int) -> Any:
-    """What a function makes of the values of the ranks that meet along an axis, for each of them.
+    """Results of a function on the values of the ranks that meet along an axis, one for each rank.
 
     Args:
         function: takes the values and returns as many; the same object for ranks that get the same.

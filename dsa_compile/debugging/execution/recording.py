@@ -103,7 +103,7 @@ class Recording(TorchFunctionMode):
         self._whole = False
 
     def slot(self, value: Tensor) -> int | None:
-        """Where a tensor is on the tape; None if no op made it."""
+        """Slot of a tensor on the tape; None if no op made it."""
         number = self._slots.get(id(value))
         return None if number in self._constants else number
 

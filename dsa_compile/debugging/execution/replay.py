@@ -56,7 +56,7 @@ class PassRun:
 
     @property
     def sites(self) -> Sequence[Site]:
-        """Its rewrites."""
+        """Rewrites of the pass."""
         return self.record.journal.sites
 
 
@@ -124,7 +124,7 @@ class Replay:
         return program
 
     def between(self, run: PassRun) -> tuple[Program, ...]:
-        """What :meth:`within` gives for 1, 2, … rewrites, up to all; not to be changed."""
+        """Programs of :meth:`within` for 1, 2, … rewrites, up to all; not to be changed."""
         index = next(index for index, other in enumerate(self.runs) if other is run)
         return (*run.between, self.after(index))
 
@@ -185,5 +185,5 @@ def _snapshot(program: Program, last: Program | None, changed: str, pass_name: s
 
 
 def _values(region: Region) -> tuple[set[str], tuple[str, ...]]:
-    """What a graph takes of others and gives to others."""
+    """Names of the values that a graph takes from others and gives to others."""
     return {node.meta["key"] for node in region.inputs_of(Role.VALUE)}, region.outputs

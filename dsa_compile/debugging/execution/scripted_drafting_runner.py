@@ -30,7 +30,7 @@ def followers(positions: Tensor, tokens: Tensor) -> Tensor:
 
 
 def drafted(positions: Tensor, tokens: Tensor) -> Tensor:
-    """What is drafted there: :func:`followers`, and in two places of five the token beside."""
+    """Drafts behind tokens: :func:`followers`, and in two places of five the token beside."""
     wrong = (positions * 7 + tokens * 13) % 5 < 2
     return followers(positions, tokens) + wrong.long()
 

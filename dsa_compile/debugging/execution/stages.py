@@ -59,7 +59,7 @@ class StageWeights:
         return self.store.planned(self.plan).of(call, keys)
 
     def deferred(self, call: Call, keys: Collection[str]) -> dict[str, DeferredWeight]:
-        """The same, each made when it is taken."""
+        """Weights by key as of :meth:`of`, each made when it is taken."""
         entries = self.plan.entries(call.kind)
         return {
             key: DeferredWeight(
@@ -130,11 +130,11 @@ class Stage:
         return self.flat == trace.flat and self.chunks(prompt) == trace.chunks
 
     def region(self, kind: str, chunk: Chunk) -> Region:
-        """What a step of that context runs."""
+        """Region that a step of that context runs."""
         return self.regions[region_name(self.regions, kind, chunk.variant(self.topk))]
 
     def interpreter(self, region: Region) -> Interpreter:
-        """What runs one of this stage's regions; made once."""
+        """Interpreter of one of this stage's regions; made once."""
         if region.name not in self._interpreters:
             self._interpreters[region.name] = Interpreter.of(region, self.exact)
         return self._interpreters[region.name]
@@ -266,13 +266,13 @@ def _results(region: Region, values: Values) -> dict[str, Tensor]:
 
 
 def _without_weights(region: Region, values: Values) -> Values:
-    """What a trace keeps: it would else hold the weights of all layers."""
+    """Values that a trace keeps: it would else hold the weights of all layers."""
     weights = {node.name for node in region.inputs_of(Role.WEIGHT)}
     return {name: value for name, value in values.items() if name not in weights}
 
 
 def result_nodes(region: Region) -> dict[str, fx.Node]:
-    """What a region returns, by name."""
+    """Nodes that a region returns, by name."""
     nodes: Any = region.graph.output_node().args[0]
     return dict(zip(region.outputs, nodes, strict=True))
 

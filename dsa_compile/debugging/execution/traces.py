@@ -1,4 +1,4 @@
-"""What requests left on their way through a stage: the values of every call in every step."""
+"""Traces that requests leave in a stage: the values of every call in every step."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

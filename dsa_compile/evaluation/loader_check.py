@@ -43,7 +43,7 @@ class Difference:
     computed: bool = False
 
     @property
-    def told(self) -> str:
+    def error_phrase(self) -> str:
         """Error of the compiler, as the end of a sentence about a parameter."""
         return "is computed otherwise by the export" if self.computed else "is read otherwise"
 

@@ -40,7 +40,7 @@ def misread_weight(recompiled: RecompiledArtifact) -> Found | None:
     layers = [call.index for call in exported.layers]
     for weight in misread_weights(recompiled.model_dir, exported.spec, layers, exported.weights):
         cause = Cause.EXPORT if weight.computed else Cause.WEIGHT
-        return cause, weight.name, f"{weight.told}, {weight.problem}"
+        return cause, weight.name, f"{weight.error_phrase}, {weight.problem}"
     return None
 
 
@@ -106,7 +106,7 @@ def _of_runtime(found: tuple[str, str] | None) -> Found | None:
 
 
 def _as_loaded(recompiled: RecompiledArtifact) -> tuple[tuple[str, str] | None, str]:
-    """What is wrong with the engine that is loaded of the artifact, or why that was not tested."""
+    """Problem of the engine loaded from the artifact, or the reason why that was not tested."""
     artifact, final = recompiled.artifact, recompiled.replay.final
     if recompiled.dummy or artifact.manifest.weights.mode == "none":
         return None, f"{Cause.RUNTIME.value} as it is loaded: the artifact has no weights"

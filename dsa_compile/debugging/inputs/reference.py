@@ -26,10 +26,10 @@ LIMIT = 1e-4
 
 
 def transformers_trace(recompiled: RecompiledArtifact, prompt: Prompt) -> Trace:
-    """What transformers' model hands from layer to layer, as the calls of the exported program see
-    it: the residual stream, and with drafts that of the MTP layer.
+    """Values that transformers' model hands from layer to layer, as calls of the exported program
+    see them: the residual stream, and with drafts that of the MTP layer.
 
-    It is fp32 there, and nothing is rounded here: the layers are compared in exact arithmetic.
+    They are fp32, and nothing is rounded here: the layers are compared in exact arithmetic.
 
     Raises:
         UserError: the weights are random, or transformers refuses the model.
@@ -91,7 +91,7 @@ def _compared(names: Iterable[str]) -> str:
 
 
 def _noisy(reference: Trace, seed: int) -> Trace:
-    """The same with noise in what the layers are given."""
+    """Trace with noise in the inputs of its layers."""
     calls = [
         replace(c, inputs=[{n: noisy(v, seed) for n, v in given.items()} for given in c.inputs])
         for c in reference.calls
@@ -106,7 +106,7 @@ def _apart(theirs: Tensor, ours: Tensor) -> Tensor:
 def compare_with_transformers(
     recompiled: RecompiledArtifact, prompt: Prompt
 ) -> dict[int | str, Agreement]:
-    """How each layer of the exported program agrees with transformers', given its input.
+    """Agreement of each layer of the exported program with transformers', given the same input.
 
     The MTP layer and what is before and after it count as any other. A layer of the model that the
     program leaves out does not agree. Rows that hang on near equals do not count.
@@ -148,6 +148,6 @@ def export_report(recompiled: RecompiledArtifact, prompt: Prompt) -> PassReport:
         misread = misread_weights(recompiled.model_dir, exported.spec, layers, exported.weights)
         for weight in misread:
             kind = "constant" if weight.computed else "weight"
-            done.problem += f": {kind} {weight.name} {weight.told}, {weight.problem}"
+            done.problem += f": {kind} {weight.name} {weight.error_phrase}, {weight.problem}"
             break
     return done

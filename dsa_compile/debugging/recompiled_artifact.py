@@ -88,7 +88,7 @@ class ExportedArtifact:
         return cls(artifact, exported, model_dir, dummy, recorded)
 
     def problems(self) -> list[str]:
-        """Where exporting the model again does not give the graphs recorded; sentences."""
+        """Differences of the model, exported again, from the graphs recorded; sentences."""
         again = build_program(self.model_dir, self.exported.config)
         return list(export_problems(self.artifact, again))
 
@@ -149,7 +149,7 @@ class RecompiledArtifact:
         return ExportedArtifact.open(path, model_dir, dummy, recorded_export).recompiled()
 
     def on_one_rank(self) -> "RecompiledArtifact":
-        """The same model and options, compiled for one rank; nothing is written."""
+        """Artifact of the same model and options for one rank, compiled but not written."""
         exported = self.exported.fork(replace(self.exported.config, layout=ONE_RANK))
         compiled = replace(self.artifact.manifest.compile, layout=ONE_RANK)
         manifest = replace(self.artifact.manifest, compile=compiled)
@@ -163,14 +163,14 @@ class RecompiledArtifact:
 
     @property
     def processes(self) -> int:
-        """How many processes checks may be divided among: each makes weights of its own."""
+        """Count of processes to divide checks among at most: each makes weights of its own."""
         if not _is_small(self.exported.spec, _DIVIDED_BYTES):
             return 1
         return min(usable_processes(), _MOST_PROCESSES)
 
     @property
     def no_reference(self) -> str | None:
-        """Why the exported program cannot be compared with transformers' model; None if it can."""
+        """Reason why the exported program cannot be compared with transformers' model, or None."""
         if self.dummy:
             return "random weights"
         if not self.small:
@@ -178,9 +178,9 @@ class RecompiledArtifact:
         return None if has_reference(self.model_dir) else NO_MODEL
 
     def problems(self) -> list[str]:
-        """Where the artifact is not what this installation compiles; sentences.
+        """Differences of the artifact from what this installation compiles; sentences.
 
-        None where it compiles nothing because a pass cannot be run.
+        There are none where it compiles nothing because a pass cannot be run.
         """
         if not self.replay.complete:
             return []
@@ -188,7 +188,7 @@ class RecompiledArtifact:
         return [*export_problems(self.artifact, self.exported), *emitted]
 
     def packed_weight_problems(self) -> Iterator[str]:
-        """Where packed weights are not what the plan makes; sentences."""
+        """Differences of packed weights from what the plan makes; sentences."""
         packed = self.artifact.manifest.weights.mode == "pack"
         if packed and self.artifact.manifest.target == "cpu":
             yield from weight_problems(self.artifact, self.replay.final, self.store)

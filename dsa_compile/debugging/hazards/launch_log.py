@@ -1,4 +1,4 @@
-"""What a region enqueues on its streams, in the order in which the host does it.
+"""Log of what a region enqueues on its streams, in the order in which the host does it.
 
 The region is run as the runtime runs it, on tensors without memory: which values share memory is
 seen from the storages that torch gives them, when memory is let go of from the death of the
@@ -81,7 +81,7 @@ START, END = "the region's start", "the region's end"
 
 @dataclass
 class Log:
-    """What was enqueued.
+    """Work that was enqueued.
 
     Attributes:
         entries: in the order of the host.
@@ -114,7 +114,7 @@ class GraphStreams:
         self._log = log
 
     def function(self, op: OpOverload) -> Callable[..., None]:
-        """What stands for a stream op."""
+        """Function that stands for a stream op."""
         log = self._log
         made: dict[OpOverload, Callable[..., None]] = {
             ON_STREAM: lambda stream: setattr(log, "current", stream),

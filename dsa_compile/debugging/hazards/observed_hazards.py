@@ -18,7 +18,7 @@ from dsa_compile.runtime.execution import streams
 
 
 def graph_hazards(region: Region) -> list[Unordered]:
-    """What the stream ops of a region leave unordered.
+    """Work that the stream ops of a region leave unordered.
 
     Args:
         region: of the KERNEL level.
@@ -31,7 +31,7 @@ def graph_hazards(region: Region) -> list[Unordered]:
 
 
 def runtime_hazards(region: Region) -> list[Unordered]:
-    """What the runtime's streams leave unordered, the device being one that only takes notes.
+    """Work that the runtime's streams leave unordered, on a device that only takes notes.
 
     Args:
         region: of the KERNEL level.
@@ -75,7 +75,7 @@ class _Event:
 
 
 class _Device:
-    """What the runtime takes for ``torch.cuda``."""
+    """Device that takes notes, in place of ``torch.cuda`` in the runtime."""
 
     def __init__(self, log: Log) -> None:
         self.log = log

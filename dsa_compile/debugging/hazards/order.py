@@ -39,7 +39,7 @@ class _Placed:
 
 
 def unordered(log: Log) -> Iterator[Unordered]:
-    """What may go wrong on streams that are as late as events allow; each once."""
+    """Pairs of work that may overlap on streams that are as late as events allow; each once."""
     seen = set()
     for found in _unordered(log):
         if found not in seen:

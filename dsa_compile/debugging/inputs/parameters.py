@@ -156,7 +156,7 @@ class RandomParameters:
         scales: Tensor | None,
         window: Window = (),
     ) -> None:
-        """The same in FP8 blocks, each of ``stacked`` matrices on its own."""
+        """Parameter of :meth:`read_into` in FP8 blocks, each of ``stacked`` matrices on its own."""
         wide = torch.empty(self.shape(name))
         self.read_into(name, wide)
         outer, height = wide.shape[:-2], wide.shape[-2] // stacked

@@ -37,7 +37,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Chunk:
-    """What one step computes.
+    """Rows that one step computes.
 
     Attributes:
         parts: of requests, in the order of their tokens.
@@ -63,7 +63,7 @@ class Chunk:
         return max(part.stop for part in self.parts)
 
     def variant(self, topk: int) -> str:
-        """What the runtime runs for a step of this sort, however few its tokens are."""
+        """Variant that the runtime runs for a step of this sort, however few its tokens are."""
         if self.longest > topk:
             return LONG
         return SHORT if any(part.start for part in self.parts) else PROMPT

@@ -1,4 +1,4 @@
-"""What is kept of a model that is too wide for exact arithmetic: some experts, one layer of a kind.
+"""Sample of a model that is too wide for exact arithmetic: some experts, one layer of a kind.
 
 Experts of a layer are equal but for their weights, and graphs do not count them, the tokens of the
 vocabulary or the keys that are selected: a model with fewer is compiled by the same rewrites.

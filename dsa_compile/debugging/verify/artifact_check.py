@@ -25,7 +25,7 @@ from dsa_compile.weights.ranks import every_rank
 def emission_problems(
     artifact: Artifact, program: Program, store: WeightStore, dummy: bool
 ) -> Iterator[str]:
-    """Where an artifact is not what its passes make here; lazily, sentences.
+    """Differences of an artifact from what its passes make here; sentences, found lazily.
 
     Args:
         artifact: checked.
@@ -82,7 +82,7 @@ def weight_problems(artifact: Artifact, program: Program, store: WeightStore) ->
 
 
 def _unlike(artifact: Artifact, name: str, file: str, region: Region) -> str:
-    """How a graph differs from that in an artifact's ``file``; empty if they are alike."""
+    """Difference of a graph from that in an artifact's ``file``; empty if they are alike."""
     try:
         recorded = artifact.region(name)
     except ArtifactError:

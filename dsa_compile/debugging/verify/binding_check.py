@@ -1,4 +1,4 @@
-"""What an artifact for the CPU binds its ops to, beside the checks of its rewrites."""
+"""Check what an artifact for the CPU binds its ops to, beside the checks of its rewrites."""
 
 from dsa_compile.debugging.inputs.prompt import Prompt
 from dsa_compile.debugging.recompiled_artifact import RecompiledArtifact

@@ -49,7 +49,7 @@ def _described(node: fx.Node) -> str:
 
 
 def _problem(node: fx.Node) -> str:
-    """What is wrong with a collective, or the empty text."""
+    """Problem of a collective, or the empty text."""
     target: Any = node.target
     _, axis, ranks, *_ = node.args
     assert isinstance(ranks, int)
@@ -105,7 +105,7 @@ class _HandedError(Exception):
 
 
 def _handed(function: Callable[..., Any], args: Sequence[Any], rank: int) -> Any:
-    """What a rank hands to the others."""
+    """Operand that a rank hands to the others."""
     try:
         with communicating(_Meeting(rank, None)):
             function(*args)
@@ -133,7 +133,7 @@ class _Meeting:
         return torch.stack(list(self._all(x)))
 
     def gather_many(self, xs: Sequence[Tensor], axis: str, ranks: int) -> list[Tensor]:
-        """The same of each."""
+        """All operands of each of ``xs``, ``[ranks, *x.shape]``."""
         return [torch.stack(each) for each in zip(*self._all(list(xs)), strict=True)]
 
     def all_reduce(self, x: Tensor, axis: str, ranks: int) -> Tensor:

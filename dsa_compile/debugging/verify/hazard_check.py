@@ -1,4 +1,4 @@
-"""What is illegal in a finished program, and the pass that left it: hazards above all.
+"""Violations in a finished program, hazards above all, and the pass that left each.
 
 Hazards are looked for twice: by the checker that compiles and reads artifacts, which shares its
 facts with the planner of streams, and by what regions do when they run, which shares none.
@@ -25,7 +25,7 @@ _Problems = dict[str, tuple[str, ...]]
 
 
 def illegal(replay: Replay) -> Iterator[HazardReport]:
-    """What is illegal in the finished program, each with the pass that first left it."""
+    """Violations in the finished program, each with the pass that first left it."""
     if not any(region.inputs_of(Role.CACHE) for region in replay.final.regions.values()):
         return  # it was stopped long before the level that this is about
     if replay.final.config.stop_after not in (None, replay.runs[-1].step.name):
@@ -49,7 +49,7 @@ def illegal(replay: Replay) -> Iterator[HazardReport]:
 
 
 def _problems(program: Program) -> _Problems:
-    """What the checker says, and of regions that it finds right what is seen when they run."""
+    """Problems by the checker, and of regions that it finds right those seen when they run."""
     known: _Problems = {
         str(hazard): (hazard.first, hazard.second)
         for region in program.regions.values()

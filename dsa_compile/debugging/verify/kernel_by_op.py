@@ -66,7 +66,7 @@ class ByOp:
         self._begins, self._skipped = begins, skipped
 
     def run(self, tables: Mapping[Role, Mapping[str, Any]]) -> dict[str, Tensor]:
-        """What the region returns, by the references."""
+        """Results of the region by the references, by name."""
         recorder = Recorder.of(self._region, self._function)
         given = {n.name: tables[n.meta["role"]][n.meta["key"]] for n in self._region.inputs()}
         made = recorder(given)

@@ -36,7 +36,7 @@ _TIED = 2.0**-14
 tie. Sums of fp32 over thousands of values are off by less."""
 
 Judged = tuple[str, float]
-"""What is wrong or the empty text, and the error as a multiple of what is allowed."""
+"""Problem or the empty text, and the error as a multiple of what is allowed."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class OpCall:
         return _moved(args, device), [r.to(device) for r in _listed(made)]
 
     def kernel(self, function: Callable[..., Any]) -> tuple[tuple[Any, ...], list[Tensor]]:
-        """The same by a kernel."""
+        """The operands after the call of a kernel, and its results."""
         args = _cloned(self.args, self._written())
         return args, _listed(function(*args))
 
@@ -157,7 +157,7 @@ class OpCall:
         return error.problem, error.ratio
 
     def _judge_router(self, theirs: list[Tensor], ours: list[Tensor]) -> Judged:
-        """The same experts where scores do not tie within rounding, and the same weights."""
+        """Judge a router by its experts, where scores do not tie within rounding, and weights."""
         rows = slice(0, self.chunk.tokens)
         (weights, chosen), (made, taken) = (_by_number(side, rows) for side in (theirs, ours))
         same = (chosen == taken).all(1)

@@ -68,7 +68,7 @@ def worst_of_each(found: Sequence[KernelReport]) -> list[KernelReport]:
 
 
 def device_problem(target: str) -> str:
-    """Why kernels of a target cannot be run here, or the empty text."""
+    """Reason why kernels of a target cannot be run here, or the empty text."""
     if target == "cpu":
         return ""
     if not torch.cuda.is_available():
@@ -202,7 +202,7 @@ class _Checker:
         tables: Mapping[Role, Mapping[str, Tensor]],
         where: tuple[str, int | str],
     ) -> dict[str, Tensor] | None:
-        """What a layer returns by its kernels; None if one of them raises."""
+        """Results of a layer by its kernels; None if one of them raises."""
         self._begins(_report(WHOLE, ALL, "", *where))
         try:
             return self._run(region, tables, waiting=True)

@@ -19,7 +19,7 @@ PLAN = "plan"
 
 
 def plan_problems(program: Program) -> Iterator[str]:
-    """Where a plan gives a call what is not its own, or leaves out what it must run; sentences."""
+    """Problems of plans: caches or weights of another call, or calls left out; sentences."""
     caching = {r.kind for r in program.regions.values() if r.inputs_of(Role.CACHE)}
     for name, plan in program.plans.items():
         yield from (f"plan {name}: {problem}" for problem in _cache_problems(plan, caching))

@@ -9,7 +9,7 @@ from dsa_compile.ir.rank_check import rank_problems
 
 @dataclass(frozen=True)
 class RankFault:
-    """What ranks cannot run together, and where that began.
+    """Fault that keeps ranks from running together, and where it began.
 
     Attributes:
         run: the pass.

@@ -58,7 +58,7 @@ def whole_example(
 def _handed_on(
     after: Trace, index: int, number: int, calls: tuple[CallTrace, CallTrace]
 ) -> dict[Pair, Tensor]:
-    """What earlier calls returned in place of what this call made before, by pair."""
+    """Results of earlier calls in place of values that this call made before, by pair."""
     regions = [call.regions[number] for call in calls]
     names = {node.meta["key"]: node.name for node in regions[1].inputs_of(Role.VALUE)}
     return {
@@ -94,7 +94,7 @@ def _all_of(region: Region) -> Side:
 
 
 def _inputs(stage: Stage, trace: Trace, prompt: Prompt, index: int, number: int) -> Values:
-    """What a graph was given in one step, its caches as they were before."""
+    """Inputs of a graph in one step, its caches as they were before."""
     done = trace.calls[index]
     caches: Values = {}
     for earlier in range(number + 1):

@@ -161,7 +161,7 @@ class VerifyReport:
 
     @property
     def wrong_kernels(self) -> "list[KernelReport]":
-        """What is bound and wrong, the worst first."""
+        """Kernels that are bound and wrong, the worst first."""
         return [kernel for kernel in self.kernels if kernel.problem]
 
     @property

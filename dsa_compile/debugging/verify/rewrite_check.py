@@ -78,7 +78,7 @@ class SiteCheck:
 
     @property
     def problem(self) -> str:
-        """What is wrong; empty if nothing is."""
+        """Problem on the worst inputs; empty if there is none."""
         return self.worst.problem
 
     def reordered(self, delta: Delta) -> bool:

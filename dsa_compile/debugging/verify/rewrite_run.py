@@ -215,7 +215,7 @@ class SideRunner:
         return comparable_value(self._side.region, name, value, batch, block_size)
 
     def copied(self, values: Values) -> Values:
-        """The same inputs, caches as they are before the step writes them."""
+        """Inputs with copies of the caches, as these are before the step writes them."""
         return _with_own_caches(self._side, values)
 
     def run(self, number: int, values: Values) -> Values:
@@ -275,7 +275,7 @@ def _caches(side: Side, made: Mapping[str, Tensor]) -> Values:
 
 
 def _with_own_caches(side: Side, values: Values) -> Values:
-    """The same values, caches as they are before the step writes them."""
+    """Values with copies of the caches, as these are before the step writes them."""
     caches = {n.name for n in side.inputs if n.meta.get("role") is Role.CACHE}
     return {name: v.clone() if name in caches else v for name, v in values.items()}
 

@@ -136,7 +136,7 @@ class _Whole:
         self._last: tuple[int, Trace] | None = None
 
     def behind(self, name: str) -> Trace:
-        """What it computes behind a pass, which it may not have."""
+        """Trace of the compilation behind a pass, which it may not have."""
         pipeline = pipeline_of(self._replay.final.config)
         steps = [step.name for step in pipeline if isinstance(step, Pass)]
         upto = set(steps[: steps.index(name) + 1])

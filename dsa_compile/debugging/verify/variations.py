@@ -53,5 +53,5 @@ VARIATIONS: Mapping[str, Variation] = {
     "small": _scaled(_TINY),
     "equal": _equal,
 }
-"""What a site is tried on: the prompt's own values; those times 64, where softmax and FP8 saturate;
-times 1/1024, where epsilons weigh; and every token alike, so that all scores tie."""
+"""Inputs that a site is tried on: the prompt's own values; those times 64, where softmax and FP8
+saturate; times 1/1024, where epsilons weigh; and every token alike, so that all scores tie."""

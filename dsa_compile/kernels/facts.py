@@ -1,4 +1,4 @@
-"""What is known of an op's call when it is compiled, and the conditions kernels put on it."""
+"""Facts of an op's call that are known when it is compiled, and kernels' conditions on it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ class CallFacts:
 
 
 def facts_of(site: str, target: OpOverload, args: Sequence[Any]) -> CallFacts:
-    """What is known of a call of an op in a graph.
+    """Facts that are known of a call of an op in a graph.
 
     Args:
         site: where, for messages.
@@ -57,7 +57,7 @@ def _fact(value: object) -> object:
 
 
 Condition = Callable[[CallFacts], str | None]
-"""Why a kernel does not take a call, or None if it does."""
+"""Condition of a kernel: the reason why it does not take a call, or None if it does."""
 
 
 def size_in(name: str, dim: int, *allowed: int) -> Condition:

@@ -53,7 +53,7 @@ class Implementation:
         return not PROVIDERS[self.provider].peer and bool(self.function) and not self.traced
 
     def refusal(self, call: CallFacts) -> str | None:
-        """Why it does not take a call, or None."""
+        """Reason why the implementation does not take a call, or None."""
         for condition in self.conditions:
             if problem := condition(call):
                 return problem

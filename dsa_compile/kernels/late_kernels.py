@@ -15,7 +15,7 @@ _watching = False
 
 
 def late_kernels() -> int:
-    """How many there have been in this process: of CUDA, of Triton, and of Inductor."""
+    """Count of late kernels in this process: of CUDA, of Triton, and of Inductor."""
     return _late
 
 

@@ -1,4 +1,4 @@
-"""Who implements ops, and what of it is installed here."""
+"""Providers of ops' implementations, and which of them are installed here."""
 
 import importlib.util
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ class Provider:
     peer: bool = False
 
     def missing(self) -> str | None:
-        """Why its kernels cannot run in this installation, or None."""
+        """Reason why the provider's kernels cannot run in this installation, or None."""
         for module in self.modules:
             if not _importable(module):
                 return f"{module} is not installed ({self.install})"

@@ -1,4 +1,4 @@
-"""What implements an op for a target, and how to load it.
+"""Registry of the implementations of an op for a target, and how to load one.
 
 ``dsa-compile --explain-kernels`` prints what :mod:`dsa_compile.kernels.table` gave for a model and
 why the others were left.
@@ -18,7 +18,7 @@ __all__ = ["KERNELS", "covered_tokens", "implementations", "is_fallback", "load"
 
 
 def implementations(op: str, target: str) -> tuple[Implementation, ...]:
-    """What implements an op for a target, the preferred first.
+    """Implementations of an op for a target, the preferred first.
 
     Args:
         op: name without namespace and overload.

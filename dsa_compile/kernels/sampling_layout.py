@@ -22,7 +22,7 @@ ROW_OPTIONS = np.dtype(
         ("frequency", np.float32),
     ]
 )
-"""How the logits of one row are changed.
+"""Changes to the logits of one row.
 
 ``place`` is its row of the logits; ``row`` its request's row of the tokens seen and of the last
 tokens; ``pending`` 1 if the last token is not yet among the tokens seen; ``bitmask`` its row of the
@@ -41,5 +41,5 @@ ROW_LOGPROBS = np.dtype(
 
 
 def words(layout: "np.dtype[np.void]") -> int:
-    """How many words of 32 bits a record is; kernels read and write these."""
+    """Words of 32 bits in a record; kernels read and write these."""
     return layout.itemsize // 4

@@ -56,7 +56,7 @@ def all_reduce_add_rms_norm_quantize(
 def summed_norm(
     memory: PeerMemory, x: Tensor, residual: Tensor, weight: Tensor, eps: float, ue8m0: bool
 ) -> Results:
-    """The same in one kernel.
+    """Sum over ranks, addition to the residual, norm and quantisation in one kernel.
 
     Args:
         memory: that :meth:`PeerMemory.takes` ``x``.

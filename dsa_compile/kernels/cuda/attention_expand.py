@@ -84,8 +84,8 @@ def expand_output_quantize(o_latent: Tensor, w_uv: Tensor, ue8m0: bool) -> tuple
 
 
 def choose(form: Format, q_latent: Tensor, slots: Tensor) -> Plan | None:
-    """How few tokens go on to their heads; None where one block has all keys of a token, or parts
-    are too many: then attention and the product are apart."""
+    """Plan for few tokens that go on to their heads; None where one block has all keys of a token,
+    or parts are too many: then attention and the product are apart."""
     tokens, heads, _ = q_latent.shape
     if not tokens or not slots.shape[1] or not mla.takes_few_fp8(q_latent, slots):
         return None

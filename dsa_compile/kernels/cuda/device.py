@@ -1,4 +1,4 @@
-"""What the choice of a kernel depends on: the device that runs, or one that is only rehearsed for.
+"""Device that the choice of a kernel depends on: the one that runs, or one only rehearsed for.
 
 Host code of our CUDA kernels asks here instead of torch, so that the same code, run on tensors of
 the meta device within :func:`rehearse`, tells which kernels a step would launch on a GPU that need
@@ -72,7 +72,7 @@ def rehearsal() -> Rehearsal | None:
 
 
 def multiprocessors(device: torch.device | None = None) -> int:
-    """How many the device has, by default the current one; while rehearsing, the target."""
+    """Multiprocessors of the device, by default the current one; of the target in a rehearsal."""
     if rehearsed := rehearsal():
         return rehearsed.processors
     return _multiprocessors(_index(device))

@@ -25,7 +25,7 @@ def _kernel(name: str, threads: int) -> CudaKernel:
 
 
 class Known(NamedTuple):
-    """What is known of a step before it is launched, and what the step before it has left.
+    """Values of a step known before it is launched, and those that the step before it has left.
 
     Attributes:
         ids: int64 ``[Y * W]``, -1 for a token that is not known.
@@ -91,7 +91,7 @@ class Started(NamedTuple):
 
 
 class Settled(NamedTuple):
-    """What follows from the tokens of a step.
+    """Values that follow from the tokens of a step.
 
     Attributes:
         outcome: int64 ``[Y, 1 + W]``, how many tokens count of each request, and its tokens.

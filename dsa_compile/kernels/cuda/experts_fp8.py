@@ -28,7 +28,7 @@ PROCESSORS = 132
 
 @dataclass(frozen=True)
 class Shape:
-    """How the main kernel is built.
+    """Parameters that the main kernel is built with.
 
     Args:
         tokens: most rows of a group, which is what one weight tile is multiplied with.

@@ -30,7 +30,7 @@ def takes(hidden: int, inner: int) -> bool:
 
 @dataclass(frozen=True)
 class RowKernels:
-    """What orders rows."""
+    """Kernels that order rows by expert."""
 
     count: CudaKernel
     place: CudaKernel

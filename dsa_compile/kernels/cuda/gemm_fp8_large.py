@@ -16,7 +16,7 @@ COLUMNS = 128
 
 @dataclass(frozen=True)
 class Tile:
-    """What a block computes at a time.
+    """Tile of the output that a block computes at a time.
 
     Attributes:
         groups: warpgroups that multiply, 2 or 3.
@@ -129,7 +129,7 @@ def linear_large(
 
 
 def scales_by_column(x_scale: Tensor) -> Tensor:
-    """The same fp32 ``[T, K/128]`` with the scales of a block of K side by side.
+    """Scales, fp32 ``[T, K/128]``, with those of a block of K side by side.
 
     Args:
         x_scale: laid out anyhow; as the result if nothing is to be done.

@@ -1,4 +1,4 @@
-"""How projections of few tokens are cut: what was fastest, and a rule for other sizes."""
+"""Tiles of projections of few tokens: those that were fastest, and a rule for other sizes."""
 
 from dataclasses import dataclass, replace
 
@@ -14,7 +14,7 @@ _RING = 180 * 1024
 
 @dataclass(frozen=True)
 class Tile:
-    """How a launch is cut; see ``src/gemm_fp8_small.cu``.
+    """Cut of a launch into blocks; see ``src/gemm_fp8_small.cu``.
 
     Attributes:
         tokens: of a block, the N of its wgmma: 8, 16, 32, 64 or 128.

@@ -50,7 +50,7 @@ class Paged:
 
 @dataclass(frozen=True)
 class Sizes:
-    """What goes by the number of columns.
+    """Sizes that go by the number of columns.
 
     Args:
         sample_bits: logarithm of the keys that are sampled. The smaller the sample, the lower a
@@ -181,7 +181,7 @@ def candidate_topk(x: Paged, topk: int, rows: tuple[int, int], memory: Tensor) -
 
 @functools.cache
 def sample_kernel(heads: int, bits: int) -> CudaKernel:
-    """What finds the thresholds, from two to the power ``bits`` keys."""
+    """Kernel that finds the thresholds, from two to the power ``bits`` keys."""
     return index_logits.scoring_kernel(
         "index_sample.cu",
         heads,
@@ -193,7 +193,7 @@ def sample_kernel(heads: int, bits: int) -> CudaKernel:
 
 @functools.cache
 def candidates_kernel(heads: int, capacity: int) -> CudaKernel:
-    """What lists the scores that reach the thresholds."""
+    """Kernel that lists the scores that reach the thresholds."""
     return index_logits.scoring_kernel(
         "index_candidates.cu",
         heads,
@@ -208,7 +208,7 @@ def candidates_kernel(heads: int, capacity: int) -> CudaKernel:
 
 @functools.cache
 def select_kernel(capacity: int) -> CudaKernel:
-    """What selects from the lists, of a capacity that 4 divides."""
+    """Kernel that selects from the lists, of a capacity that 4 divides."""
     shared = _CUT_BYTES + 4 * capacity * _LISTS
     defines = {
         "THREADS": _THREADS,

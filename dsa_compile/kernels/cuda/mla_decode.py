@@ -46,7 +46,7 @@ class Format(IntEnum):
 
     @property
     def dtypes(self) -> tuple[torch.dtype, ...]:
-        """That a cache may have."""
+        """Dtypes that a cache may have."""
         if self is Format.BF16:
             return (torch.bfloat16,)
         return (torch.uint8, torch.float8_e4m3fn)[: 1 if self is Format.FP8 else 2]

@@ -21,7 +21,7 @@ _THREADS = 256
 
 @dataclass(frozen=True)
 class Plan:
-    """How few tokens attend and go on to their heads.
+    """Plan by which few tokens attend and go on to their heads.
 
     Attributes:
         keys: of a block of 16 heads, 32 or 64; 0 for blocks of 64 heads (:mod:`.mla_decode`).
@@ -35,7 +35,7 @@ class Plan:
 
 
 def plan(tokens: int, heads: int, slots: int) -> Plan | None:
-    """How few heads attend where that was measured to be faster, or None.
+    """Plan for few heads where that was measured to be faster, or None.
 
     Args:
         tokens: T.

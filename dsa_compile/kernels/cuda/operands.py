@@ -1,4 +1,4 @@
-"""What the elementwise kernels ask of their operands."""
+"""Requirements of the elementwise kernels on their operands."""
 
 import torch
 from torch import Tensor

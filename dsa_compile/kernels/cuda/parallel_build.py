@@ -19,7 +19,7 @@ Source = tuple[str, Defines]
 
 
 def processors() -> int:
-    """How many this process may use."""
+    """Count of processors that this process may use."""
     return len(os.sched_getaffinity(0))
 
 

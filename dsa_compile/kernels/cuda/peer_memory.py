@@ -120,7 +120,7 @@ class PeerMemory:
         return out
 
     def arguments(self) -> Sequence[object]:
-        """What kernels take of it."""
+        """Arguments by which kernels take this memory."""
         missing = [Int64(0)] * (MOST_RANKS - len(self.addresses))
         return (
             self.rank,
@@ -177,7 +177,7 @@ def _chunks_of(xs: Sequence[Tensor]) -> int:
 
 
 def _whole_chunks(x: Tensor) -> Tensor:
-    """The same, contiguous, where 16 bytes can be loaded at once."""
+    """Operand, contiguous and where 16 bytes can be loaded at once; copied if it must be."""
     x = x.contiguous()
     return x.clone() if x.data_ptr() % _CHUNK else x
 

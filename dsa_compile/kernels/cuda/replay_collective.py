@@ -74,7 +74,7 @@ def replay_many(
 
 
 def turned_choices(indices: Tensor, copies: int, experts: int) -> Tensor:
-    """What :func:`replay_choices` writes, by torch: ``[copies, *indices.shape]``."""
+    """Choices as :func:`replay_choices` writes them, by torch: ``[copies, *indices.shape]``."""
     routed = (indices >= 0) & (indices < experts)
     turns = torch.arange(copies, device=indices.device) * experts // copies
     turns = turns.view(-1, *[1] * indices.ndim)

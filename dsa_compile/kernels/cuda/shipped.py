@@ -31,7 +31,7 @@ class ShippedKernels:
         return len(self._cubins)
 
     def find(self, source: str, *, arch: str, defines: Defines | None = None) -> bytes | None:
-        """What :func:`~dsa_compile.kernels.cuda.compiler.build` would return, or None."""
+        """Cubin that :func:`~dsa_compile.kernels.cuda.compiler.build` would return, or None."""
         if not self._cubins:
             return None
         return self._cubins.get(cubin_name(source, arch=arch, defines=defines))

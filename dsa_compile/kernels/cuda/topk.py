@@ -23,7 +23,7 @@ _SELECT_BYTES = 34088  # of Shared in topk_recount.cuh without what the blocks s
 
 @dataclass(frozen=True)
 class Rows:
-    """How ``topk_rows.cu`` is compiled: see there.
+    """Parameters that ``topk_rows.cu`` is compiled with: see there.
 
     Args:
         threads: of a block, one for each row.
@@ -45,7 +45,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Filter:
-    """How ``topk_filter.cu`` is compiled: see there.
+    """Parameters that ``topk_filter.cu`` is compiled with: see there.
 
     Args:
         threads: of a block.
@@ -185,7 +185,7 @@ def variants() -> tuple[Rows | Filter, ...]:
 
 
 def compile_options(variant: Rows | Filter, *, paged: bool) -> tuple[str, dict[str, int], int]:
-    """How a kernel is compiled.
+    """Options that a kernel is compiled and launched with.
 
     Args:
         variant: which one.

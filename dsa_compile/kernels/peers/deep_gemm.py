@@ -73,7 +73,7 @@ def paged_index_logits(
 
 
 def plan_paged_index_logits(context_lens: Tensor, block_size: int = 64) -> Tensor:
-    """How the processors divide the keys of ``context_lens``, int32 ``[R, n]``."""
+    """Plan by which the processors divide the keys of ``context_lens``, int32 ``[R, n]``."""
     processors = torch.cuda.get_device_properties(context_lens.device).multi_processor_count
     plan: Tensor = _library().get_paged_mqa_logits_metadata(context_lens, block_size, processors)
     return plan

@@ -25,7 +25,7 @@ def _library() -> Any:
 
 @dataclass(frozen=True)
 class Rows:
-    """Where (token, slot) pairs lie.
+    """Rows of (token, slot) pairs.
 
     Args:
         capacity: rows in all, with gaps.

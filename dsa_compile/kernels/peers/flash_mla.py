@@ -22,7 +22,7 @@ def _library() -> Any:
 
 @functools.cache
 def _plan(device: torch.device, tokens: int, heads: int, keys: int, block_size: int) -> Any:
-    """What FlashMLA keeps between calls of one shape."""
+    """Metadata that FlashMLA keeps between calls of one shape."""
     return _library().get_mla_metadata()[0]
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 from dsa_compile.kernels.peers import vllm_files
 
 WORKSPACE_BYTES = 1 << 20
-"""What the persistent and the cooperative operator need, zeroed once."""
+"""Workspace that the persistent and the cooperative operator need, zeroed once."""
 
 
 def load() -> Any:

@@ -23,7 +23,7 @@ _LOG2E = 1.4426950408889634
 
 @dataclass(frozen=True)
 class Tile:
-    """How one program is cut.
+    """Tile of one program.
 
     Args:
         heads: of a program, a power of two.

@@ -27,7 +27,7 @@ _NARROW = 128  # keys and values of the published model; wider ones leave room f
 
 @dataclass(frozen=True)
 class PromptTile:
-    """How one program is cut.
+    """Tile of one program.
 
     Args:
         queries: of a program, a power of two and a multiple of ``keys``.

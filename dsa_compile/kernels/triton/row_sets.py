@@ -38,7 +38,7 @@ class RowSet:
 
 @triton.jit
 def _bits(word: tl.tensor) -> tl.tensor:
-    """How many bits of an int32 are set."""
+    """Count of the bits of an int32 that are set."""
     x = word.to(tl.uint32, bitcast=True)
     x = x - ((x >> 1) & 0x55555555)
     x = (x & 0x33333333) + ((x >> 2) & 0x33333333)

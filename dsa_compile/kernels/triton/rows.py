@@ -1,4 +1,4 @@
-"""How tensors are presented to kernels that work row by row."""
+"""Tensors as rows, for kernels that work row by row."""
 
 from torch import Tensor
 

@@ -7,7 +7,7 @@ from torch import fx
 
 
 class HazardKind(StrEnum):
-    """What goes wrong."""
+    """Kind of a hazard."""
 
     RACE = "race"  # two streams use the same memory, one of them writes, and nothing orders them
     FREED_EARLY = "freed early"  # memory is given out again while another stream uses it

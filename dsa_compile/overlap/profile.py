@@ -27,7 +27,7 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Profile:
-    """What was measured; see the module's text."""
+    """Measured times of calls; see the module's docstring."""
 
     device: str
     target: str

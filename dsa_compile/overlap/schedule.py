@@ -14,7 +14,7 @@ from itertools import combinations
 from dsa_compile.overlap.streams import MAIN
 
 EVENT_US = 1.2
-"""What a wait for another stream costs in a CUDA graph: a kernel that waits is not launched early,
+"""Cost of a wait for another stream in a CUDA graph: a kernel that waits is not launched early,
 while the one before it drains.
 """
 MIN_GAIN_US = 0.3
@@ -50,7 +50,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Where and when tasks run.
+    """Streams and order in which tasks run.
 
     Attributes:
         order: the tasks as the host issues them; on each stream they run in this order.
@@ -84,7 +84,7 @@ def schedule(tasks: Sequence[Task], streams: int = 2) -> Schedule:
 
 
 def gathered(tasks: Sequence[Task], order: Sequence[int], streams: Sequence[int]) -> list[int]:
-    """The same order on each stream, with few changes from one stream to another."""
+    """Order with few changes from one stream to another; on each stream it is the one given."""
     queues = {s: [t for t in reversed(order) if streams[t] == s] for s in sorted(set(streams))}
     done: list[int] = []
     current = streams[order[0]]
@@ -136,7 +136,7 @@ def makespan(tasks: Sequence[Task], order: Sequence[int], streams: Sequence[int]
 
 
 def ends(tasks: Sequence[Task], order: Sequence[int], streams: Sequence[int]) -> dict[int, float]:
-    """When each task is done, in microseconds from the start, as the model has it."""
+    """End of each task, in microseconds from the start, as the model has it."""
     needed = waits(tasks, order, streams)
     queues = {s: [t for t in reversed(order) if streams[t] == s] for s in set(streams)}
     running: dict[int, _Running] = {}
@@ -246,7 +246,7 @@ def _neighbours(tasks: Sequence[Task], plan: _Plan, streams: int) -> Iterator[_P
 
 
 def _cost(tasks: Sequence[Task], plan: _Plan) -> float:
-    """What is minimised: the time of all, and a little of what makes a plan robust and simple."""
+    """Cost that is minimised: the time of all, and a little for a robust and simple plan."""
     done = ends(tasks, *plan)
     aside = sum(task.us for task, stream in zip(tasks, plan[1], strict=True) if stream != MAIN)
     return max(done.values()) + _EARLY * sum(done.values()) + _ASIDE * aside

@@ -49,7 +49,7 @@ _NOTHING: Held = frozenset()
 
 @dataclass
 class Uses:
-    """What one call does to memory; nothing if it only makes a view.
+    """Uses of memory by one call; none if it only makes a view.
 
     Attributes:
         reads: storages that it reads.

@@ -62,7 +62,7 @@ def ragged_inputs(inputs: StepInputs, options: NDArray[np.void], nobody: int) ->
 
 
 def padded_constants(requests: int, width: int, device: torch.device) -> dict[str, Tensor]:
-    """What all steps of a padded size share."""
+    """Constants that all steps of a padded size share, by name."""
     every = torch.arange(requests * width, device=device)
     return {
         "owners": every // width,
@@ -92,7 +92,7 @@ _PADDING = {
 
 
 class PaddedInputs:
-    """What the host sends for a padded step: ``width`` rows for each of so many requests.
+    """Inputs that the host sends for a padded step: ``width`` rows for each of so many requests.
 
     A row of nobody is a token with an empty context that writes no cache row. So are the rows of a
     request that wants fewer than there are. A request that yields nothing is computed as if it did,
@@ -138,7 +138,7 @@ class PaddedInputs:
         return self.layout.nbytes
 
     def in_numpy(self, buffer: NDArray[np.uint8]) -> "PaddedMemory":
-        """How a buffer on the host is filled with a step."""
+        """Views through which a buffer on the host is filled with a step."""
         views = self.layout.in_numpy(buffer)
         return PaddedMemory(
             buffer[: len(self._padding)],

@@ -40,7 +40,7 @@ class _Captured:
 
 @dataclass(frozen=True)
 class _Size:
-    """What steps of a size share.
+    """Memory that steps of a size share.
 
     Attributes:
         sent: what is sent for one.

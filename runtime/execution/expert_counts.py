@@ -135,7 +135,7 @@ def counts_of(
 
 
 def _place_of_choices(node: fx.Node) -> int | None:
-    """Where a call takes numbers among all experts; None for those that take none, or a rank's."""
+    """Place of the argument with numbers among all experts; None if there is none, or a rank's."""
     target: Any = node.target
     if target not in FACTS or (
         target is not PLACE_EXPERTS and FACTS[target].family is not Family.EXPERTS

@@ -34,7 +34,7 @@ _MOST_PADDING = 2  # a graph's tokens over a step's
 
 @dataclass(frozen=True)
 class MixedKey:
-    """What a graph is captured for.
+    """Key of the steps that a graph is captured for.
 
     Attributes:
         variant: of the regions, ``long`` or ``short``.

@@ -34,5 +34,5 @@ class OpenStep:
     variant: str
 
     def checked(self) -> CheckedRows:
-        """What the tokens are chosen from; waits for the step."""
+        """Rows that the tokens are chosen from; waits for the step."""
         return checked_rows(self.inputs.max_new, self.rows.width, self.drafts, self.logits)

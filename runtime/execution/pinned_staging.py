@@ -23,7 +23,7 @@ _TORCH = {np.dtype(np.int32): torch.int32, np.dtype(np.int64): torch.int64}
 
 @dataclass(frozen=True)
 class Place:
-    """Where an array lies in a packed buffer."""
+    """Place of an array in a packed buffer."""
 
     start: int
     nbytes: int
@@ -72,7 +72,7 @@ class Layout:
 
 
 class Staged(Protocol[Views]):
-    """What is sent in one size again and again."""
+    """Arrays that are sent in one size again and again."""
 
     @property
     def nbytes(self) -> int:
@@ -155,7 +155,7 @@ Upload = Callable[[Mapping[str, NDArray[Any]]], dict[str, Tensor]]
 
 
 def uploads_to(device: torch.device, depth: int, nbytes: int) -> Upload:
-    """What brings arrays to a device.
+    """Function that brings arrays to a device.
 
     Args:
         device: to a GPU they go through a :class:`StagingRing`; on the CPU nothing is copied.

@@ -167,8 +167,8 @@ class ReplayCommunicator:
         self._waits[slot] = max(0, round((wanted - self._launch_us) * 1e3))
 
     def _measured_launch(self) -> float:
-        """What a call takes beyond its wait, by the same measure as the table: among others in a
-        CUDA graph. With a wait, so that the resolution of the GPU's clock is in it."""
+        """Microseconds of a call beyond its wait, by the same measure as the table: among others in
+        a CUDA graph. The call has a wait, so that the resolution of the GPU's clock is in it."""
         assert self._waits is not None, "only a GPU waits"
         wait = self._waits[:1]
         wait.fill_(round(_PROBE_US * 1e3))

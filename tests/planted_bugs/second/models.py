@@ -23,7 +23,7 @@ BROAD = WIDE | {
     "moe_intermediate_size": 256,
     "qk_nope_head_dim": 112,
 }
-"""The same, and whole blocks of whatever two ranks share out."""
+"""Model with whole blocks of whatever two ranks share out, too."""
 
 MODELS = ("small", "wide", "wide-fp8", "broad", "broad-fp8", "trained", "trained-fp8", "glm")
 

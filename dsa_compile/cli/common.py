@@ -80,7 +80,7 @@ class Parser(SubParser):
         self.epilog = "\n".join(text for text in (self.epilog, completion) if text)
 
     def add_subparsers(self, **options: Any) -> Any:
-        """As in argparse; subcommands share the refusals, not ``--version``."""
+        """Add subparsers as argparse does; they share the refusals, not ``--version``."""
         return super().add_subparsers(**{"parser_class": SubParser, **options})
 
     def parse_args(  # type: ignore[override]

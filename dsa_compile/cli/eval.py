@@ -41,7 +41,7 @@ Results go to standard output, progress and errors to standard error. With
 --output, what has been measured is in the file after every measure, also if the
 rest is interrupted; --json prints the same object, and nothing else, on
 standard output.
-Exit status: 0 measured, 1 something asked for could not be measured, 2 refused,
+Exit status: 0 measured, 1 a requested measure could not be made, 2 refused,
 130 interrupted.
 """
 
@@ -158,8 +158,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: arguments without the program's name; None takes the process's own.
 
     Returns:
-        0 when everything asked for was measured, 1 when some of it could not be (the notes say
-        why), 2 for a user's error (one line on stderr), 130 when interrupted.
+        0 when every requested measure was made, 1 when one could not be (the notes say why), 2 for
+        a user's error (one line on stderr), 130 when interrupted.
     """
     return guarded(PROGRAM, lambda: _run(build_parser().parse_args(argv)))
 

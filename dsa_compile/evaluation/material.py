@@ -66,7 +66,7 @@ class Material:
 
     @cached_property
     def windows(self) -> list[Window]:
-        """For perplexity.
+        """Windows for perplexity, spread over all texts.
 
         Raises:
             UserError: there is no tokenizer, or no text worth the name.

@@ -44,7 +44,7 @@ RANKS = {"TP 8": Part(EXPERTS, 256), "EP 8": Part(EXPERTS // 8, 2048)}
 
 
 def plans() -> Iterator[Plan]:
-    """Whole op by number of tokens; of a rank; a peer's two products alone, on rows in place."""
+    """Plans by tokens: the whole op, that of a rank, and a peer's two products on rows in place."""
     for tokens in TOKENS:
         yield Plan("experts_fp8", f"{tokens:,} tokens", partial(_experts, tokens, WHOLE))
     for name, part in RANKS.items():

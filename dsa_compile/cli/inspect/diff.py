@@ -1,4 +1,4 @@
-"""``dsa-inspect ARTIFACT diff PASS``: what a pass rewrote, equal rewrites told once."""
+"""``dsa-inspect ARTIFACT diff PASS``: what a pass rewrote, equal rewrites shown once."""
 
 import argparse
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ def register(commands: Any) -> None:
         "diff",
         help="what a pass rewrote, as readable Python",
         description="What a pass rewrote. Rewrites that are equal but for names, over the modules "
-        "of a layer and over layers, are shown once; layers that differ are told.",
+        "of a layer and over layers, are shown once; layers that differ are listed.",
     )
     parser.add_argument("name", metavar="PASS", help="its name or number")
     parser.add_argument("--layer", type=int, metavar="N", help="only what this layer runs")

@@ -80,3 +80,41 @@ def test_replays_count_anew(tokens, monkeypatch):
         want = cuda.experts_fp8(*args)
         assert all(torch.equal(out, want) for out in outs)
         assert error(want, reference("experts_fp8")(*args)) < 6e-3
+
+
+def narrow_arguments():
+    """One token of a rank of eight, whose experts are 256 wide."""
+    return fp8_arguments(1, 64, 7168, 256, chosen(1, 64, 9, True))
+
+
+def test_one_launch_and_three_agree(monkeypatch):
+    args = narrow_arguments()
+    want = reference("experts_fp8")(*args)
+    together = cuda.experts_fp8(*args)
+    monkeypatch.setattr(cuda, "takes_one", lambda *_: False)
+    apart = cuda.experts_fp8(*args)
+    assert error(together, want) < 6e-3
+    assert error(apart, want) < 6e-3
+    assert all(torch.equal(apart, cuda.experts_fp8(*args)) for _ in range(20))
+
+
+def test_one_launch_without_any_expert():
+    args = narrow_arguments()
+    args[3].fill_(-1)
+    assert not cuda.experts_fp8(*args).any()
+
+
+def test_replays_of_one_launch(monkeypatch):
+    """The counter of arrivals goes on from where the last launch has left it."""
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)
+    args = narrow_arguments()
+    cuda.experts_fp8(*args)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        outs = [cuda.experts_fp8(*args) for _ in range(3)]
+    for _ in range(20):
+        args[3].copy_(chosen(1, 64, 9, True))
+        graph.replay()
+        want = cuda.experts_fp8(*args)
+        assert all(torch.equal(out, want) for out in outs)
+        assert error(want, reference("experts_fp8")(*args)) < 6e-3

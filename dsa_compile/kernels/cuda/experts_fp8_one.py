@@ -1,0 +1,178 @@
+"""``dsa::experts_fp8`` for one token on Hopper: the whole op in one launch."""
+
+import functools
+import itertools
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dsa_compile.kernels.cuda.compiler import Defines
+from dsa_compile.kernels.cuda.device import multiprocessors
+from dsa_compile.kernels.cuda.experts_fp8_many import INDEX_TYPES
+from dsa_compile.kernels.cuda.launch import CudaKernel
+
+_WARP_K = 256  # of gate and up's K, for each warp
+_TILE, _DOWN_TILE = 8, 16  # hidden values, and rows of down, of a tile
+_SHARED_BYTES = 227 * 1024
+_STAGE_BYTES = 16 * 128
+_MOST_STAGES = 8
+_COUNTERS = 4096
+"""Counters of arrivals. A call takes the next one, and a captured call keeps its own: calls that
+run at once on several streams would have to be so many apart to share one."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Parameters that the kernel is built with for a geometry.
+
+    Args:
+        hidden: H.
+        inner: I.
+        top_k: experts of a token.
+        processors: blocks, one on each multiprocessor.
+    """
+
+    hidden: int
+    inner: int
+    top_k: int
+    processors: int
+
+    @property
+    def warps(self) -> int:
+        """Warps of a block."""
+        return self.hidden // _WARP_K
+
+    @property
+    def _values(self) -> tuple[int, int]:
+        """Hidden values that a block has at most: of the last expert, of the others."""
+        return -(-self.inner // self.processors), -(-self.top_k * self.inner // self.processors)
+
+    @property
+    def tiles(self) -> tuple[int, int]:
+        """Tiles of gate and up that a block has at most, likewise."""
+        ahead, others = self._values
+        return -(-ahead // _TILE), -(-others // _TILE)
+
+    @property
+    def spans(self) -> tuple[int, int]:
+        """Blocks of 128 hidden values that a block of the grid has values of, likewise."""
+        ahead, others = self._values
+        return (ahead + 126) // 128 + 1, (others + 126) // 128 + 1
+
+    @property
+    def down_tiles(self) -> int:
+        """Tiles of a block's rows of down."""
+        return -(-self.hidden // (self.processors * _DOWN_TILE))
+
+    @property
+    def stages(self) -> int:
+        """Stages of a warp that shared memory holds."""
+        blocks, parts = self.inner // 128, self.warps // self.down_tiles
+        places = self.top_k + 1
+        sums = 4 * sum(self.tiles) * self.warps * 2 * _TILE
+        products = 4 * parts * self.down_tiles * _DOWN_TILE + places * self.inner
+        fixed = max(sums, products) + self.hidden + 4 * sum(self.spans) * 2 * (self.hidden // 128)
+        fixed += 4 * (places * (3 * blocks + 2) + 2) + 64  # the last for alignment
+        return min((_SHARED_BYTES - fixed) // (_STAGE_BYTES * self.warps), _MOST_STAGES)
+
+    @property
+    def fetch(self) -> int:
+        """Bytes of memory that L2 fetches for a request.
+
+        128 take 18.6 µs of a rank's experts of 256, 256 take 20.3 (H200).
+        """
+        return 128
+
+    @property
+    def fits(self) -> bool:
+        """Whether the kernel takes the geometry."""
+        return (
+            self.hidden % _WARP_K == 0
+            and self.down_tiles <= self.warps <= 32 >= self.top_k
+            and self.inner % 128 == 0
+            and (self.top_k + 1) * 2 * (self.inner // 128) <= 32 * self.warps
+            and self.stages > 1
+        )
+
+    def defines(self, experts: int, index: torch.dtype) -> Defines:
+        """Macros of ``experts_fp8_one.cu``."""
+        (ahead, others), (ahead_span, span) = self.tiles, self.spans
+        return {
+            "HIDDEN": self.hidden,
+            "INNER": self.inner,
+            "TOP_K": self.top_k,
+            "EXPERTS": experts,
+            "INDEX": INDEX_TYPES[index],
+            "AHEAD": ahead,
+            "TILES": others,
+            "AHEAD_SPAN": ahead_span,
+            "SPAN": span,
+            "DOWN_TILES": self.down_tiles,
+            "STAGES": self.stages,
+            "FETCH": self.fetch,
+            "SHARED": _SHARED_BYTES,
+        }
+
+
+@functools.cache
+def _kernel(shape: Shape, experts: int, index: torch.dtype) -> CudaKernel:
+    return CudaKernel(
+        "experts_fp8_one.cu",
+        "experts_one",
+        shape.defines(experts, index),
+        shared=_SHARED_BYTES,
+        overlap=True,
+    )
+
+
+_turn = itertools.count()
+
+
+@functools.cache
+def _counters(device: torch.device) -> Tensor:
+    """Zeros that stay; to be called before a graph is captured."""
+    return torch.zeros(_COUNTERS, dtype=torch.int64, device=device)
+
+
+def takes_one(hidden: int, inner: int, top_k: int, processors: int) -> bool:
+    """Whether :func:`experts_one` takes such operands."""
+    return Shape(hidden, inner, top_k, processors).fits
+
+
+def experts_one(
+    x: Tensor,
+    x_scale: Tensor,
+    weights: Tensor,
+    indices: Tensor,
+    gate_up: Tensor,
+    gate_up_scale: Tensor,
+    down: Tensor,
+    down_scale: Tensor,
+) -> Tensor:
+    """``dsa::experts_fp8`` for one token, of operands checked there; the same bits at every run.
+
+    The outputs of experts are not rounded before they are weighted.
+    """
+    experts, hidden, inner = down.shape
+    top_k = indices.shape[1]
+    shape = Shape(hidden, inner, top_k, multiprocessors(x.device))
+    values = torch.empty(top_k + 1, inner, dtype=torch.float32, device=x.device)
+    out = torch.empty(1, hidden, dtype=torch.bfloat16, device=x.device)
+    counters = _counters(x.device)
+    _kernel(shape, experts, indices.dtype)(
+        (shape.processors, 1, 1),
+        32 * shape.warps,
+        x,
+        x_scale,
+        weights,
+        indices,
+        gate_up,
+        gate_up_scale,
+        down,
+        down_scale,
+        values,
+        counters[next(_turn) % _COUNTERS :],
+        out,
+    )
+    return out

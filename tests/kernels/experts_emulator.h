@@ -10,7 +10,6 @@ static void copy_async_16(u32 to, const void* from, u32 bytes = 16) {
   std::memcpy(at(to), from, bytes);
 }
 #define cp_async_16 copy_async_16
-#define bulk_prefetch(from, bytes) ((void)(from), (void)(bytes))
 template <int Pending>
 static void cp_async_wait() {}
 

@@ -16,7 +16,7 @@ from dsa_compile.ops.quantize import E4M3, quantize_blocks
 
 EXPERTS, HIDDEN, TOP_K = 256, 7168, 8
 TOKENS = (1, 2, 8, 16, 64, 128, 512, 1024, 2048, 4096, 8192)
-RANK_TOKENS = (16, 128, 1024)  # fewer may choose none of a rank's experts
+RANK_TOKENS = (1, 16, 128, 1024)
 TOLERANCE = 2.5e-2
 """Relative error of all values together: 1.6e-2 where gate and up are rounded to bf16 before the
 activation, for some values then quantise to the neighbouring e4m3; 4e-3 without that."""
@@ -49,6 +49,8 @@ def plans() -> Iterator[Plan]:
         yield Plan("experts_fp8", f"{tokens:,} tokens", partial(_experts, tokens, WHOLE))
     for name, part in RANKS.items():
         for tokens in RANK_TOKENS:
+            if tokens < EXPERTS // part.experts * 2:
+                continue  # they may choose none of the rank's experts
             shape = f"{tokens:,} tokens, {name}"
             yield Plan("experts_fp8 of a rank", shape, partial(_experts, tokens, part))
     for tokens in (128, 8192):

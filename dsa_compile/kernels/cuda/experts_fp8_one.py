@@ -12,11 +12,9 @@ from dsa_compile.kernels.cuda.device import multiprocessors
 from dsa_compile.kernels.cuda.experts_fp8_many import INDEX_TYPES
 from dsa_compile.kernels.cuda.launch import CudaKernel
 
-_WARP_K = 256  # of gate and up's K, for each warp
 _TILE, _DOWN_TILE = 8, 16  # hidden values, and rows of down, of a tile
 _SHARED_BYTES = 227 * 1024
 _STAGE_BYTES = 16 * 128
-_MOST_STAGES = 8
 _COUNTERS = 4096
 """Counters of arrivals. A call takes the next one, and a captured call keeps its own: calls that
 run at once on several streams would have to be so many apart to share one."""
@@ -41,24 +39,31 @@ class Shape:
     @property
     def warps(self) -> int:
         """Warps of a block."""
-        return self.hidden // _WARP_K
+        return self.hidden // (128 * self.warp_blocks)
 
     @property
-    def _values(self) -> tuple[int, int]:
-        """Hidden values that a block has at most: of the last expert, of the others."""
-        return -(-self.inner // self.processors), -(-self.top_k * self.inner // self.processors)
+    def warp_blocks(self) -> int:
+        """Blocks of 128 of gate and up's K of a warp.
+
+        Four leave room for what follows on a multiprocessor: half of its registers. There has to
+        be a warp for each tile of down.
+        """
+        return 4 if self.hidden % 512 == 0 and self.down_tiles <= self.hidden // 512 else 2
 
     @property
-    def tiles(self) -> tuple[int, int]:
-        """Tiles of gate and up that a block has at most, likewise."""
-        ahead, others = self._values
-        return -(-ahead // _TILE), -(-others // _TILE)
+    def _values(self) -> int:
+        """Hidden values that a block has at most."""
+        return -(-self.top_k * self.inner // self.processors)
 
     @property
-    def spans(self) -> tuple[int, int]:
-        """Blocks of 128 hidden values that a block of the grid has values of, likewise."""
-        ahead, others = self._values
-        return (ahead + 126) // 128 + 1, (others + 126) // 128 + 1
+    def tiles(self) -> int:
+        """Tiles of gate and up that a block has at most."""
+        return -(-self._values // _TILE)
+
+    @property
+    def span(self) -> int:
+        """Blocks of 128 hidden values that a block of the grid has values of, at most."""
+        return (self._values + 126) // 128 + 1
 
     @property
     def down_tiles(self) -> int:
@@ -68,13 +73,30 @@ class Shape:
     @property
     def stages(self) -> int:
         """Stages of a warp that shared memory holds."""
+        return min((_SHARED_BYTES - self._fixed_bytes) // self._stage_bytes, self.most_stages)
+
+    @property
+    def _stage_bytes(self) -> int:
+        return _STAGE_BYTES * self.warps
+
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes of shared memory."""
+        return self._fixed_bytes + self.stages * self._stage_bytes
+
+    @property
+    def most_stages(self) -> int:
+        """Stages of a warp that are of use."""
+        return 3 * self.warp_blocks // 2
+
+    @property
+    def _fixed_bytes(self) -> int:
         blocks, parts = self.inner // 128, self.warps // self.down_tiles
-        places = self.top_k + 1
-        sums = 4 * sum(self.tiles) * self.warps * 2 * _TILE
-        products = 4 * parts * self.down_tiles * _DOWN_TILE + places * self.inner
-        fixed = max(sums, products) + self.hidden + 4 * sum(self.spans) * 2 * (self.hidden // 128)
-        fixed += 4 * (places * (3 * blocks + 2) + 2) + 64  # the last for alignment
-        return min((_SHARED_BYTES - fixed) // (_STAGE_BYTES * self.warps), _MOST_STAGES)
+        sums = 4 * self.tiles * self.warps * 2 * _TILE
+        products = 4 * parts * self.down_tiles * _DOWN_TILE + self.top_k * self.inner
+        fixed = max(sums, products) + self.hidden + 4 * self.span * 2 * (self.hidden // 128)
+        fixed += 4 * (self.top_k * (3 * blocks + 2) + 1) + 64  # the last for alignment
+        return fixed
 
     @property
     def fetch(self) -> int:
@@ -88,30 +110,28 @@ class Shape:
     def fits(self) -> bool:
         """Whether the kernel takes the geometry."""
         return (
-            self.hidden % _WARP_K == 0
+            self.hidden % 256 == 0
             and self.down_tiles <= self.warps <= 32 >= self.top_k
             and self.inner % 128 == 0
-            and (self.top_k + 1) * 2 * (self.inner // 128) <= 32 * self.warps
+            and self.top_k * 2 * (self.inner // 128) <= 32 * self.warps
             and self.stages > 1
         )
 
     def defines(self, experts: int, index: torch.dtype) -> Defines:
         """Macros of ``experts_fp8_one.cu``."""
-        (ahead, others), (ahead_span, span) = self.tiles, self.spans
         return {
             "HIDDEN": self.hidden,
             "INNER": self.inner,
             "TOP_K": self.top_k,
             "EXPERTS": experts,
             "INDEX": INDEX_TYPES[index],
-            "AHEAD": ahead,
-            "TILES": others,
-            "AHEAD_SPAN": ahead_span,
-            "SPAN": span,
+            "WARP_BLOCKS": self.warp_blocks,
+            "TILES": self.tiles,
+            "SPAN": self.span,
             "DOWN_TILES": self.down_tiles,
             "STAGES": self.stages,
             "FETCH": self.fetch,
-            "SHARED": _SHARED_BYTES,
+            "SHARED": self.shared_bytes,
         }
 
 
@@ -121,7 +141,7 @@ def _kernel(shape: Shape, experts: int, index: torch.dtype) -> CudaKernel:
         "experts_fp8_one.cu",
         "experts_one",
         shape.defines(experts, index),
-        shared=_SHARED_BYTES,
+        shared=shape.shared_bytes,
         overlap=True,
     )
 
@@ -157,7 +177,7 @@ def experts_one(
     experts, hidden, inner = down.shape
     top_k = indices.shape[1]
     shape = Shape(hidden, inner, top_k, multiprocessors(x.device))
-    values = torch.empty(top_k + 1, inner, dtype=torch.float32, device=x.device)
+    values = torch.empty(top_k, inner, dtype=torch.float32, device=x.device)
     out = torch.empty(1, hidden, dtype=torch.bfloat16, device=x.device)
     counters = _counters(x.device)
     _kernel(shape, experts, indices.dtype)(

@@ -4,17 +4,16 @@
 #include "grid_barrier.cuh"
 #include "quantize.cuh"
 
-constexpr int kWarps = HIDDEN / 256;  // each has 256 of gate and up's K
+constexpr int kWarps = HIDDEN / (WARP_BLOCKS * 128);  // each has as much of gate and up's K
 constexpr int kThreads = kWarps * 32;
 constexpr int kInnerBlocks = INNER / 128;
 constexpr int kHiddenBlocks = HIDDEN / 128;
 constexpr int kTile = 8;       // hidden values of a tile: eight rows of gate and eight of up
 constexpr int kDownTile = 16;  // rows of down in a tile
 constexpr int kDownParts = kWarps / DOWN_TILES;  // warps that share a tile of down
-static_assert(HIDDEN % 256 == 0 && kWarps <= 32 && INNER % 128 == 0 && TOP_K <= 32, "geometry");
+static_assert(HIDDEN % (WARP_BLOCKS * 128) == 0 && kWarps <= 32 && INNER % 128 == 0 && TOP_K <= 32, "geometry");
 static_assert(kDownParts > 0, "each tile of down has a warp");
-constexpr int kPlaces = TOP_K + 1;  // of experts: the last one's, then those of the others in turn
-static_assert(kPlaces * 2 * kInnerBlocks <= kThreads, "a thread has one scale of down");
+static_assert(TOP_K * 2 * kInnerBlocks <= kThreads, "a thread has one scale of down");
 
 // A warp's stages: 128 of K of 16 rows, 16 bytes a thread and copy. A thread reads what it has asked
 // for itself, so that its stages are registers that fill by themselves.
@@ -26,19 +25,19 @@ struct Stage {
 struct Shared {
   Stage ring[STAGES][kWarps];
   union {
-    float sums[AHEAD + TILES][kWarps][2][kTile];  // of gate and up, a warp's part of K
+    float sums[TILES][kWarps][2][kTile];  // of gate and up, a warp's part of K
     struct {
       float products[kDownParts][DOWN_TILES * kDownTile];  // of down, summed over experts
-      u8 values[kPlaces][INNER];                           // hidden values, e4m3
+      u8 values[TOP_K][INNER];                             // hidden values, e4m3
     };
   };
   alignas(16) u8 x[HIDDEN];
-  float scale[AHEAD_SPAN + SPAN][2][kHiddenBlocks];  // of gate and up, for the blocks of its values
-  float down_scale[kPlaces][2][kInnerBlocks];  // of the one or two blocks of rows that it has
-  float value_scale[kPlaces][kInnerBlocks];    // times the expert's weight
-  float weight[kPlaces];
-  int expert[kPlaces];
-  int first, end;  // places that are taken
+  float scale[SPAN][2][kHiddenBlocks];       // of gate and up, for the blocks of rows that it has
+  float down_scale[TOP_K][2][kInnerBlocks];  // of the one or two blocks of rows that it has
+  float value_scale[TOP_K][kInnerBlocks];    // times the expert's weight
+  float weight[TOP_K];
+  int expert[TOP_K];
+  int pairs;
 };
 static_assert(sizeof(Shared) <= SHARED, "the host reserves what is used");
 
@@ -81,13 +80,12 @@ DEVICE void ask(Stage& stage, const u8* low, bool has_low, const u8* high, bool 
   }
 }
 
-// Part `index` of `parts` of `all` things, whose sizes differ by one at most; they have numbers from
-// `from` on.
+// Part `index` of `parts` of `all` things, whose sizes differ by one at most.
 struct Share {
   int first, count;
-  DEVICE Share(int all, int index, int parts, int from = 0) {
+  DEVICE Share(int all, int index, int parts) {
     const int least = all / parts, more = all % parts;
-    first = from + index * least + min(index, more);
+    first = index * least + min(index, more);
     count = least + (index < more);
   }
   DEVICE int end() const { return first + count; }

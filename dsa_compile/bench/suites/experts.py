@@ -49,7 +49,7 @@ def plans() -> Iterator[Plan]:
         yield Plan("experts_fp8", f"{tokens:,} tokens", partial(_experts, tokens, WHOLE))
     for name, part in RANKS.items():
         for tokens in RANK_TOKENS:
-            if tokens < EXPERTS // part.experts * 2:
+            if tokens < EXPERTS // part.experts:
                 continue  # they may choose none of the rank's experts
             shape = f"{tokens:,} tokens, {name}"
             yield Plan("experts_fp8 of a rank", shape, partial(_experts, tokens, part))

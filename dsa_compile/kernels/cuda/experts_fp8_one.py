@@ -86,8 +86,8 @@ class Shape:
 
     @property
     def most_stages(self) -> int:
-        """Stages of a warp that are of use."""
-        return 3 * self.warp_blocks // 2
+        """Stages of a warp that are of use: with more, what follows has less room to start early."""
+        return 2 + self.warp_blocks // 2
 
     @property
     def _fixed_bytes(self) -> int:

@@ -86,7 +86,7 @@ class Shape:
 
     @property
     def most_stages(self) -> int:
-        """Stages of a warp that are of use; more leave less room for what follows to start early."""
+        """Stages of a warp that are of use; more leave less room for what follows."""
         return 2 + self.warp_blocks // 2
 
     @property

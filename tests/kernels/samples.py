@@ -290,13 +290,14 @@ def _experts() -> Iterator[Arguments]:
 
 
 def _experts_fp8() -> Iterator[Arguments]:
-    for tokens in (1, 9, 150):
+    for tokens, hidden in ((1, 1024), (9, 512), (150, 512)):  # the first in one launch
         weights, indices = _choice(tokens, 3)
         indices[-1, 0] = -1  # an expert of another rank
+        blocks = hidden // 128
         yield (
-            *(randn(tokens, 512, dtype=E4M3), torch.rand(tokens, 4), weights, indices),
-            *(randn(3, 512, 512, dtype=E4M3), torch.rand(3, 4, 4)),
-            *(randn(3, 512, 256, dtype=E4M3), torch.rand(3, 4, 2)),
+            *(randn(tokens, hidden, dtype=E4M3), torch.rand(tokens, blocks), weights, indices),
+            *(randn(3, 512, hidden, dtype=E4M3), torch.rand(3, 4, blocks)),
+            *(randn(3, hidden, 256, dtype=E4M3), torch.rand(3, blocks, 2)),
         )
 
 

@@ -68,6 +68,8 @@ def _shared_gpu(request: pytest.FixtureRequest) -> Iterator[None]:
     with path.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
         yield
+        # what a later test imports would run on the CPU, and be right
+        assert os.environ.get("TRITON_INTERPRET") != "1", "this test left Triton's interpreter on"
         gc.collect()
         torch.cuda.empty_cache()  # what torch keeps, other processes cannot have
 

@@ -10,20 +10,10 @@ os.environ["TRITON_INTERPRET"] = "1"
 import torch
 
 from dsa_compile.kernels.triton import index_scores
+from tests.kernels.index_scores_samples import batch
 from tests.kernels.interpreter import round_as_hardware
 
 SCALE = 0.3
-
-
-def batch(counts, contexts, block_size):
-    """Block tables in shuffled order, bounds with two rows of padding behind, and all pages."""
-    blocks = [-(-n // block_size) for n in contexts]
-    pages = torch.randperm(sum(blocks) + 1)[: sum(blocks)].int()
-    tables = torch.full((len(counts), max([1, *blocks])), -1, dtype=torch.int32)
-    for r, part in enumerate(pages.split(blocks) if blocks else ()):
-        tables[r, : len(part)] = part
-    bounds = torch.tensor([0, *counts]).cumsum(0).int()
-    return tables, bounds, torch.tensor(contexts, dtype=torch.int32), sum(blocks) + 1
 
 
 def check(name, counts, contexts, block_size, heads, dim, dtype, rows=None):

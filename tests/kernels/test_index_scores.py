@@ -10,6 +10,7 @@ import torch
 pytest.importorskip("triton")
 from dsa_compile.kernels.triton import index_scores
 from tests.kernels.compile_only import compiling_for
+from tests.kernels.index_scores_samples import batch
 
 ROOT = Path(__file__).parents[2]
 SHARED_LIMIT = 227 * 1024
@@ -59,7 +60,6 @@ def test_compiles_to_matrix_instructions(capability, dtype):
 def test_selection_on_a_gpu(dtype, block_size, monkeypatch):
     from dsa_compile.kernels.triton import index_topk
     from dsa_compile.ops.indexer import paged_index_topk
-    from tests.kernels.index_scores_interpreted import batch
 
     tables, bounds, lengths, pages = batch([1, 40, 3, 0], [300, 700, 3, 64], block_size)
     tokens = int(bounds[-1]) + 2

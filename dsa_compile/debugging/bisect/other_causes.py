@@ -112,8 +112,7 @@ def _as_loaded(recompiled: RecompiledArtifact) -> tuple[tuple[str, str] | None, 
         return None, f"{Cause.RUNTIME.value} as it is loaded: the artifact has no weights"
     if any(emission_problems(artifact, final, recompiled.store, recompiled.dummy)):
         return None, f"{Cause.RUNTIME.value} as it is loaded: the artifact is not what passes make"
-    problem = wrong_engine(recompiled)
-    return ((ANY, problem) if problem else None), ""
+    return wrong_engine(recompiled), ""
 
 
 def _of_several_ranks(recompiled: RecompiledArtifact, untested: list[str]) -> OtherCauses:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from dsa_compile.debugging.bisect.draft_check import drafts_problem
 from dsa_compile.debugging.bisect.draft_reference import DraftReference
+from dsa_compile.debugging.bisect.drawn_tokens import drawn_problem, drawn_requests
 from dsa_compile.debugging.bisect.runtime_scenes import PLAIN, TOKENS, Round, Scene, Tokens
 from dsa_compile.debugging.execution.exact import numbers
 from dsa_compile.debugging.execution.exact_drafting_runner import ExactDraftingRunner
@@ -98,11 +99,13 @@ class Answers:
     Attributes:
         recompiled: the artifact.
         exact: run its finished program in exact arithmetic on the CPU, and not its kernels.
+        options: of the engine of plain answers, beyond :data:`PLAIN`.
         limit: of the difference between two log-probabilities.
     """
 
     recompiled: RecompiledArtifact
     exact: bool
+    options: dict[str, Any] = field(default_factory=dict)
     limit: float = 0.0
     _known: dict[Tokens, Answer] = field(default_factory=dict)
     _engine: Engine | None = None
@@ -168,7 +171,7 @@ class Answers:
         """
         wanted = [p for p in dict.fromkeys(prompts) if p not in self._known]
         if self._engine is None:
-            self._engine = self.load({}, _LONGEST)
+            self._engine = self.load(self.options, _LONGEST)
         for batch in [wanted] if together else [[p] for p in wanted]:
             outputs = self._engine.generate([list(p) for p in batch], _GREEDY)
             self._known |= zip(batch, map(Answer.of, outputs), strict=True)
@@ -229,6 +232,27 @@ class Answers:
                         f"log-probability of the prompt's token {place} is off by {off:.1e} from "
                         f"the finished graphs', limit {limit:.1e}, prompt of {len(prompt)} tokens"
                     )
+        return ""
+
+    def draws_problem(self, lanes: int) -> str:
+        """Problem of tokens that ranks draw for themselves, or the empty text.
+
+        Args:
+            lanes: of the layout.
+        """
+        assert self._engine is not None, "answers were measured before"
+        prompts, asked = drawn_requests(lanes, self.recompiled.exported.spec.vocab_size)
+        outputs = self._engine.generate([list(prompt) for prompt in prompts], asked)
+        made = [tuple(output.token_ids) for output in outputs]
+        steps = self.steps(prompts, [tokens[:-1] for tokens in made])
+        exact = self.logits(steps).log_softmax(-1)
+        off = (self.logits(steps, self.recompiled.store).log_softmax(-1) - exact).abs().amax(-1)
+        for number, (prompt, tokens) in enumerate(zip(prompts, made, strict=True)):
+            rows = steps.places[number][len(prompt) - 1 :]
+            limit = FLOOR + MARGIN * float(off[rows].max())
+            problem = drawn_problem(tokens, asked[number], exact[rows], limit)
+            if problem:
+                return f"{problem}, prompt of {len(prompt)} tokens"
         return ""
 
     def steps(self, prompts: Sequence[Tokens], answers: Sequence[Tokens]) -> Prompt:

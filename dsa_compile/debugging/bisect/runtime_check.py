@@ -6,11 +6,18 @@ What an option may change is nothing but rounding, whose size is measured: see
 
 import itertools
 from collections.abc import Callable
+from typing import Any
 
 from dsa_compile.debugging.bisect.device_answers import DeviceAnswers
 from dsa_compile.debugging.bisect.drafting_check import wrong_drafting
+from dsa_compile.debugging.bisect.drawn_tokens import ROWS
 from dsa_compile.debugging.bisect.runtime_answers import Answers
-from dsa_compile.debugging.bisect.runtime_scenes import drafted_scenes, mixed_prompts, scenes
+from dsa_compile.debugging.bisect.runtime_scenes import (
+    OVERLAP,
+    drafted_scenes,
+    mixed_prompts,
+    scenes,
+)
 from dsa_compile.debugging.bisect.sampling_check import wrong_sampling
 from dsa_compile.debugging.inputs.prompt import random_tokens
 from dsa_compile.debugging.recompiled_artifact import RecompiledArtifact
@@ -40,19 +47,32 @@ def wrong_option(recompiled: RecompiledArtifact) -> tuple[str, str] | None:
     )
 
 
-def wrong_engine(recompiled: RecompiledArtifact) -> str:
-    """Difference of a plain answer of the engine, as loaded here, from the finished graphs' answer.
+def wrong_engine(recompiled: RecompiledArtifact) -> tuple[str, str] | None:
+    """Option with which the engine, as loaded here, answers unlike the finished graphs, and how.
 
     Whatever all options have in common shows here, from how caches are made to what is bound: the
-    finished graphs run without the runtime. The text is empty if nothing is wrong.
+    finished graphs run without the runtime. Ranks, of which there are several, draw tokens of steps
+    that are launched ahead.
 
     Args:
         recompiled: an artifact for this machine that is what its passes make.
     """
-    answers = Answers(recompiled, exact=False)
-    lanes = recompiled.artifact.manifest.compile.layout.dp
-    vocab_size = recompiled.exported.spec.vocab_size
-    several = recompiled.artifact.manifest.compile.layout.world > 1
+    if recompiled.artifact.manifest.compile.layout.world == 1:
+        problem = _loaded_problem(recompiled, {})
+        return (ANY, problem) if problem else None
+    options = {"max_running": ROWS, "overlap": True}
+    problem = _loaded_problem(recompiled, options)
+    if not problem:
+        return None
+    without = _loaded_problem(recompiled, options | {"overlap": False})
+    return (ANY, without) if without else (OVERLAP, f"with it, and not without: {problem}")
+
+
+def _loaded_problem(recompiled: RecompiledArtifact, options: dict[str, Any]) -> str:
+    """Problem of plain answers of an engine with some options; empty if nothing is wrong."""
+    answers = Answers(recompiled, exact=False, options=options)
+    layout = recompiled.artifact.manifest.compile.layout
+    lanes, vocab_size = layout.dp, recompiled.exported.spec.vocab_size
     # of several lanes each has two requests, and no two lanes the same numbers of blocks
     block = recompiled.artifact.manifest.block_size
     longer = {0: block, 2 * lanes - 1: block} if lanes > 1 else {}
@@ -63,7 +83,9 @@ def wrong_engine(recompiled: RecompiledArtifact) -> str:
 
     def problem() -> str:
         found = answers.measure(prompts, together=lanes > 1)
-        return found or (answers.prompts_problem(prompts) if several else "")
+        if found or layout.world == 1:
+            return found
+        return answers.prompts_problem(prompts) or answers.draws_problem(lanes)
 
     try:
         found = _guarded(lambda: (ANY, problem()))

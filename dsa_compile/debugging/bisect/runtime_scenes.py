@@ -14,6 +14,9 @@ from dsa_compile.debugging.inputs.prompt import random_tokens
 TOKENS = 4
 """Tokens generated for a prompt: prompts that end up to so many before a block's end cross it."""
 
+OVERLAP = "overlap"
+"""The name of launching a step while the one before runs."""
+
 WHOLE = 4096
 """``max_batched_tokens`` with which no prompt of a scene is cut."""
 
@@ -84,7 +87,7 @@ def _unaborted(scene: Scene) -> Scene:
 _BATCHING = {"batching": _off(max_running=1)}
 _CHUNKS = {"chunked prefill": _off(max_batched_tokens=WHOLE)}
 _PREFIX = {"prefix reuse": _off(enable_prefix_cache=False)}
-_OVERLAP = {"overlap": _off(overlap=False)}
+_OVERLAP = {OVERLAP: _off(overlap=False)}
 _FIXED = {"deterministic": _off(deterministic=False)}
 _BLOCKS = {"preemption": _off(num_blocks=None)}
 _ABORTS = {"aborted requests": _unaborted}

@@ -1,8 +1,7 @@
 """Answers of engines over one artifact, and how far two answers to a prompt may differ."""
 
 import contextlib
-import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -80,16 +79,6 @@ class Answer:
 def _gap(likely: TokenLogprobs) -> float:
     best = [value for _, value in likely.top]
     return best[0] - best[1] if len(best) > 1 else float("inf")
-
-
-@contextlib.contextmanager
-def _without_collecting_what_is_there() -> Iterator[None]:
-    """Leave the objects of a compilation, which are many, to those who close no engine."""
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
 
 
 @dataclass(eq=False)
@@ -269,7 +258,6 @@ class Answers:
         stage = Stage.of(self._program, store or self._store)
         return numbers(parts_of(run_stage(stage, steps).logits())[0]).double()
 
-    @_without_collecting_what_is_there()
     def problem(self, scene: Scene) -> str:
         """The first request of a scene whose answer is not its plain one; empty if none is."""
         longest = max(len(prompt) for turn in scene.rounds for prompt in turn.prompts) + TOKENS

@@ -19,6 +19,7 @@ from dsa_compile.debugging.bisect.runtime_scenes import (
     scenes,
 )
 from dsa_compile.debugging.bisect.sampling_check import wrong_sampling
+from dsa_compile.debugging.execution.collecting import new_objects_alone
 from dsa_compile.debugging.inputs.prompt import random_tokens
 from dsa_compile.debugging.recompiled_artifact import RecompiledArtifact
 from dsa_compile.debugging.verify.rewrite_run import in_a_line
@@ -30,6 +31,7 @@ ANY = "any options"
 _MEASURED = 24  # tokens of the prompt that shows what rounding does
 
 
+@new_objects_alone()
 def wrong_option(recompiled: RecompiledArtifact) -> tuple[str, str] | None:
     """The first option with which requests are answered wrongly, and what is wrong.
 
@@ -47,6 +49,7 @@ def wrong_option(recompiled: RecompiledArtifact) -> tuple[str, str] | None:
     )
 
 
+@new_objects_alone()
 def wrong_engine(recompiled: RecompiledArtifact) -> tuple[str, str] | None:
     """Option with which the engine, as loaded here, answers unlike the finished graphs, and how.
 
@@ -94,6 +97,7 @@ def _loaded_problem(recompiled: RecompiledArtifact, options: dict[str, Any]) -> 
     return "" if found is None else found[1]
 
 
+@new_objects_alone()
 def wrong_option_on_device(recompiled: RecompiledArtifact) -> tuple[str, str] | None:
     """First wrong option as :func:`wrong_option`, with the artifact's kernels and CUDA graphs.
 

@@ -89,13 +89,14 @@ class Answers:
         recompiled: the artifact.
         exact: run its finished program in exact arithmetic on the CPU, and not its kernels.
         options: of the engine of plain answers, beyond :data:`PLAIN`.
-        limit: of the difference between two log-probabilities.
+        limit: of the difference between two log-probabilities; :meth:`measure` finds it where
+            engines round.
     """
 
     recompiled: RecompiledArtifact
     exact: bool
     options: dict[str, Any] = field(default_factory=dict)
-    limit: float = 0.0
+    limit: float = FLOOR
     _known: dict[Tokens, Answer] = field(default_factory=dict)
     _engine: Engine | None = None
 

@@ -4,9 +4,9 @@ What an option may change is nothing but rounding, whose size is measured: see
 :class:`~dsa_compile.debugging.bisect.runtime_answers.Answers`.
 """
 
-import itertools
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, TypeAlias
 
 from dsa_compile.debugging.bisect.device_answers import DeviceAnswers
 from dsa_compile.debugging.bisect.drafting_check import wrong_drafting
@@ -14,6 +14,8 @@ from dsa_compile.debugging.bisect.drawn_tokens import ROWS
 from dsa_compile.debugging.bisect.runtime_answers import Answers
 from dsa_compile.debugging.bisect.runtime_scenes import (
     OVERLAP,
+    Scene,
+    block_scenes,
     drafted_scenes,
     mixed_prompts,
     scenes,
@@ -28,12 +30,24 @@ from dsa_compile.ir.plan import DRAFT
 ANY = "any options"
 """The name of what is wrong with all options switched off, too."""
 
+OptionCheck: TypeAlias = Callable[[], tuple[str, str] | None]
+"""Check that gives an option with which requests are answered wrongly, and how."""
+
 _MEASURED = 24  # tokens of the prompt that shows what rounding does
 
 
-@new_objects_alone()
 def wrong_option(recompiled: RecompiledArtifact) -> tuple[str, str] | None:
     """The first option with which requests are answered wrongly, and what is wrong.
+
+    Args:
+        recompiled: as for :func:`option_checks`.
+    """
+    found = (check() for check in option_checks(recompiled))
+    return next((wrong for wrong in found if wrong is not None), None)
+
+
+def option_checks(recompiled: RecompiledArtifact) -> list[OptionCheck]:
+    """Checks of options, each good for what is right by those before it.
 
     The artifact's graphs run in exact arithmetic on the CPU, whatever they were compiled for.
 
@@ -42,14 +56,14 @@ def wrong_option(recompiled: RecompiledArtifact) -> tuple[str, str] | None:
     """
     answers = Answers(recompiled, exact=True)
     few = answers.of_few_layers()
-    return (
-        _first_wrong(answers, False)
-        or _guarded(lambda: wrong_sampling(few))
-        or _guarded(lambda: wrong_drafting(few))
-    )
+    checks = [
+        *_scene_checks(answers, few, False),
+        lambda: wrong_sampling(few),
+        lambda: wrong_drafting(few),
+    ]
+    return [partial(_guarded, check) for check in checks]
 
 
-@new_objects_alone()
 def wrong_engine(recompiled: RecompiledArtifact) -> tuple[str, str] | None:
     """Option with which the engine, as loaded here, answers unlike the finished graphs, and how.
 
@@ -97,7 +111,6 @@ def _loaded_problem(recompiled: RecompiledArtifact, options: dict[str, Any]) -> 
     return "" if found is None else found[1]
 
 
-@new_objects_alone()
 def wrong_option_on_device(recompiled: RecompiledArtifact) -> tuple[str, str] | None:
     """First wrong option as :func:`wrong_option`, with the artifact's kernels and CUDA graphs.
 
@@ -107,46 +120,65 @@ def wrong_option_on_device(recompiled: RecompiledArtifact) -> tuple[str, str] | 
     Args:
         recompiled: an artifact for the GPU here, of a small model.
     """
-    return _first_wrong(DeviceAnswers(recompiled), True)
+    answers = DeviceAnswers(recompiled)
+    found = map(_guarded, _scene_checks(answers, answers, True))
+    return next((wrong for wrong in found if wrong is not None), None)
 
 
-def _first_wrong(answers: Answers, gpu: bool) -> tuple[str, str] | None:
-    few = answers.of_few_layers()
-    try:
-        return _guarded(lambda: _search(answers, few, gpu))
-    finally:
-        answers.close()
-        few.close()
+def _scene_checks(answers: Answers, few: Answers, gpu: bool) -> list[OptionCheck]:
+    """Checks of scenes: those of batches, those of blocks, and those with drafts.
 
-
-def _search(answers: Answers, few: Answers, gpu: bool) -> tuple[str, str] | None:
+    Args:
+        answers: of all layers.
+        few: of few layers; the same object where all run.
+        gpu: whether engines run on a GPU.
+    """
     spec = answers.recompiled.exported.spec
     block = answers.recompiled.artifact.manifest.block_size
-    mixed = mixed_prompts(block, spec.index_topk, spec.vocab_size)
-    if gpu:  # which rounds, so that of many keys others may be selected: that is no measure
-        mixed = (random_tokens(_MEASURED, spec.vocab_size, seed=9),)
-    for those in dict.fromkeys((answers, few)):
-        problem = those.measure(mixed if those is answers else mixed[:1])
-        if problem:
-            return ANY, problem
-    plain = few.plain
-    every = scenes(block, spec.index_topk, spec.vocab_size, gpu, lambda p: plain([p])[0].tokens)
+    sizes = (block, spec.index_topk, spec.vocab_size)
+
+    def first_wrong(some: Iterable[Scene]) -> tuple[str, str] | None:
+        try:
+            return next(filter(None, (_wrong_in(scene, answers, few) for scene in some)), None)
+        finally:
+            answers.close()
+            few.close()
+
+    def of_batches() -> tuple[str, str] | None:
+        mixed = mixed_prompts(*sizes)
+        if gpu:  # which rounds, so that of many keys others may be selected: that is no measure
+            mixed = (random_tokens(_MEASURED, spec.vocab_size, seed=9),)
+        for those in dict.fromkeys((answers, few)):
+            problem = those.measure(mixed if those is answers else mixed[:1])
+            if problem:
+                return ANY, problem
+        return first_wrong(scenes(*sizes, gpu))
+
+    def of_blocks() -> tuple[str, str] | None:
+        return first_wrong(
+            block_scenes(block, spec.vocab_size, gpu, lambda p: few.plain([p])[0].tokens)
+        )
+
+    checks = [of_batches, of_blocks]
     if DRAFT in answers.recompiled.replay.final.plans:
-        drafted = drafted_scenes(block, spec.index_topk, spec.vocab_size, gpu)
-        every = itertools.chain(every, drafted)
-    for scene in every:
-        those = answers if scene.all_layers else few
-        problem = those.problem(scene)
-        if not problem:
-            continue
-        for name, without in scene.without.items():
-            if not those.problem(without(scene)):
-                return name, f"with it, and not without: {problem}"
-        return " with ".join(scene.without), f"not without any one of them: {problem}"
-    return None
+        checks.append(lambda: first_wrong(drafted_scenes(*sizes, gpu)))
+    return checks
 
 
-def _guarded(check: Callable[[], tuple[str, str] | None]) -> tuple[str, str] | None:
+def _wrong_in(scene: Scene, answers: Answers, few: Answers) -> tuple[str, str] | None:
+    """The setting that makes a scene wrong, and what is wrong; None if it is right."""
+    those = answers if scene.all_layers else few
+    problem = those.problem(scene)
+    if not problem:
+        return None
+    for name, without in scene.without.items():
+        if not those.problem(without(scene)):
+            return name, f"with it, and not without: {problem}"
+    return " with ".join(scene.without), f"not without any one of them: {problem}"
+
+
+@new_objects_alone()
+def _guarded(check: OptionCheck) -> tuple[str, str] | None:
     try:
         return check()
     except Exception as error:  # whatever a wrong runtime raises where every option is off

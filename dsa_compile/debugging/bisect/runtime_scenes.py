@@ -99,17 +99,14 @@ _MOST_DRAFTS = 3  # of a step: the third is made of what the second leaves
 _APART = TOKENS + 2 * (1 + _MOST_DRAFTS)  # a step that is launched too many goes so far at most
 
 
-def scenes(
-    block: int, topk: int, vocab_size: int, gpu: bool, answer: Callable[[Tokens], Tokens]
-) -> Iterator[Scene]:
-    """The scenes, the most basic first.
+def scenes(block: int, topk: int, vocab_size: int, gpu: bool) -> Iterator[Scene]:
+    """Scenes of batches, the most basic first, in which no request has blocks of another.
 
     Args:
         block: tokens of a cache block.
         topk: ``index_topk``; contexts go beyond it where it is at most 256.
         vocab_size: of the model.
         gpu: whether decode steps run as CUDA graphs.
-        answer: the tokens that follow a prompt.
     """
     mixed = mixed_prompts(block, topk, vocab_size)
     together = (Round(mixed), Round(mixed[::-1]))
@@ -123,6 +120,19 @@ def scenes(
     yield Scene({"overlap": True}, together, _OVERLAP | _BATCHING, ahead=True)
     fixed = {"deterministic": True, "max_batched_tokens": block}
     yield Scene(fixed, together[:1], _FIXED | _CHUNKS | _BATCHING)
+
+
+def block_scenes(
+    block: int, vocab_size: int, gpu: bool, answer: Callable[[Tokens], Tokens]
+) -> Iterator[Scene]:
+    """Scenes in which requests come to blocks that others have or had.
+
+    Args:
+        block: as for :func:`scenes`, like the two that follow.
+        vocab_size: likewise.
+        gpu: likewise.
+        answer: the tokens that follow a prompt.
+    """
     reused = {"enable_prefix_cache": True}
     rounds = _prefixes(block, vocab_size, answer)
     yield Scene(reused, rounds, _PREFIX | _BATCHING)

@@ -40,7 +40,7 @@ LENGTH = 27
 
 
 def causes_of(artifact: Any) -> other_causes.OtherCauses:
-    """What the checks find, one after the other."""
+    """Result of the checks, one after the other."""
     checks = other_causes.other_checks(artifact, None)  # type: ignore[arg-type]
     return other_causes.other_causes(check() for check in checks)
 

@@ -150,8 +150,21 @@ class RecompiledArtifact:
 
     def on_one_rank(self) -> "RecompiledArtifact":
         """Artifact of the same model and options for one rank, compiled but not written."""
-        exported = self.exported.fork(replace(self.exported.config, layout=ONE_RANK))
-        compiled = replace(self.artifact.manifest.compile, layout=ONE_RANK)
+        return self._under(layout=ONE_RANK)
+
+    def with_blocks(self, size: int) -> "RecompiledArtifact":
+        """Artifact of the same model with cache blocks of ``size`` tokens, likewise."""
+        manifest = self.artifact.manifest
+        if manifest.block_size == size:
+            return self
+        made = self._under(block_size=size)
+        artifact = replace(made.artifact, manifest=replace(made.artifact.manifest, block_size=size))
+        return replace(made, artifact=artifact)
+
+    def _under(self, **options: Any) -> "RecompiledArtifact":
+        """Artifact of the same model under some other options of compiling."""
+        exported = self.exported.fork(replace(self.exported.config, **options))
+        compiled = replace(self.artifact.manifest.compile, **options)
         manifest = replace(self.artifact.manifest, compile=compiled)
         artifact = replace(self.artifact, manifest=manifest)
         return replace(self, artifact=artifact, exported=exported, replay=Replay(exported))

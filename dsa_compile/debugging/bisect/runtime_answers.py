@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 from dsa_compile.debugging.bisect.draft_check import drafts_problem
 from dsa_compile.debugging.bisect.draft_reference import DraftReference
 from dsa_compile.debugging.bisect.drawn_tokens import drawn_problem, drawn_requests
+from dsa_compile.debugging.bisect.few_layers import first_of_each_kind, first_with_caches
 from dsa_compile.debugging.bisect.runtime_scenes import PLAIN, TOKENS, Round, Scene, Tokens
 from dsa_compile.debugging.execution.exact import numbers
 from dsa_compile.debugging.execution.exact_drafting_runner import ExactDraftingRunner
@@ -37,6 +39,7 @@ FLOOR = 2.0**-14
 """Difference of log-probabilities that fp32 explains by itself."""
 
 _MOST_STEPS = 2000  # of a round
+_SMALL_BLOCK = 16  # tokens
 _LONGEST = 512  # tokens of a request among plain answers
 
 _GREEDY = SamplingParams(max_tokens=TOKENS, temperature=0.0, logprobs=2, ignore_eos=True)
@@ -112,14 +115,31 @@ class Answers:
         request's rows are taken, in a fraction of the time. Kernels run with all layers, as they
         are compiled.
         """
+        return self._cut(first_of_each_kind) if self.exact else self
+
+    def of_small_blocks(self) -> "Answers":
+        """Answers of the first layers with small blocks, where arithmetic is exact.
+
+        Blocks of any size are taken, kept and given back alike, and prompts that fill some small
+        ones have a fraction of the tokens.
+        """
         if not self.exact:
             return self
+        made = Answers(self.recompiled.with_blocks(min(self.block_size, _SMALL_BLOCK)), exact=True)
+        return made._cut(partial(first_with_caches, program=made._program))
+
+    def _cut(self, cut: Callable[[Plan], Plan]) -> "Answers":
         made = copy(self)
-        plans = {name: _first_of_each_kind(p) for name, p in self._program.plans.items()}
+        plans = {name: cut(plan) for name, plan in self._program.plans.items()}
         made._program = replace(self._program, plans=plans)
         made._manifest = replace(self._manifest, plans=plans)
         made._known, made._engine = {}, None
         return made
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of a cache block."""
+        return self._manifest.block_size
 
     def load(
         self, options: dict[str, Any], longest: int, made: Callable[..., Any] | None = None
@@ -320,9 +340,3 @@ class Answers:
                 raise RuntimeError(f"unfinished after {_MOST_STEPS} steps")
             done |= {o.request_id: o for o in engine.step() if o.finish_reason is not None}
         return [Answer.of(done[str(n)]) for n in range(turn.aborted, len(turn.prompts))]
-
-
-def _first_of_each_kind(plan: Plan) -> Plan:
-    first = {call.kind: call.name for call in reversed(plan.layers)}
-    kept = (c for c in plan.calls if c.layer is None or first[c.kind] == c.name)
-    return replace(plan, calls=tuple(kept))

@@ -134,15 +134,15 @@ def _scene_checks(answers: Answers, few: Answers, gpu: bool) -> list[OptionCheck
         gpu: whether engines run on a GPU.
     """
     spec = answers.recompiled.exported.spec
-    block = answers.recompiled.artifact.manifest.block_size
-    sizes = (block, spec.index_topk, spec.vocab_size)
+    sizes = (answers.block_size, spec.index_topk, spec.vocab_size)
 
-    def first_wrong(some: Iterable[Scene]) -> tuple[str, str] | None:
+    def first_wrong(some: Iterable[Scene], those: Answers) -> tuple[str, str] | None:
         try:
-            return next(filter(None, (_wrong_in(scene, answers, few) for scene in some)), None)
+            found = (_wrong_in(s, answers if s.all_layers else those) for s in some)
+            return next(filter(None, found), None)
         finally:
             answers.close()
-            few.close()
+            those.close()
 
     def of_batches() -> tuple[str, str] | None:
         mixed = mixed_prompts(*sizes)
@@ -152,22 +152,22 @@ def _scene_checks(answers: Answers, few: Answers, gpu: bool) -> list[OptionCheck
             problem = those.measure(mixed if those is answers else mixed[:1])
             if problem:
                 return ANY, problem
-        return first_wrong(scenes(*sizes, gpu))
+        return first_wrong(scenes(*sizes, gpu), few)
 
     def of_blocks() -> tuple[str, str] | None:
-        return first_wrong(
-            block_scenes(block, spec.vocab_size, gpu, lambda p: few.plain([p])[0].tokens)
-        )
+        small = answers.of_small_blocks()
+        plain = small.plain
+        every = block_scenes(small.block_size, spec.vocab_size, gpu, lambda p: plain([p])[0].tokens)
+        return first_wrong(every, small)
 
     checks = [of_batches, of_blocks]
     if DRAFT in answers.recompiled.replay.final.plans:
-        checks.append(lambda: first_wrong(drafted_scenes(*sizes, gpu)))
+        checks.append(lambda: first_wrong(drafted_scenes(*sizes, gpu), few))
     return checks
 
 
-def _wrong_in(scene: Scene, answers: Answers, few: Answers) -> tuple[str, str] | None:
+def _wrong_in(scene: Scene, those: Answers) -> tuple[str, str] | None:
     """The setting that makes a scene wrong, and what is wrong; None if it is right."""
-    those = answers if scene.all_layers else few
     problem = those.problem(scene)
     if not problem:
         return None

@@ -26,6 +26,7 @@ from dsa_compile.frontend.build import build_program
 from dsa_compile.ir.program import Program
 from dsa_compile.layout import ONE_RANK
 from dsa_compile.model_spec import ModelSpec
+from dsa_compile.passes.manager import run_pipeline
 from dsa_compile.runtime.requests.prompts import load_tokenizer, token_ids_of
 from dsa_compile.weights.canonical import canonical_parameters
 from dsa_compile.weights.checkpoint import Checkpoint
@@ -150,24 +151,20 @@ class RecompiledArtifact:
 
     def on_one_rank(self) -> "RecompiledArtifact":
         """Artifact of the same model and options for one rank, compiled but not written."""
-        return self._under(layout=ONE_RANK)
-
-    def with_blocks(self, size: int) -> "RecompiledArtifact":
-        """Artifact of the same model with cache blocks of ``size`` tokens, likewise."""
-        manifest = self.artifact.manifest
-        if manifest.block_size == size:
-            return self
-        made = self._under(block_size=size)
-        artifact = replace(made.artifact, manifest=replace(made.artifact.manifest, block_size=size))
-        return replace(made, artifact=artifact)
-
-    def _under(self, **options: Any) -> "RecompiledArtifact":
-        """Artifact of the same model under some other options of compiling."""
-        exported = self.exported.fork(replace(self.exported.config, **options))
-        compiled = replace(self.artifact.manifest.compile, **options)
+        exported = self.exported.fork(replace(self.exported.config, layout=ONE_RANK))
+        compiled = replace(self.artifact.manifest.compile, layout=ONE_RANK)
         manifest = replace(self.artifact.manifest, compile=compiled)
         artifact = replace(self.artifact, manifest=manifest)
         return replace(self, artifact=artifact, exported=exported, replay=Replay(exported))
+
+    def finished(self, block_size: int) -> Program:
+        """Finished program of the same model and options with cache blocks of ``block_size``."""
+        if self.exported.config.block_size == block_size:
+            return self.replay.final
+        config = replace(self.exported.config, block_size=block_size, records=False)
+        program = self.exported.fork(config)
+        run_pipeline(program)
+        return program
 
     @property
     def small(self) -> bool:

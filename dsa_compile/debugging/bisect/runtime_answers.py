@@ -125,7 +125,10 @@ class Answers:
         """
         if not self.exact:
             return self
-        made = Answers(self.recompiled.with_blocks(min(self.block_size, _SMALL_BLOCK)), exact=True)
+        made = copy(self)
+        size = min(self.block_size, _SMALL_BLOCK)
+        made._program = self.recompiled.finished(size)
+        made._manifest = replace(self._manifest, block_size=size)
         return made._cut(partial(first_with_caches, program=made._program))
 
     def _cut(self, cut: Callable[[Plan], Plan]) -> "Answers":

@@ -5,7 +5,7 @@ What an option may change is nothing but rounding, whose size is measured: see
 """
 
 from collections.abc import Callable, Iterable
-from functools import partial
+from functools import cache, partial
 from typing import Any, TypeAlias
 
 from dsa_compile.debugging.bisect.device_answers import DeviceAnswers
@@ -15,9 +15,10 @@ from dsa_compile.debugging.bisect.runtime_answers import Answers
 from dsa_compile.debugging.bisect.runtime_scenes import (
     OVERLAP,
     Scene,
-    block_scenes,
+    crowded_scenes,
     drafted_scenes,
     mixed_prompts,
+    prefix_scenes,
     scenes,
 )
 from dsa_compile.debugging.bisect.sampling_check import wrong_sampling
@@ -126,7 +127,7 @@ def wrong_option_on_device(recompiled: RecompiledArtifact) -> tuple[str, str] | 
 
 
 def _scene_checks(answers: Answers, few: Answers, gpu: bool) -> list[OptionCheck]:
-    """Checks of scenes: those of batches, those of blocks, and those with drafts.
+    """Checks of scenes: those of batches, of prefixes, of few blocks, and of drafts.
 
     Args:
         answers: of all layers.
@@ -154,13 +155,19 @@ def _scene_checks(answers: Answers, few: Answers, gpu: bool) -> list[OptionCheck
                 return ANY, problem
         return first_wrong(scenes(*sizes, gpu), few)
 
-    def of_blocks() -> tuple[str, str] | None:
-        small = answers.of_small_blocks()
-        plain = small.plain
-        every = block_scenes(small.block_size, spec.vocab_size, gpu, lambda p: plain([p])[0].tokens)
-        return first_wrong(every, small)
+    @cache
+    def small() -> Answers:
+        return answers.of_small_blocks()
 
-    checks = [of_batches, of_blocks]
+    def of_prefixes() -> tuple[str, str] | None:
+        plain = small().plain
+        every = prefix_scenes(small().block_size, spec.vocab_size, lambda p: plain([p])[0].tokens)
+        return first_wrong(every, small())
+
+    def of_crowds() -> tuple[str, str] | None:
+        return first_wrong(crowded_scenes(small().block_size, spec.vocab_size, gpu), small())
+
+    checks = [of_batches, of_prefixes, of_crowds]
     if DRAFT in answers.recompiled.replay.final.plans:
         checks.append(lambda: first_wrong(drafted_scenes(*sizes, gpu), few))
     return checks

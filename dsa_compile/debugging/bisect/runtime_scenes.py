@@ -95,6 +95,9 @@ _GRAPHS = {"CUDA graphs": _off(cuda_graphs=False)}
 _PADDING = {"CUDA graphs": lambda scene: replace(scene, padded=False)}
 _DRAFTS = {"drafting": _off(draft="none", num_speculative_tokens=None)}
 
+_REUSED = {"enable_prefix_cache": True}
+_FEW = {"num_blocks": 6}
+
 _MOST_DRAFTS = 3  # of a step: the third is made of what the second leaves
 _APART = TOKENS + 2 * (1 + _MOST_DRAFTS)  # a step that is launched too many goes so far at most
 
@@ -122,28 +125,29 @@ def scenes(block: int, topk: int, vocab_size: int, gpu: bool) -> Iterator[Scene]
     yield Scene(fixed, together[:1], _FIXED | _CHUNKS | _BATCHING)
 
 
-def block_scenes(
-    block: int, vocab_size: int, gpu: bool, answer: Callable[[Tokens], Tokens]
+def prefix_scenes(
+    block: int, vocab_size: int, answer: Callable[[Tokens], Tokens]
 ) -> Iterator[Scene]:
-    """Scenes in which requests come to blocks that others have or had.
+    """Scenes in which requests reuse blocks that others left.
 
     Args:
-        block: as for :func:`scenes`, like the two that follow.
+        block: as for :func:`scenes`.
         vocab_size: likewise.
-        gpu: likewise.
         answer: the tokens that follow a prompt.
     """
-    reused = {"enable_prefix_cache": True}
-    rounds = _prefixes(block, vocab_size, answer)
-    yield Scene(reused, rounds, _PREFIX | _BATCHING)
-    few = {"num_blocks": 6}
-    crowd = _crowd(block, vocab_size)
-    yield Scene(few, crowd, _BLOCKS | _BATCHING)
-    yield Scene(few | reused, crowd, _PREFIX | _BLOCKS)
-    yield Scene(few | reused, _outlived(block, vocab_size), _PREFIX | _BLOCKS)
-    cut = reused | {"max_batched_tokens": block // 2 + 3}
+    yield Scene(_REUSED, _prefixes(block, vocab_size, answer), _PREFIX | _BATCHING)
+    yield Scene(_FEW | _REUSED, _outlived(block, vocab_size), _PREFIX | _BLOCKS)
+    cut = _REUSED | {"max_batched_tokens": block // 2 + 3}
     yield Scene(cut, _abandoned(block, vocab_size), _PREFIX | _ABORTS | _CHUNKS | _BATCHING)
-    every = cut | few | {"overlap": True, "cuda_graphs": gpu}
+
+
+def crowded_scenes(block: int, vocab_size: int, gpu: bool) -> Iterator[Scene]:
+    """Scenes in which requests want more blocks than there are; arguments as of :func:`scenes`."""
+    crowd = _crowd(block, vocab_size)
+    yield Scene(_FEW, crowd, _BLOCKS | _BATCHING)
+    yield Scene(_FEW | _REUSED, crowd, _PREFIX | _BLOCKS)
+    every = _FEW | _REUSED | {"max_batched_tokens": block // 2 + 3}
+    every |= {"overlap": True, "cuda_graphs": gpu}
     without = _PREFIX | _CHUNKS | _OVERLAP | _GRAPHS | _BLOCKS | _BATCHING
     yield Scene(every, crowd, without, ahead=True)
 

@@ -105,17 +105,29 @@ ONE_RANK = Layout()
 
 
 def numbers_along(sizes: Mapping[str, int]) -> tuple[dict[str, int], ...]:
-    """The numbers of all ranks that some axes tell apart, those of a lane following one another.
+    """The numbers of all ranks that some axes tell apart, in the order of those numbers.
 
     Args:
         sizes: ranks along each of those axes.
 
     Returns:
-        For each rank its number along the axis; along all of them where there are several.
+        For each rank its number along the axis; along all of them where there are several, and the
+        number among all ranks says which comes first.
     """
     if len(sizes) < 2:
         return tuple({axis: n} for axis, size in sizes.items() for n in range(size)) or ({},)
-    world = sizes[WORLD] if WORLD in sizes else sizes[TP] * sizes[DP]
-    tp = sizes[TP] if TP in sizes else world // sizes[DP]
-    layout = Layout(tp=tp, dp=world // tp)
-    return tuple(layout.numbers(rank) for rank in range(world))
+    layout = layout_along(sizes)
+    every = (layout.numbers(rank) for rank in range(layout.world))
+    return tuple(sorted(every, key=lambda numbers: numbers[WORLD]))
+
+
+def layout_along(sizes: Mapping[str, int]) -> Layout:
+    """Smallest layout with so many ranks along some axes; ``world`` is not the only one.
+
+    Args:
+        sizes: ranks along each of those axes.
+    """
+    if WORLD not in sizes:
+        return Layout(tp=sizes.get(TP, 1), dp=sizes.get(DP, 1))
+    tp = sizes[TP] if TP in sizes else sizes[WORLD] // sizes[DP]
+    return Layout(tp=tp, dp=sizes[WORLD] // tp)

@@ -26,6 +26,7 @@ from dsa_compile.frontend.build import build_program
 from dsa_compile.ir.program import Program
 from dsa_compile.layout import ONE_RANK
 from dsa_compile.model_spec import ModelSpec
+from dsa_compile.passes.manager import run_pipeline
 from dsa_compile.runtime.requests.prompts import load_tokenizer, token_ids_of
 from dsa_compile.weights.canonical import canonical_parameters
 from dsa_compile.weights.checkpoint import Checkpoint
@@ -155,6 +156,15 @@ class RecompiledArtifact:
         manifest = replace(self.artifact.manifest, compile=compiled)
         artifact = replace(self.artifact, manifest=manifest)
         return replace(self, artifact=artifact, exported=exported, replay=Replay(exported))
+
+    def finished(self, block_size: int) -> Program:
+        """Finished program of the same model and options with cache blocks of ``block_size``."""
+        if self.exported.config.block_size == block_size:
+            return self.replay.final
+        config = replace(self.exported.config, block_size=block_size, records=False)
+        program = self.exported.fork(config)
+        run_pipeline(program)
+        return program
 
     @property
     def small(self) -> bool:

@@ -19,6 +19,7 @@ from dsa_compile.debugging.bisect.culprit import Cause
 from dsa_compile.debugging.execution import forked
 from dsa_compile.debugging.execution.forked import Forked
 from dsa_compile.debugging.execution.replay import PassRun
+from dsa_compile.debugging.execution.shared_jobs import SharedJobs
 from dsa_compile.debugging.recompiled_artifact import ExportedArtifact, RecompiledArtifact
 from dsa_compile.debugging.verify import verify_compilation
 from dsa_compile.debugging.verify.pass_check import PassChecker
@@ -55,6 +56,36 @@ def test_an_error_that_cannot_be_read_back_is_raised_here() -> None:
 
     with Forked(fail) as one, pytest.raises(Needy, match="1 and 2"):
         one.result()
+
+
+def test_jobs_are_shared_with_a_process_that_has_begun() -> None:
+    started, begun = os.pipe()
+
+    def slow() -> tuple[int, int]:
+        os.write(begun, b".")
+        time.sleep(0.5)
+        return 0, os.getpid()
+
+    jobs = [slow, *(lambda n=n: (n, os.getpid()) for n in range(1, 5))]
+    with SharedJobs(jobs, lambda made: made[0] == 3) as shared:
+        os.read(started, 1)
+        made = shared.results()
+    assert [number for number, _ in made] == [0, 1, 2, 3]
+    assert made[0][1] != os.getpid()
+    assert made[1][1] == os.getpid()
+
+
+def test_a_job_that_a_killed_process_had_taken_is_run_here() -> None:
+    here = os.getpid()
+
+    def deadly() -> str:
+        if os.getpid() != here:
+            os._exit(1)
+        return "made"
+
+    with SharedJobs([deadly, lambda: "also"], lambda _: False) as shared:
+        time.sleep(0.1)
+        assert shared.results() == ["made", "also"]
 
 
 def test_what_kills_a_process_is_run_here() -> None:
@@ -140,7 +171,8 @@ def test_bisect_looks_beyond_rewrites_beside_verify(
     recompiled: RecompiledArtifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recompiled_artifact, "usable_processes", lambda: 2)
-    monkeypatch.setattr(other_causes, "wrong_option", lambda _: ("batching", "differs"))
+    found_wrong = [lambda: ("batching", "differs")]
+    monkeypatch.setattr(other_causes, "option_checks", lambda _: found_wrong)
     prompt = recompiled.prompt(tokens=LENGTH)
     found = bisect_artifact.bisect_artifact(
         recompiled, prompt, None, None, None, tmp_path, lambda _: None

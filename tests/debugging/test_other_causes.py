@@ -39,6 +39,12 @@ from dsa_compile.weights.plan import (
 LENGTH = 27
 
 
+def causes_of(artifact: Any) -> other_causes.OtherCauses:
+    """Result of the checks, one after the other."""
+    checks = other_causes.other_checks(artifact, None)  # type: ignore[arg-type]
+    return other_causes.other_causes(check() for check in checks)
+
+
 def test_merged_weights_in_another_order(
     recompiled: RecompiledArtifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -147,8 +153,8 @@ def test_files_that_are_not_what_the_passes_make(
     mine = replace(recompiled, artifact=artifact)
     told = "graph dense is not what the passes make: 0.177 for 0.1767766952966369"
     monkeypatch.setattr(RecompiledArtifact, "problems", lambda self: [told])
-    monkeypatch.setattr("dsa_compile.debugging.bisect.bisect_artifact.other_causes",
-                        lambda *args: (None, ()))  # fmt: skip
+    monkeypatch.setattr("dsa_compile.debugging.bisect.bisect_artifact.other_checks",
+                        lambda *args: [])  # fmt: skip
     prompt = mine.prompt(tokens=LENGTH)
     found = bisect_artifact(mine, prompt, None, None, None, tmp_path, lambda _: None)
     if version is None:
@@ -205,12 +211,13 @@ def test_kernels_of_a_gpu_are_checked_in_another_process(monkeypatch: pytest.Mon
     monkeypatch.setattr(other_causes, "check_kernels_apart", lambda *args: iter([crash]))
     artifact: Any = SimpleNamespace(
         dummy=True,
+        small=False,
         replay=SimpleNamespace(final=None),
         artifact=SimpleNamespace(
             manifest=SimpleNamespace(target="sm_90a", compile=CompileConfig(layout=ONE_RANK))
         ),
     )
-    found, _ = other_causes.other_causes(artifact, None)  # type: ignore[arg-type]
+    found, _ = causes_of(artifact)
     assert found == (Cause.KERNEL, str(crash), "ends it")
     assert "dsa.experts.default by cuda" in str(crash)
 
@@ -231,8 +238,9 @@ def test_options_of_several_ranks_are_tested_on_one(
     )
     tested = []
     monkeypatch.setattr(other_causes, "wrong_option", lambda of: tested.append(of) or wrong)
-    monkeypatch.setattr(other_causes, "_as_loaded", lambda of: (None, "runtime as it is loaded"))
-    found, untested = other_causes.other_causes(artifact, None)  # type: ignore[arg-type]
+    loaded = (None, ("runtime as it is loaded",))
+    monkeypatch.setattr(other_causes, "_as_loaded", lambda of: loaded)
+    found, untested = causes_of(artifact)
     assert tested == [alone]
     assert ("runtime as it is loaded" in untested) == (wrong is None)
     assert found == (None if wrong is None else (Cause.OPTION, *wrong))
@@ -244,13 +252,14 @@ def test_a_wrong_collective_is_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None
     config = CompileConfig(layout=Layout(tp=2))
     artifact: Any = SimpleNamespace(
         dummy=True,
+        small=False,
         replay=SimpleNamespace(final=None),
         artifact=SimpleNamespace(manifest=SimpleNamespace(target="cpu", compile=config)),
     )
     right = KernelReport("dsa.all_reduce.default", "reference", "moe", "all_reduce", "moe", 0.0)
     wrong = replace(right, op="dsa.all_gather.default", ratio=math.inf, problem="gives rank 0 …")
     monkeypatch.setattr(other_causes, "collective_reports", lambda program: [right, wrong])
-    found, _ = other_causes.other_causes(artifact, None)  # type: ignore[arg-type]
+    found, _ = causes_of(artifact)
     assert found == (Cause.KERNEL, str(wrong), "gives rank 0 …")
 
 

@@ -83,6 +83,34 @@ def test_lanes_get_their_rows_of_a_sum() -> None:
     assert firsts(collective(dsa.all_reduce.default, found, TP)) == (DP, [30, 42, 54])
 
 
+def test_ranks_that_are_numbered_in_another_order_have_values_by_their_numbers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def place_by_place(self: Layout, rank: int) -> dict[str, int]:
+        lane, place = divmod(rank, self.tp)
+        return {TP: place, DP: lane, WORLD: place * self.dp + lane}
+
+    monkeypatch.setattr(Layout, "numbers", place_by_place)
+    assert [n[WORLD] for n in numbers_along({TP: 2, DP: 3})] == [*range(6)]
+    found = on_ranks(torch.add)(OF_LANES, OF_PLACES, alpha=10)
+    assert firsts(found) == (WORLD, [0, 1, 2, 10, 11, 12])
+    assert firsts(collective(dsa.all_reduce.default, found, TP)) == (DP, [10, 12, 14])
+    assert firsts(collective(dsa.all_reduce.default, found, DP)) == (TP, [3, 33])
+    rows = Ranks((torch.arange(6.0)[:, None] + 10 * place for place in range(2)), TP)
+    scattered = collective(dsa.reduce_scatter.default, rows, DP)
+    assert firsts(scattered) == (WORLD, [0, 6, 12, 30, 36, 42])
+
+
+def test_a_group_gets_values_in_the_order_in_which_it_lists_its_ranks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    listed = Layout.group
+    monkeypatch.setattr(Layout, "group", lambda *args: listed(*args)[::-1])
+    found = collective(dsa.all_gather_rows.default, OF_LANES, DP)
+    assert found[::2, 0].tolist() == [2, 1, 0]
+    assert firsts(collective(dsa.all_reduce.default, OF_EACH, TP)) == (DP, [1, 5, 9])
+
+
 def test_whole_values_of_both_axes() -> None:
     terms = gathered(OF_EACH, {TP: Part(-1), DP: PARTIAL}, LAYOUT)
     assert terms.tolist() == [[6, 6, 9, 9]] * 2

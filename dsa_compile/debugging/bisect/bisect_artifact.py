@@ -5,7 +5,7 @@ passes, rewrite by rewrite; their rounding; the weights that the plan makes; the
 bound; the runtime's options; the files that were written. What could not be tested is said.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -22,11 +22,12 @@ from dsa_compile.debugging.bisect.other_causes import (
     OtherCauses,
     misread_weight,
     other_causes,
+    other_checks,
     weight_cause,
 )
 from dsa_compile.debugging.bisect.search import STATE, Log, NothingBadError, Trial
-from dsa_compile.debugging.execution.forked import Forked
 from dsa_compile.debugging.execution.replay import Replay
+from dsa_compile.debugging.execution.shared_jobs import SharedJobs, results_in_turn
 from dsa_compile.debugging.inputs.prompt import Prompt
 from dsa_compile.debugging.inputs.reference import LIMIT, compare_with_transformers
 from dsa_compile.debugging.recompiled_artifact import RecompiledArtifact
@@ -82,13 +83,14 @@ def bisect_artifact(
     key = f"{check.key}; {check.count} rewrites of {digests}; prompt {list(prompt.token_ids)}"
     log = Log.open(key, out / STATE)
     with ExitStack() as stack:
-        rest: Callable[[], OtherCauses] = partial(other_causes, recompiled, prompt)
+        checks = other_checks(recompiled, prompt)
+        rest: Callable[[], list[OtherCauses]] = partial(results_in_turn, checks, _is_found)
         processes = recompiled.processes
         whole = isinstance(check, ReferenceCheck) and limit is None
         if whole and processes > 1 and recompiled.artifact.manifest.target == "cpu":
             # Started first, as it takes the longest. Not for a GPU: a forked process cannot use one
             # that its parent has begun to use.
-            rest = stack.enter_context(Forked(rest)).result
+            rest = stack.enter_context(SharedJobs(checks, _is_found)).results
             processes -= 1
         try:
             found = find_culprit(replay, store, prompt, check, log, out, progress)
@@ -133,12 +135,16 @@ def _check(
     return ReferenceCheck(replay, store, prompt, recompiled.exported, limit)
 
 
+def _is_found(result: OtherCauses) -> bool:
+    return result[0] is not None
+
+
 def _beyond_rewrites(
     recompiled: RecompiledArtifact,
     prompt: Prompt,
     trials: tuple[int, int, int],
     out: Path,
-    rest: Callable[[], OtherCauses],
+    rest: Callable[[], Iterable[OtherCauses]],
     processes: int,
 ) -> Culprit:
     """No rewrite is wrong in exact arithmetic: their rounding, and then what is no rewrite.
@@ -148,7 +154,7 @@ def _beyond_rewrites(
         prompt: what to run.
         trials: made so far.
         out: directory for the reproducer.
-        rest: finds the causes that are no rewrite.
+        rest: gives the results of the checks of causes that are no rewrite.
         processes: among which passes are divided.
     """
     weight = weight_cause(recompiled)  # first: its pass rounds wrongly too, and is right
@@ -158,7 +164,7 @@ def _beyond_rewrites(
     found = _in_report(recompiled, prompt, report, trials, out)
     if found is not None:
         return found
-    other, untested = rest()
+    other, untested = other_causes(rest())
     other = other or _as_written(recompiled)
     if other is not None:
         return _not_a_rewrite(other, trials, untested)

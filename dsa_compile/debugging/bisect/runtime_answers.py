@@ -1,10 +1,10 @@
 """Answers of engines over one artifact, and how far two answers to a prompt may differ."""
 
 import contextlib
-import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +12,8 @@ from torch import Tensor
 
 from dsa_compile.debugging.bisect.draft_check import drafts_problem
 from dsa_compile.debugging.bisect.draft_reference import DraftReference
+from dsa_compile.debugging.bisect.drawn_tokens import drawn_problem, drawn_requests
+from dsa_compile.debugging.bisect.few_layers import first_of_each_kind, first_with_caches
 from dsa_compile.debugging.bisect.runtime_scenes import PLAIN, TOKENS, Round, Scene, Tokens
 from dsa_compile.debugging.execution.exact import numbers
 from dsa_compile.debugging.execution.exact_drafting_runner import ExactDraftingRunner
@@ -37,6 +39,7 @@ FLOOR = 2.0**-14
 """Difference of log-probabilities that fp32 explains by itself."""
 
 _MOST_STEPS = 2000  # of a round
+_SMALL_BLOCK = 16  # tokens
 _LONGEST = 512  # tokens of a request among plain answers
 
 _GREEDY = SamplingParams(max_tokens=TOKENS, temperature=0.0, logprobs=2, ignore_eos=True)
@@ -81,16 +84,6 @@ def _gap(likely: TokenLogprobs) -> float:
     return best[0] - best[1] if len(best) > 1 else float("inf")
 
 
-@contextlib.contextmanager
-def _without_collecting_what_is_there() -> Iterator[None]:
-    """Leave the objects of a compilation, which are many, to those who close no engine."""
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
-
-
 @dataclass(eq=False)
 class Answers:
     """Engines over one artifact.
@@ -98,12 +91,15 @@ class Answers:
     Attributes:
         recompiled: the artifact.
         exact: run its finished program in exact arithmetic on the CPU, and not its kernels.
-        limit: of the difference between two log-probabilities.
+        options: of the engine of plain answers, beyond :data:`PLAIN`.
+        limit: of the difference between two log-probabilities; :meth:`measure` finds it where
+            engines round.
     """
 
     recompiled: RecompiledArtifact
     exact: bool
-    limit: float = 0.0
+    options: dict[str, Any] = field(default_factory=dict)
+    limit: float = FLOOR
     _known: dict[Tokens, Answer] = field(default_factory=dict)
     _engine: Engine | None = None
 
@@ -119,14 +115,34 @@ class Answers:
         request's rows are taken, in a fraction of the time. Kernels run with all layers, as they
         are compiled.
         """
+        return self._cut(first_of_each_kind) if self.exact else self
+
+    def of_small_blocks(self) -> "Answers":
+        """Answers of the first layers with small blocks, where arithmetic is exact.
+
+        Blocks of any size are taken, kept and given back alike, and prompts that fill some small
+        ones have a fraction of the tokens.
+        """
         if not self.exact:
             return self
         made = copy(self)
-        plans = {name: _first_of_each_kind(p) for name, p in self._program.plans.items()}
+        size = min(self.block_size, _SMALL_BLOCK)
+        made._program = self.recompiled.finished(size)
+        made._manifest = replace(self._manifest, block_size=size)
+        return made._cut(partial(first_with_caches, program=made._program))
+
+    def _cut(self, cut: Callable[[Plan], Plan]) -> "Answers":
+        made = copy(self)
+        plans = {name: cut(plan) for name, plan in self._program.plans.items()}
         made._program = replace(self._program, plans=plans)
         made._manifest = replace(self._manifest, plans=plans)
         made._known, made._engine = {}, None
         return made
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of a cache block."""
+        return self._manifest.block_size
 
     def load(
         self, options: dict[str, Any], longest: int, made: Callable[..., Any] | None = None
@@ -168,7 +184,7 @@ class Answers:
         """
         wanted = [p for p in dict.fromkeys(prompts) if p not in self._known]
         if self._engine is None:
-            self._engine = self.load({}, _LONGEST)
+            self._engine = self.load(self.options, _LONGEST)
         for batch in [wanted] if together else [[p] for p in wanted]:
             outputs = self._engine.generate([list(p) for p in batch], _GREEDY)
             self._known |= zip(batch, map(Answer.of, outputs), strict=True)
@@ -231,6 +247,27 @@ class Answers:
                     )
         return ""
 
+    def draws_problem(self, lanes: int) -> str:
+        """Problem of tokens that ranks draw for themselves, or the empty text.
+
+        Args:
+            lanes: of the layout.
+        """
+        assert self._engine is not None, "answers were measured before"
+        prompts, asked = drawn_requests(lanes, self.recompiled.exported.spec.vocab_size)
+        outputs = self._engine.generate([list(prompt) for prompt in prompts], asked)
+        made = [tuple(output.token_ids) for output in outputs]
+        steps = self.steps(prompts, [tokens[:-1] for tokens in made])
+        exact = self.logits(steps).log_softmax(-1)
+        off = (self.logits(steps, self.recompiled.store).log_softmax(-1) - exact).abs().amax(-1)
+        for number, (prompt, tokens) in enumerate(zip(prompts, made, strict=True)):
+            rows = steps.places[number][len(prompt) - 1 :]
+            limit = FLOOR + MARGIN * float(off[rows].max())
+            problem = drawn_problem(tokens, asked[number], exact[rows], limit)
+            if problem:
+                return f"{problem}, prompt of {len(prompt)} tokens"
+        return ""
+
     def steps(self, prompts: Sequence[Tokens], answers: Sequence[Tokens]) -> Prompt:
         """Prompts and the tokens that follow each, in blocks of the artifact's size."""
         return Prompt.decoding(prompts, answers, self._manifest.block_size)
@@ -245,7 +282,6 @@ class Answers:
         stage = Stage.of(self._program, store or self._store)
         return numbers(parts_of(run_stage(stage, steps).logits())[0]).double()
 
-    @_without_collecting_what_is_there()
     def problem(self, scene: Scene) -> str:
         """The first request of a scene whose answer is not its plain one; empty if none is."""
         longest = max(len(prompt) for turn in scene.rounds for prompt in turn.prompts) + TOKENS
@@ -307,9 +343,3 @@ class Answers:
                 raise RuntimeError(f"unfinished after {_MOST_STEPS} steps")
             done |= {o.request_id: o for o in engine.step() if o.finish_reason is not None}
         return [Answer.of(done[str(n)]) for n in range(turn.aborted, len(turn.prompts))]
-
-
-def _first_of_each_kind(plan: Plan) -> Plan:
-    first = {call.kind: call.name for call in reversed(plan.layers)}
-    kept = (c for c in plan.calls if c.layer is None or first[c.kind] == c.name)
-    return replace(plan, calls=tuple(kept))

@@ -4,14 +4,25 @@ What an option may change is nothing but rounding, whose size is measured: see
 :class:`~dsa_compile.debugging.bisect.runtime_answers.Answers`.
 """
 
-import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import cache, partial
+from typing import Any, TypeAlias
 
 from dsa_compile.debugging.bisect.device_answers import DeviceAnswers
 from dsa_compile.debugging.bisect.drafting_check import wrong_drafting
+from dsa_compile.debugging.bisect.drawn_tokens import ROWS
 from dsa_compile.debugging.bisect.runtime_answers import Answers
-from dsa_compile.debugging.bisect.runtime_scenes import drafted_scenes, mixed_prompts, scenes
+from dsa_compile.debugging.bisect.runtime_scenes import (
+    OVERLAP,
+    Scene,
+    crowded_scenes,
+    drafted_scenes,
+    mixed_prompts,
+    prefix_scenes,
+    scenes,
+)
 from dsa_compile.debugging.bisect.sampling_check import wrong_sampling
+from dsa_compile.debugging.execution.collecting import new_objects_alone
 from dsa_compile.debugging.inputs.prompt import random_tokens
 from dsa_compile.debugging.recompiled_artifact import RecompiledArtifact
 from dsa_compile.debugging.verify.rewrite_run import in_a_line
@@ -20,11 +31,24 @@ from dsa_compile.ir.plan import DRAFT
 ANY = "any options"
 """The name of what is wrong with all options switched off, too."""
 
+OptionCheck: TypeAlias = Callable[[], tuple[str, str] | None]
+"""Check that gives an option with which requests are answered wrongly, and how."""
+
 _MEASURED = 24  # tokens of the prompt that shows what rounding does
 
 
 def wrong_option(recompiled: RecompiledArtifact) -> tuple[str, str] | None:
     """The first option with which requests are answered wrongly, and what is wrong.
+
+    Args:
+        recompiled: as for :func:`option_checks`.
+    """
+    found = (check() for check in option_checks(recompiled))
+    return next((wrong for wrong in found if wrong is not None), None)
+
+
+def option_checks(recompiled: RecompiledArtifact) -> list[OptionCheck]:
+    """Checks of options, each good for what is right by those before it.
 
     The artifact's graphs run in exact arithmetic on the CPU, whatever they were compiled for.
 
@@ -33,26 +57,40 @@ def wrong_option(recompiled: RecompiledArtifact) -> tuple[str, str] | None:
     """
     answers = Answers(recompiled, exact=True)
     few = answers.of_few_layers()
-    return (
-        _first_wrong(answers, False)
-        or _guarded(lambda: wrong_sampling(few))
-        or _guarded(lambda: wrong_drafting(few))
-    )
+    checks = [
+        *_scene_checks(answers, few, False),
+        lambda: wrong_sampling(few),
+        lambda: wrong_drafting(few),
+    ]
+    return [partial(_guarded, check) for check in checks]
 
 
-def wrong_engine(recompiled: RecompiledArtifact) -> str:
-    """Difference of a plain answer of the engine, as loaded here, from the finished graphs' answer.
+def wrong_engine(recompiled: RecompiledArtifact) -> tuple[str, str] | None:
+    """Option with which the engine, as loaded here, answers unlike the finished graphs, and how.
 
     Whatever all options have in common shows here, from how caches are made to what is bound: the
-    finished graphs run without the runtime. The text is empty if nothing is wrong.
+    finished graphs run without the runtime. Ranks, of which there are several, draw tokens of steps
+    that are launched ahead.
 
     Args:
         recompiled: an artifact for this machine that is what its passes make.
     """
-    answers = Answers(recompiled, exact=False)
-    lanes = recompiled.artifact.manifest.compile.layout.dp
-    vocab_size = recompiled.exported.spec.vocab_size
-    several = recompiled.artifact.manifest.compile.layout.world > 1
+    if recompiled.artifact.manifest.compile.layout.world == 1:
+        problem = _loaded_problem(recompiled, {})
+        return (ANY, problem) if problem else None
+    options = {"max_running": ROWS, "overlap": True}
+    problem = _loaded_problem(recompiled, options)
+    if not problem:
+        return None
+    without = _loaded_problem(recompiled, options | {"overlap": False})
+    return (ANY, without) if without else (OVERLAP, f"with it, and not without: {problem}")
+
+
+def _loaded_problem(recompiled: RecompiledArtifact, options: dict[str, Any]) -> str:
+    """Problem of plain answers of an engine with some options; empty if nothing is wrong."""
+    answers = Answers(recompiled, exact=False, options=options)
+    layout = recompiled.artifact.manifest.compile.layout
+    lanes, vocab_size = layout.dp, recompiled.exported.spec.vocab_size
     # of several lanes each has two requests, and no two lanes the same numbers of blocks
     block = recompiled.artifact.manifest.block_size
     longer = {0: block, 2 * lanes - 1: block} if lanes > 1 else {}
@@ -63,7 +101,9 @@ def wrong_engine(recompiled: RecompiledArtifact) -> str:
 
     def problem() -> str:
         found = answers.measure(prompts, together=lanes > 1)
-        return found or (answers.prompts_problem(prompts) if several else "")
+        if found or layout.world == 1:
+            return found
+        return answers.prompts_problem(prompts) or answers.draws_problem(lanes)
 
     try:
         found = _guarded(lambda: (ANY, problem()))
@@ -81,46 +121,71 @@ def wrong_option_on_device(recompiled: RecompiledArtifact) -> tuple[str, str] | 
     Args:
         recompiled: an artifact for the GPU here, of a small model.
     """
-    return _first_wrong(DeviceAnswers(recompiled), True)
+    answers = DeviceAnswers(recompiled)
+    found = map(_guarded, _scene_checks(answers, answers, True))
+    return next((wrong for wrong in found if wrong is not None), None)
 
 
-def _first_wrong(answers: Answers, gpu: bool) -> tuple[str, str] | None:
-    few = answers.of_few_layers()
-    try:
-        return _guarded(lambda: _search(answers, few, gpu))
-    finally:
-        answers.close()
-        few.close()
+def _scene_checks(answers: Answers, few: Answers, gpu: bool) -> list[OptionCheck]:
+    """Checks of scenes: those of batches, of prefixes, of few blocks, and of drafts.
 
-
-def _search(answers: Answers, few: Answers, gpu: bool) -> tuple[str, str] | None:
+    Args:
+        answers: of all layers.
+        few: of few layers; the same object where all run.
+        gpu: whether engines run on a GPU.
+    """
     spec = answers.recompiled.exported.spec
-    block = answers.recompiled.artifact.manifest.block_size
-    mixed = mixed_prompts(block, spec.index_topk, spec.vocab_size)
-    if gpu:  # which rounds, so that of many keys others may be selected: that is no measure
-        mixed = (random_tokens(_MEASURED, spec.vocab_size, seed=9),)
-    for those in dict.fromkeys((answers, few)):
-        problem = those.measure(mixed if those is answers else mixed[:1])
-        if problem:
-            return ANY, problem
-    plain = few.plain
-    every = scenes(block, spec.index_topk, spec.vocab_size, gpu, lambda p: plain([p])[0].tokens)
+    sizes = (answers.block_size, spec.index_topk, spec.vocab_size)
+
+    def first_wrong(some: Iterable[Scene], those: Answers) -> tuple[str, str] | None:
+        try:
+            found = (_wrong_in(s, answers if s.all_layers else those) for s in some)
+            return next(filter(None, found), None)
+        finally:
+            answers.close()
+            those.close()
+
+    def of_batches() -> tuple[str, str] | None:
+        mixed = mixed_prompts(*sizes)
+        if gpu:  # which rounds, so that of many keys others may be selected: that is no measure
+            mixed = (random_tokens(_MEASURED, spec.vocab_size, seed=9),)
+        for those in dict.fromkeys((answers, few)):
+            problem = those.measure(mixed if those is answers else mixed[:1])
+            if problem:
+                return ANY, problem
+        return first_wrong(scenes(*sizes, gpu), few)
+
+    @cache
+    def small() -> Answers:
+        return answers.of_small_blocks()
+
+    def of_prefixes() -> tuple[str, str] | None:
+        plain = small().plain
+        every = prefix_scenes(small().block_size, spec.vocab_size, lambda p: plain([p])[0].tokens)
+        return first_wrong(every, small())
+
+    def of_crowds() -> tuple[str, str] | None:
+        return first_wrong(crowded_scenes(small().block_size, spec.vocab_size, gpu), small())
+
+    checks = [of_batches, of_prefixes, of_crowds]
     if DRAFT in answers.recompiled.replay.final.plans:
-        drafted = drafted_scenes(block, spec.index_topk, spec.vocab_size, gpu)
-        every = itertools.chain(every, drafted)
-    for scene in every:
-        those = answers if scene.all_layers else few
-        problem = those.problem(scene)
-        if not problem:
-            continue
-        for name, without in scene.without.items():
-            if not those.problem(without(scene)):
-                return name, f"with it, and not without: {problem}"
-        return " with ".join(scene.without), f"not without any one of them: {problem}"
-    return None
+        checks.append(lambda: first_wrong(drafted_scenes(*sizes, gpu), few))
+    return checks
 
 
-def _guarded(check: Callable[[], tuple[str, str] | None]) -> tuple[str, str] | None:
+def _wrong_in(scene: Scene, those: Answers) -> tuple[str, str] | None:
+    """The setting that makes a scene wrong, and what is wrong; None if it is right."""
+    problem = those.problem(scene)
+    if not problem:
+        return None
+    for name, without in scene.without.items():
+        if not those.problem(without(scene)):
+            return name, f"with it, and not without: {problem}"
+    return " with ".join(scene.without), f"not without any one of them: {problem}"
+
+
+@new_objects_alone()
+def _guarded(check: OptionCheck) -> tuple[str, str] | None:
     try:
         return check()
     except Exception as error:  # whatever a wrong runtime raises where every option is off

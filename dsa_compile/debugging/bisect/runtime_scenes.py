@@ -14,6 +14,9 @@ from dsa_compile.debugging.inputs.prompt import random_tokens
 TOKENS = 4
 """Tokens generated for a prompt: prompts that end up to so many before a block's end cross it."""
 
+OVERLAP = "overlap"
+"""The name of launching a step while the one before runs."""
+
 WHOLE = 4096
 """``max_batched_tokens`` with which no prompt of a scene is cut."""
 
@@ -84,7 +87,7 @@ def _unaborted(scene: Scene) -> Scene:
 _BATCHING = {"batching": _off(max_running=1)}
 _CHUNKS = {"chunked prefill": _off(max_batched_tokens=WHOLE)}
 _PREFIX = {"prefix reuse": _off(enable_prefix_cache=False)}
-_OVERLAP = {"overlap": _off(overlap=False)}
+_OVERLAP = {OVERLAP: _off(overlap=False)}
 _FIXED = {"deterministic": _off(deterministic=False)}
 _BLOCKS = {"preemption": _off(num_blocks=None)}
 _ABORTS = {"aborted requests": _unaborted}
@@ -92,21 +95,21 @@ _GRAPHS = {"CUDA graphs": _off(cuda_graphs=False)}
 _PADDING = {"CUDA graphs": lambda scene: replace(scene, padded=False)}
 _DRAFTS = {"drafting": _off(draft="none", num_speculative_tokens=None)}
 
+_REUSED = {"enable_prefix_cache": True}
+_FEW = {"num_blocks": 6}
+
 _MOST_DRAFTS = 3  # of a step: the third is made of what the second leaves
 _APART = TOKENS + 2 * (1 + _MOST_DRAFTS)  # a step that is launched too many goes so far at most
 
 
-def scenes(
-    block: int, topk: int, vocab_size: int, gpu: bool, answer: Callable[[Tokens], Tokens]
-) -> Iterator[Scene]:
-    """The scenes, the most basic first.
+def scenes(block: int, topk: int, vocab_size: int, gpu: bool) -> Iterator[Scene]:
+    """Scenes of batches, the most basic first, in which no request has blocks of another.
 
     Args:
         block: tokens of a cache block.
         topk: ``index_topk``; contexts go beyond it where it is at most 256.
         vocab_size: of the model.
         gpu: whether decode steps run as CUDA graphs.
-        answer: the tokens that follow a prompt.
     """
     mixed = mixed_prompts(block, topk, vocab_size)
     together = (Round(mixed), Round(mixed[::-1]))
@@ -120,17 +123,31 @@ def scenes(
     yield Scene({"overlap": True}, together, _OVERLAP | _BATCHING, ahead=True)
     fixed = {"deterministic": True, "max_batched_tokens": block}
     yield Scene(fixed, together[:1], _FIXED | _CHUNKS | _BATCHING)
-    reused = {"enable_prefix_cache": True}
-    rounds = _prefixes(block, vocab_size, answer)
-    yield Scene(reused, rounds, _PREFIX | _BATCHING)
-    few = {"num_blocks": 6}
-    crowd = _crowd(block, vocab_size)
-    yield Scene(few, crowd, _BLOCKS | _BATCHING)
-    yield Scene(few | reused, crowd, _PREFIX | _BLOCKS)
-    yield Scene(few | reused, _outlived(block, vocab_size), _PREFIX | _BLOCKS)
-    cut = reused | {"max_batched_tokens": block // 2 + 3}
+
+
+def prefix_scenes(
+    block: int, vocab_size: int, answer: Callable[[Tokens], Tokens]
+) -> Iterator[Scene]:
+    """Scenes in which requests reuse blocks that others left.
+
+    Args:
+        block: as for :func:`scenes`.
+        vocab_size: likewise.
+        answer: the tokens that follow a prompt.
+    """
+    yield Scene(_REUSED, _prefixes(block, vocab_size, answer), _PREFIX | _BATCHING)
+    yield Scene(_FEW | _REUSED, _outlived(block, vocab_size), _PREFIX | _BLOCKS)
+    cut = _REUSED | {"max_batched_tokens": block // 2 + 3}
     yield Scene(cut, _abandoned(block, vocab_size), _PREFIX | _ABORTS | _CHUNKS | _BATCHING)
-    every = cut | few | {"overlap": True, "cuda_graphs": gpu}
+
+
+def crowded_scenes(block: int, vocab_size: int, gpu: bool) -> Iterator[Scene]:
+    """Scenes in which requests want more blocks than there are; arguments as of :func:`scenes`."""
+    crowd = _crowd(block, vocab_size)
+    yield Scene(_FEW, crowd, _BLOCKS | _BATCHING)
+    yield Scene(_FEW | _REUSED, crowd, _PREFIX | _BLOCKS)
+    every = _FEW | _REUSED | {"max_batched_tokens": block // 2 + 3}
+    every |= {"overlap": True, "cuda_graphs": gpu}
     without = _PREFIX | _CHUNKS | _OVERLAP | _GRAPHS | _BLOCKS | _BATCHING
     yield Scene(every, crowd, without, ahead=True)
 

@@ -9,13 +9,13 @@ from typing import Any
 
 from torch.utils._pytree import register_pytree_node
 
-from dsa_compile.layout import DP, TP, WORLD, numbers_along
+from dsa_compile.layout import DP, TP, WORLD, layout_along, numbers_along
 from dsa_compile.weights.plan import WeightEntry
 from dsa_compile.weights.ranks import entry_at_rank, every_rank
 
 
 class Ranks(tuple[Any, ...]):
-    """A value that differs between ranks: that of each along an axis, in their order.
+    """A value that differs between ranks: that of each along an axis, by their numbers along it.
 
     Args:
         values: those.
@@ -100,32 +100,43 @@ def parts_of(value: Any) -> Sequence[Any]:
 def meet(function: Callable[[Sequence[Any]], Sequence[Any]], x: Any, axis: str, ranks: int) -> Any:
     """Results of a function on the values of the ranks that meet along an axis, one for each rank.
 
+    A group of ranks hands over values in the order in which the layout lists it, as processes do.
+
     Args:
         function: takes the values and returns as many; the same object for ranks that get the same.
         x: a value, or a list of some, alike on all ranks or not.
         axis: ``tp`` or ``dp``.
         ranks: how many there are along it.
     """
-    sizes = {axis: ranks} | dict(_sizes(x))
-    if sizes.keys() == {axis}:
-        results = function([at_numbers(x, {axis: number}) for number in range(ranks)])
-        return results[0] if _same(results) else Ranks(results, axis)
-    every = numbers_along(sizes)
-    other = DP if axis == TP else TP
+    layout = layout_along({axis: ranks} | dict(_sizes(x)))
+    every = [layout.numbers(rank) for rank in range(layout.world)]
     made: list[Any] = [None] * len(every)
-    for place in dict.fromkeys(numbers[other] for numbers in every):
-        members = [n for n, numbers in enumerate(every) if numbers[other] == place]
+    for members in dict.fromkeys(layout.group(axis, rank) for rank in range(len(every))):
         results = function([at_numbers(x, every[member]) for member in members])
         for member, result in zip(members, results, strict=True):
             made[member] = result
     if _same(made):
         return made[0]
-    tp = 1 + max(numbers[TP] for numbers in every)
-    if all(_same(made[first : first + tp]) for first in range(0, len(made), tp)):
-        return Ranks(made[::tp], DP)
-    if all(_same(made[first::tp]) for first in range(tp)):
-        return Ranks(made[:tp], TP)
-    return Ranks(made, WORLD)
+    found = (_by_number(made, every, along) for along in (DP, TP, WORLD))
+    return next(value for value in found if value is not None)
+
+
+def _by_number(values: Sequence[Any], every: Sequence[Mapping[str, int]], axis: str) -> Any:
+    """Values of ranks in the order of the ranks' numbers along an axis, which need not be theirs.
+
+    Args:
+        values: of each rank.
+        every: its numbers.
+        axis: of a layout.
+
+    Returns:
+        None if ranks of one number have different ones.
+    """
+    found: dict[int, Any] = {}
+    for value, numbers in zip(values, every, strict=True):
+        if found.setdefault(numbers[axis], value) is not value:
+            return None
+    return Ranks((found[number] for number in sorted(found)), axis)
 
 
 def _same(values: Sequence[Any]) -> bool:

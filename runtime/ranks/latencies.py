@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from dsa_compile.errors import UserError
+from dsa_compile.kernels.peer_limits import CAPACITY, most_summed
 
 TABLE = Path(__file__).with_name("latencies.json")
 """The measurements that come with the package."""
 
 NCCL, SYMMETRIC = "nccl", "symmetric"
-_SYMMETRIC_MOST = 1 << 20  # bytes that a rank has for another one
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,8 @@ class LatencyTable:
         Arguments are those of :meth:`estimate`; None if neither was measured.
         """
         of_a_rank = nbytes // ranks if op == "reduce_scatter" else nbytes
-        if provider == SYMMETRIC and of_a_rank > _SYMMETRIC_MOST:
+        most = most_summed(ranks) if op == "all_reduce" else CAPACITY
+        if provider == SYMMETRIC and of_a_rank > most:
             provider = NCCL
         return self.estimate(op, provider, ranks, nbytes) or self.estimate(op, NCCL, ranks, nbytes)
 

@@ -9,8 +9,12 @@ from torch import Tensor
 pytest.importorskip("cuda.bindings")
 
 from dsa_compile.kernels.cuda.all_reduce_norm import _kernel as norm_kernel
-from dsa_compile.kernels.cuda.all_reduce_norm import summed_norm
+from dsa_compile.kernels.cuda.all_reduce_norm import (
+    all_reduce_add_rms_norm_quantize,
+    summed_norm,
+)
 from dsa_compile.kernels.cuda.compiler import build
+from dsa_compile.kernels.cuda.device import rehearse
 from dsa_compile.kernels.cuda.launch import CudaKernel
 from dsa_compile.kernels.cuda.norm_quantize import threads_for
 from dsa_compile.kernels.cuda.peer_memory import PeerMemory, all_reduce_kernel
@@ -110,6 +114,24 @@ def test_what_is_summed_here() -> None:
     assert not memory.takes(torch.empty(0, 512, dtype=torch.bfloat16))
     assert not memory.takes(torch.empty(1, 4, dtype=torch.bfloat16))
     assert not memory.takes(torch.empty(1, 512))
+
+
+@pytest.mark.parametrize(("ranks", "rows"), [(2, 73), (4, 14), (8, 6)])
+def test_more_ranks_sum_fewer_rows_here(ranks: int, rows: int) -> None:
+    """Each sends its rows to all others, where NCCL divides them."""
+    memory = PeerMemory(0, tuple(range(ranks)), torch.zeros(2, dtype=torch.int32), 1 << 20, 1.0)
+    assert memory.takes(torch.empty(rows, 7168, dtype=torch.bfloat16))
+    assert not memory.takes(torch.empty(rows + 2, 7168, dtype=torch.bfloat16))
+
+
+@pytest.mark.parametrize(("ranks", "kernels"), [(2, "all_reduce_norm"), (4, "norm_quantize")])
+def test_two_ranks_norm_the_sum_in_one_kernel(ranks: int, kernels: str) -> None:
+    """One block would send a whole row to each of more ranks."""
+    row = torch.empty(1, 7168, dtype=torch.bfloat16, device="meta")
+    weight = torch.empty(7168, dtype=torch.bfloat16, device="meta")
+    with rehearse("sm_90a") as noted:
+        all_reduce_add_rms_norm_quantize(row, "tp", ranks, row, weight, EPS, True)
+    assert kernels in {kernel.name for kernel in noted.kernels}
 
 
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])

@@ -1,7 +1,8 @@
 """Sum over ranks, addition, norm and quantisation in one kernel, a block of threads a row.
 
 See ``src/all_reduce.cuh`` for how ranks exchange their rows. Where they have no memory in common,
-or for many rows, the sum is a collective of its own, and the rest the kernel of one rank.
+for many rows, and among more than two ranks, the sum is a collective of its own, and the rest the
+kernel of one rank.
 """
 
 import functools
@@ -15,6 +16,7 @@ from dsa_compile.kernels.cuda.launch import CudaKernel, Int64
 from dsa_compile.kernels.cuda.norm_quantize import add_rms_norm_quantize, threads_for
 from dsa_compile.kernels.cuda.operands import C_TYPES, rows_of_16_bytes
 from dsa_compile.kernels.cuda.peer_memory import PeerMemory
+from dsa_compile.kernels.peer_limits import norms_with_sum
 from dsa_compile.ops.collectives import all_reduce, communicator_of
 from dsa_compile.ops.quantize import BLOCK, E4M3
 
@@ -43,12 +45,13 @@ def all_reduce_add_rms_norm_quantize(
     ue8m0: bool,
 ) -> Results:
     """``dsa::all_reduce_add_rms_norm_quantize`` for bf16 rows of a multiple of 256 values."""
-    if rehearsal():
+    if rehearsal() and norms_with_sum(ranks):
         anywhere = PeerMemory(0, (0,) * ranks, x, x.nbytes, 1.0)
         summed_norm(anywhere, x, residual, weight, eps, ue8m0)
+    if rehearsal():
         return add_rms_norm_quantize(x, residual, weight, eps, ue8m0)
     memory = communicator_of(axis, ranks).peer_memory(axis) if ranks > 1 else None
-    if isinstance(memory, PeerMemory) and memory.takes(x):
+    if isinstance(memory, PeerMemory) and norms_with_sum(ranks) and memory.takes(x):
         return summed_norm(memory, x, residual, weight, eps, ue8m0)
     return add_rms_norm_quantize(all_reduce(x, axis, ranks), residual, weight, eps, ue8m0)
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from dsa_compile.kernels.cuda.launch import CudaKernel, Int64
+from dsa_compile.kernels.peer_limits import most_summed
 
 MOST_RANKS = 8
 MOST_OPERANDS = 4
@@ -50,9 +51,8 @@ class PeerMemory:
 
     def takes(self, x: Tensor) -> bool:
         """Whether an operand may be summed here; many rows are better summed otherwise."""
-        return (
-            x.dtype is torch.bfloat16 and 0 < x.nbytes <= self.capacity and x.nbytes % _CHUNK == 0
-        )
+        most = min(most_summed(len(self.addresses)), self.capacity)
+        return x.dtype is torch.bfloat16 and 0 < x.nbytes <= most and x.nbytes % _CHUNK == 0
 
     def gathers(self, xs: Sequence[Tensor]) -> bool:
         """Whether operands, of any dtypes and sizes, may be gathered here in one call."""

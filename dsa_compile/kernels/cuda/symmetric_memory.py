@@ -16,11 +16,7 @@ from dsa_compile.kernels.cuda.peer_memory import (
     peer_memories,
     reduce_scatter_kernel,
 )
-
-CAPACITY = 1 << 20
-"""Bytes that a rank may have for another one, 73 rows of 7,168 values in bf16: the operand of an
-all-reduce, the operands of an all-gather, the other one's share of a reduce-scatter. Beyond, NCCL
-is as fast in sums."""
+from dsa_compile.kernels.peer_limits import CAPACITY
 
 
 def shared_peer_memories(

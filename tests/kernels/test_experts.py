@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from dsa_compile.kernels.cuda import experts_fp8 as cuda_experts
+from dsa_compile.kernels.cuda import experts_fp8_one as one
 from dsa_compile.kernels.cuda.compiler import build
 from dsa_compile.ops.experts_fp8 import experts_fp8
 from dsa_compile.ops.quantize import quantize_blocks
@@ -154,6 +155,34 @@ def test_triton_compiles_without_spills(capability: int) -> None:
     # bf16 and FP8 products of many rows, and every product of the router
     wide_product = {90: "HGMMA|QGMMA", 100: "UTCHMMA|UTCQMMA"}[capability]
     assert sum(bool(re.search(wide_product, k["sass"])) for k in products) == 6
+
+
+@pytest.mark.parametrize(
+    ("hidden", "inner", "top_k", "taken"),
+    [
+        (7168, 256, 9, True),  # a rank of eight
+        (7168, 512, 9, True),  # of four
+        (7168, 2048, 9, False),  # wide: a token has the same bits in every batch
+        (512, 256, 2, False),  # nothing to share K of
+        (7168 + 128, 256, 9, False),
+        (6144, 128, 33, False),  # more than a warp lists
+    ],
+)
+def test_one_launch_is_for_narrow_experts(hidden, inner, top_k, taken) -> None:
+    assert cuda_experts._in_one_launch(hidden, inner, top_k, 132) is taken
+
+
+@pytest.mark.parametrize("inner", [256, 512])
+@pytest.mark.parametrize(("arch", "processors"), [("sm_90a", 132), ("sm_100a", 148)])
+def test_one_launch_keeps_all_in_registers(arch: str, processors: int, inner: int) -> None:
+    shape = one.Shape(7168, inner, 9, processors)
+    assert shape.fits
+    defines = shape.defines(257, torch.int64)
+    sass, used = inspect(build("experts_fp8_one.cu", arch=arch, defines=defines))
+    assert used["STACK"] == used["LOCAL"] == 0, "registers are spilled"
+    assert 32 * shape.warps * used["REG"] <= 48 * 1024, "what follows finds no registers"
+    assert "LDGSTS.E.BYPASS.LTC128B.128" in sass
+    assert "HMMA.16816.F32" in sass  # e4m3 as fp16, exact in it
 
 
 def test_items_share_k_where_they_would_leave_multiprocessors_idle() -> None:

@@ -45,7 +45,7 @@ class Difference:
     @property
     def error_phrase(self) -> str:
         """Error of the compiler, as the end of a sentence about a parameter."""
-        return "is computed otherwise by the export" if self.computed else "is read otherwise"
+        return "is computed differently by the export" if self.computed else "is read differently"
 
     def __str__(self) -> str:
         return f"{self.name}: {self.problem} (against {self.against})"

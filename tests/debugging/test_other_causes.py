@@ -118,7 +118,7 @@ def test_weights_read_otherwise_than_by_transformers(
     assert (found.cause, found.name) == (Cause.WEIGHT, "model.layers.1.mlp.experts.down_proj")
     problem = export_report(mine, prompt).problem
     assert "layer 1 differs from transformers' model" in problem
-    assert "weight model.layers.1.mlp.experts.down_proj is read otherwise" in problem
+    assert "weight model.layers.1.mlp.experts.down_proj is read differently" in problem
 
 
 def test_constants_that_the_export_computes_otherwise(
@@ -135,7 +135,7 @@ def test_constants_that_the_export_computes_otherwise(
     prompt = mine.prompt(tokens=LENGTH)
     found = bisect_artifact(mine, prompt, None, None, None, tmp_path, lambda _: None)
     assert (found.cause, found.name) == (Cause.EXPORT, "rotary_emb.inv_freq")
-    told = "constant rotary_emb.inv_freq is computed otherwise by the export"
+    told = "constant rotary_emb.inv_freq is computed differently by the export"
     assert told in export_report(mine, prompt).problem
 
 

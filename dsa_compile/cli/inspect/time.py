@@ -76,14 +76,14 @@ def _as_json(found: Attribution, case: Case | None, times: dict[str, int] | None
 
 
 def _head(out: Console, store: Store, found: Attribution, case: Case | None) -> None:
-    told = sum(call.us for call in found.calls)
+    timed = sum(call.us for call in found.calls)
     if case is None:
         out.print(styled("a step, every call timed by itself", "bold"))
         return
     (region,) = found.regions
     layers = of_layers(store.layers_of(region))
     out.print(styled(case.label, "bold"), f"{region}, {layers}")
-    out.print(f"a layer takes {case.layer_us:.1f} µs; {told:.1f} µs are told by op")
+    out.print(f"a layer takes {case.layer_us:.1f} µs; {timed:.1f} µs of it have an op")
 
 
 def _by_pass(

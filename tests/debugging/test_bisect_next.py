@@ -6,7 +6,12 @@ from dsa_compile.cli.inspect.bisect import WITHOUT, _next
 from dsa_compile.cli.serve import _parser
 from dsa_compile.debugging.bisect.culprit import Cause, Culprit
 from dsa_compile.debugging.bisect.runtime_check import ANY
-from dsa_compile.debugging.bisect.runtime_scenes import drafted_scenes, scenes
+from dsa_compile.debugging.bisect.runtime_scenes import (
+    crowded_scenes,
+    drafted_scenes,
+    prefix_scenes,
+    scenes,
+)
 from dsa_compile.debugging.verify.hazard_check import STREAMS
 
 NO_FLAG = {"aborted requests", "deterministic"}
@@ -18,7 +23,12 @@ def suggested(name: str) -> str:
 
 
 def test_every_setting_has_a_flag_that_dsa_serve_takes() -> None:
-    every = [*scenes(16, 32, 512, True, lambda p: p[:4]), *drafted_scenes(16, 32, 512)]
+    every = [
+        *scenes(16, 32, 512, True),
+        *prefix_scenes(16, 512, lambda prompt: prompt[:4]),
+        *crowded_scenes(16, 512, True),
+        *drafted_scenes(16, 32, 512),
+    ]
     names = {name for scene in every for name in scene.without}
     assert names - WITHOUT.keys() == NO_FLAG
     for flags in WITHOUT.values():

@@ -172,7 +172,9 @@ def experts_one(
 ) -> Tensor:
     """``dsa::experts_fp8`` for one token, of operands checked there; the same bits at every run.
 
-    The outputs of experts are not rounded before they are weighted.
+    The outputs of experts are not rounded before they are weighted. Blocks, one on each
+    multiprocessor, wait for one another: what holds a multiprocessor meanwhile must end by itself,
+    as all of a step does, collectives included, which are launched in its order.
     """
     experts, hidden, inner = down.shape
     top_k = indices.shape[1]

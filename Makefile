@@ -128,7 +128,8 @@ test-faults: $(DEVELOPED)
 
 # Fails, and says so, where there is no GPU. A line for each test; one that fills a GPU waits for the others.
 test-gpu: $(DEVELOPED)
-	$(BIN)/python -m pytest -vv --numprocesses=$(GPU_WORKERS) --dist=loadfile -m gpu --require-gpu $(TESTS)
+	$(BIN)/python -m pytest -vv --numprocesses=$(GPU_WORKERS) --dist=loadfile -o faulthandler_timeout=300 \
+	  -m gpu --require-gpu $(TESTS)
 
 lint: $(DEVELOPED)
 	$(BIN)/ruff check

@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dsa_compile.debugging.bisect.answer import Answer
 from dsa_compile.debugging.bisect.draft_check import drafts_problem
 from dsa_compile.debugging.bisect.draft_reference import DraftReference
-from dsa_compile.debugging.bisect.runtime_answers import FLOOR, MARGIN, Answer, Answers
+from dsa_compile.debugging.bisect.runtime_answers import FLOOR, MARGIN, Answers
 from dsa_compile.debugging.bisect.runtime_scenes import Round, Tokens
 from dsa_compile.debugging.execution.exact_drafting_runner import CheckedDrafts
 from dsa_compile.debugging.execution.recorded_drafts import RecordedDrafts

@@ -1,4 +1,4 @@
-"""Answers of engines over one artifact, and how far two answers to a prompt may differ."""
+"""Answers of engines over one artifact."""
 
 import contextlib
 from collections.abc import Callable, Sequence
@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dsa_compile.debugging.bisect.answer import Answer
 from dsa_compile.debugging.bisect.draft_check import drafts_problem
 from dsa_compile.debugging.bisect.draft_reference import DraftReference
 from dsa_compile.debugging.bisect.drawn_tokens import drawn_problem, drawn_requests
@@ -28,7 +29,6 @@ from dsa_compile.debugging.verify.rewrite_run import in_a_line
 from dsa_compile.ir.plan import Plan
 from dsa_compile.runtime.engine import Engine
 from dsa_compile.runtime.engine_options import EngineOptions
-from dsa_compile.runtime.requests.logprobs import TokenLogprobs
 from dsa_compile.runtime.requests.outputs import RequestOutput
 from dsa_compile.runtime.requests.sampling_params import SamplingParams
 
@@ -45,43 +45,6 @@ _LONGEST = 512  # tokens of a request among plain answers
 _GREEDY = SamplingParams(max_tokens=TOKENS, temperature=0.0, logprobs=2, ignore_eos=True)
 _SCORED = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)
 _AHEAD = replace(_GREEDY, logprobs=None)  # tokens that may be chosen before the host knows them
-
-
-@dataclass(frozen=True)
-class Answer:
-    """Tokens that followed a prompt, and what else was likely."""
-
-    tokens: Tokens
-    logprobs: tuple[TokenLogprobs, ...]
-
-    @classmethod
-    def of(cls, output: RequestOutput) -> "Answer":
-        """Answer that an engine returned."""
-        return cls(tuple(output.token_ids), tuple(output.logprobs or ()))
-
-    def difference(self, other: "Answer", limit: float) -> str:
-        """First difference of ``other``, perhaps without log-probabilities, beyond rounding.
-
-        Two answers may part where the two likeliest tokens are closer than the limit. The text is
-        empty if they differ nowhere.
-        """
-        if len(other.tokens) != len(self.tokens):
-            return f"{len(other.tokens)} tokens for {len(self.tokens)}"
-        for place, (token, mine) in enumerate(zip(other.tokens, self.logprobs, strict=True)):
-            if mine.token_id != token:
-                if _gap(mine) <= 2 * limit:
-                    return ""
-                return f"token {place + 1} is {token}, not {mine.token_id}"
-            theirs = other.logprobs[place].logprob if other.logprobs else mine.logprob
-            off = abs(mine.logprob - theirs)
-            if not off <= limit:
-                return f"log-probability of token {place + 1} is off by {off:.1e}"
-        return ""
-
-
-def _gap(likely: TokenLogprobs) -> float:
-    best = [value for _, value in likely.top]
-    return best[0] - best[1] if len(best) > 1 else float("inf")
 
 
 @dataclass(eq=False)

@@ -22,6 +22,7 @@ from dsa_compile.frontend.build import load_spec
 from dsa_compile.passes.recognize_experts import RecognizeExperts
 from tests.planted_bugs.catalogue import RECOGNISE
 from tests.planted_bugs.planting import PlantedBug, Struck
+from tests.quick_cases import quick_first
 
 RELEASED = Path(__file__).parents[2] / "examples" / "deepseek_v32"
 EXPERTS = 8  # of the 16 of the small model
@@ -162,7 +163,7 @@ def test_its_weights_are_those_of_the_experts(
 
 
 @pytest.mark.parametrize(
-    "name", ["gate and up of the experts exchanged", "RoPE in the other layout"]
+    "name", quick_first(["gate and up of the experts exchanged", "RoPE in the other layout"])
 )
 def test_a_planted_fault_is_named(
     name: str, artifact: Path, monkeypatch: pytest.MonkeyPatch

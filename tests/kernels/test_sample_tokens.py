@@ -166,6 +166,7 @@ def test_large_vocabularies(emulated, vocab):
         check(tied, options)
 
 
+@pytest.mark.slow
 def test_sums_of_the_largest_vocabulary_are_whole(emulated):
     """All tokens but one in one bin, with weights whose parts add up to nearly 32 bits."""
     distances = np.arange(12.4, 12.5, 1e-6, np.float32)

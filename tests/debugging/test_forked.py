@@ -19,7 +19,7 @@ from dsa_compile.debugging.bisect.culprit import Cause
 from dsa_compile.debugging.execution import forked
 from dsa_compile.debugging.execution.forked import Forked
 from dsa_compile.debugging.execution.replay import PassRun
-from dsa_compile.debugging.execution.shared_jobs import SharedJobs
+from dsa_compile.debugging.execution.shared_jobs import shared_jobs
 from dsa_compile.debugging.recompiled_artifact import ExportedArtifact, RecompiledArtifact
 from dsa_compile.debugging.verify import verify_compilation
 from dsa_compile.debugging.verify.pass_check import PassChecker
@@ -60,16 +60,22 @@ def test_an_error_that_cannot_be_read_back_is_raised_here() -> None:
 
 def test_jobs_are_shared_with_a_process_that_has_begun() -> None:
     started, begun = os.pipe()
+    second, taken = os.pipe()
 
-    def slow() -> tuple[int, int]:
+    def first() -> tuple[int, int]:
+        """Ends once another process has taken the second job."""
         os.write(begun, b".")
-        time.sleep(0.5)
+        os.read(second, 1)
         return 0, os.getpid()
 
-    jobs = [slow, *(lambda n=n: (n, os.getpid()) for n in range(1, 5))]
-    with SharedJobs(jobs, lambda made: made[0] == 3) as shared:
+    def telling() -> tuple[int, int]:
+        os.write(taken, b".")
+        return 1, os.getpid()
+
+    jobs = [first, telling, *(lambda n=n: (n, os.getpid()) for n in range(2, 5))]
+    with shared_jobs(jobs, lambda made: made[0] == 3) as results:
         os.read(started, 1)
-        made = shared.results()
+        made = results()
     assert [number for number, _ in made] == [0, 1, 2, 3]
     assert made[0][1] != os.getpid()
     assert made[1][1] == os.getpid()
@@ -77,15 +83,17 @@ def test_jobs_are_shared_with_a_process_that_has_begun() -> None:
 
 def test_a_job_that_a_killed_process_had_taken_is_run_here() -> None:
     here = os.getpid()
+    taken, takes = os.pipe()
 
     def deadly() -> str:
         if os.getpid() != here:
+            os.write(takes, b".")
             os._exit(1)
         return "made"
 
-    with SharedJobs([deadly, lambda: "also"], lambda _: False) as shared:
-        time.sleep(0.1)
-        assert shared.results() == ["made", "also"]
+    with shared_jobs([deadly, lambda: "also"], lambda _: False) as results:
+        os.read(taken, 1)
+        assert results() == ["made", "also"]
 
 
 def test_what_kills_a_process_is_run_here() -> None:

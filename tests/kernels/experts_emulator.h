@@ -3,13 +3,12 @@
 #define memory (my_block().memory)
 
 // Copies are there at once.
-template <int Fetch = 0>
 static void copy_async_16(u32 to, const void* from, u32 bytes = 16) {
   if (to % 16 != smem_u32(memory) % 16 || bytes % 16) std::abort();
   std::memset(at(to), 0, 16);
   std::memcpy(at(to), from, bytes);
 }
-#define cp_async_16 copy_async_16
+#define cp_async_16_of_line copy_async_16
 template <int Pending>
 static void cp_async_wait() {}
 

@@ -91,7 +91,7 @@ def test_one_launch_and_three_agree(monkeypatch):
     args = narrow_arguments()
     want = reference("experts_fp8")(*args)
     together = cuda.experts_fp8(*args)
-    monkeypatch.setattr(cuda, "takes_one", lambda *_: False)
+    monkeypatch.setattr(cuda, "_in_one_launch", lambda *_: False)
     apart = cuda.experts_fp8(*args)
     assert error(together, want) < 6e-3
     assert error(apart, want) < 6e-3

@@ -83,7 +83,7 @@ def _head(out: Console, store: Store, found: Attribution, case: Case | None) -> 
     (region,) = found.regions
     layers = of_layers(store.layers_of(region))
     out.print(styled(case.label, "bold"), f"{region}, {layers}")
-    out.print(f"a layer takes {case.layer_us:.1f} µs; {timed:.1f} µs of it have an op")
+    out.print(f"a layer takes {case.layer_us:.1f} µs; ops account for {timed:.1f}")
 
 
 def _by_pass(

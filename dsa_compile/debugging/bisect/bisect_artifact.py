@@ -27,7 +27,7 @@ from dsa_compile.debugging.bisect.other_causes import (
 )
 from dsa_compile.debugging.bisect.search import STATE, Log, NothingBadError, Trial
 from dsa_compile.debugging.execution.replay import Replay
-from dsa_compile.debugging.execution.shared_jobs import SharedJobs, results_in_turn
+from dsa_compile.debugging.execution.shared_jobs import results_in_turn, shared_jobs
 from dsa_compile.debugging.inputs.prompt import Prompt
 from dsa_compile.debugging.inputs.reference import LIMIT, compare_with_transformers
 from dsa_compile.debugging.recompiled_artifact import RecompiledArtifact
@@ -90,7 +90,7 @@ def bisect_artifact(
         if whole and processes > 1 and recompiled.artifact.manifest.target == "cpu":
             # Started first, as it takes the longest. Not for a GPU: a forked process cannot use one
             # that its parent has begun to use.
-            rest = stack.enter_context(SharedJobs(checks, _is_found)).results
+            rest = stack.enter_context(shared_jobs(checks, _is_found))
             processes -= 1
         try:
             found = find_culprit(replay, store, prompt, check, log, out, progress)

@@ -94,7 +94,7 @@ def other_checks(recompiled: RecompiledArtifact, prompt: Prompt) -> list[Callabl
 
 
 def _as_read(recompiled: RecompiledArtifact) -> OtherCauses:
-    """Weights that are read otherwise than by transformers, or packed otherwise than read."""
+    """Weights that are not read as transformers reads them, or not packed as they are read."""
     if recompiled.dummy:
         return None, (f"{Cause.WEIGHT.value}s as they are read: random weights",)
     if not has_reference(recompiled.model_dir):

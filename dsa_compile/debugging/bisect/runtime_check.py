@@ -123,11 +123,16 @@ def wrong_option_on_device(recompiled: RecompiledArtifact) -> tuple[str, str] | 
     """
     answers = DeviceAnswers(recompiled)
     found = map(_guarded, _scene_checks(answers, answers, True))
-    return next((wrong for wrong in found if wrong is not None), None)
+    try:
+        return next((wrong for wrong in found if wrong is not None), None)
+    finally:
+        answers.close()
 
 
 def _scene_checks(answers: Answers, few: Answers, gpu: bool) -> list[OptionCheck]:
     """Checks of scenes: those of batches, of prefixes, of few blocks, and of drafts.
+
+    On a CPU each closes its engines, as it may run in a process of its own.
 
     Args:
         answers: of all layers.
@@ -137,13 +142,13 @@ def _scene_checks(answers: Answers, few: Answers, gpu: bool) -> list[OptionCheck
     spec = answers.recompiled.exported.spec
     sizes = (answers.block_size, spec.index_topk, spec.vocab_size)
 
+    @cache
+    def small() -> Answers:
+        return answers.of_small_blocks()
+
     def first_wrong(some: Iterable[Scene], those: Answers) -> tuple[str, str] | None:
-        try:
-            found = (_wrong_in(s, answers if s.all_layers else those) for s in some)
-            return next(filter(None, found), None)
-        finally:
-            answers.close()
-            those.close()
+        found = (_wrong_in(s, answers if s.all_layers else those) for s in some)
+        return next(filter(None, found), None)
 
     def of_batches() -> tuple[str, str] | None:
         mixed = mixed_prompts(*sizes)
@@ -155,10 +160,6 @@ def _scene_checks(answers: Answers, few: Answers, gpu: bool) -> list[OptionCheck
                 return ANY, problem
         return first_wrong(scenes(*sizes, gpu), few)
 
-    @cache
-    def small() -> Answers:
-        return answers.of_small_blocks()
-
     def of_prefixes() -> tuple[str, str] | None:
         plain = small().plain
         every = prefix_scenes(small().block_size, spec.vocab_size, lambda p: plain([p])[0].tokens)
@@ -167,9 +168,26 @@ def _scene_checks(answers: Answers, few: Answers, gpu: bool) -> list[OptionCheck
     def of_crowds() -> tuple[str, str] | None:
         return first_wrong(crowded_scenes(small().block_size, spec.vocab_size, gpu), small())
 
-    checks = [of_batches, of_prefixes, of_crowds]
+    def of_drafts() -> tuple[str, str] | None:
+        return first_wrong(drafted_scenes(*sizes, gpu), few)
+
+    def closed(check: OptionCheck, those: Callable[[], Iterable[Answers]]) -> OptionCheck:
+        def run() -> tuple[str, str] | None:
+            try:
+                return check()
+            finally:
+                for each in those():
+                    each.close()
+
+        return check if gpu else run
+
+    checks = [
+        closed(of_batches, lambda: (answers, few)),
+        closed(of_prefixes, lambda: (small(),)),
+        closed(of_crowds, lambda: (small(),)),
+    ]
     if DRAFT in answers.recompiled.replay.final.plans:
-        checks.append(lambda: first_wrong(drafted_scenes(*sizes, gpu), few))
+        checks.append(closed(of_drafts, lambda: (few,)))
     return checks
 
 

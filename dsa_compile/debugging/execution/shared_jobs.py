@@ -1,9 +1,9 @@
 """Jobs that this process and a forked one share: whichever is free takes the next."""
 
+import contextlib
 import os
-from collections.abc import Callable, Sequence
-from types import TracebackType
-from typing import Generic, Self, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 from dsa_compile.debugging.execution.forked import Forked
 
@@ -25,62 +25,46 @@ def results_in_turn(jobs: Sequence[Callable[[], T]], ends: Callable[[T], bool]) 
     return results
 
 
-class SharedJobs(Generic[T]):
-    """Jobs that a forked process begins with at once, and this one helps with later.
-
-    As a context it has the process: see :class:`Forked`.
+@contextlib.contextmanager
+def shared_jobs(
+    jobs: Sequence[Callable[[], T]], ends: Callable[[T], bool]
+) -> Iterator[Callable[[], list[T]]]:
+    """Let a forked process begin with jobs at once, as :class:`Forked` does, and help it later.
 
     Args:
         jobs: at most 256, in order; what each changes in its process is lost to the other.
         ends: whether a result makes the jobs behind its own needless.
+
+    Yields:
+        A function that runs what is left here, waits for the rest, and returns the results up to
+        the first that ends, in the order of the jobs. It raises what a job raised.
     """
+    # A byte for each job: whoever reads it runs that job, and the end of the pipe is the end.
+    left, numbers = os.pipe()
+    os.write(numbers, bytes(range(len(jobs))))
+    os.close(numbers)
 
-    def __init__(self, jobs: Sequence[Callable[[], T]], ends: Callable[[T], bool]) -> None:
-        self._jobs, self._ends = jobs, ends
-        # A byte for each job: whoever reads it runs that job, and the end of the pipe is the end.
-        self._left, numbers = os.pipe()
-        os.write(numbers, bytes(range(len(jobs))))
-        os.close(numbers)
-        self._forked = Forked(self._run)
+    def run() -> dict[int, T]:
+        made = {}
+        while taken := os.read(left, 1):
+            number = taken[0]
+            made[number] = jobs[number]()
+            if ends(made[number]):
+                os.read(left, len(jobs))  # those before it are taken already
+        return made
 
-    def results(self) -> list[T]:
-        """Run what is left here, and wait for the rest.
-
-        Returns:
-            The results up to the first that ends, in the order of the jobs.
-
-        Raises:
-            Exception: the one that a job raised.
-        """
-        made = self._run()
-        made |= self._forked.result()
+    def results() -> list[T]:
+        made = run()
+        made |= forked.result()
         # a process that brings nothing back has taken jobs with it
         every = [
             lambda n=number, job=job: made[n] if n in made else job()
-            for number, job in enumerate(self._jobs)
+            for number, job in enumerate(jobs)
         ]
-        return results_in_turn(every, self._ends)
+        return results_in_turn(every, ends)
 
-    def _run(self) -> dict[int, T]:
-        made = {}
-        while taken := os.read(self._left, 1):
-            number = taken[0]
-            made[number] = self._jobs[number]()
-            if self._ends(made[number]):
-                os.read(self._left, len(self._jobs))  # those before it are taken already
-        return made
-
-    def __enter__(self) -> Self:
-        """Leave a core to the process."""
-        self._forked.__enter__()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Stop the process."""
-        self._forked.__exit__(kind, error, trace)
-        os.close(self._left)
+    try:
+        with Forked(run) as forked:
+            yield results
+    finally:
+        os.close(left)

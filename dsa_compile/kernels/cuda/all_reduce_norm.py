@@ -45,10 +45,10 @@ def all_reduce_add_rms_norm_quantize(
     ue8m0: bool,
 ) -> Results:
     """``dsa::all_reduce_add_rms_norm_quantize`` for bf16 rows of a multiple of 256 values."""
-    if rehearsal() and norms_with_sum(ranks):
-        anywhere = PeerMemory(0, (0,) * ranks, x, x.nbytes, 1.0)
-        summed_norm(anywhere, x, residual, weight, eps, ue8m0)
     if rehearsal():
+        if norms_with_sum(ranks):
+            anywhere = PeerMemory(0, (0,) * ranks, x, x.nbytes, 1.0)
+            summed_norm(anywhere, x, residual, weight, eps, ue8m0)
         return add_rms_norm_quantize(x, residual, weight, eps, ue8m0)
     memory = communicator_of(axis, ranks).peer_memory(axis) if ranks > 1 else None
     if isinstance(memory, PeerMemory) and norms_with_sum(ranks) and memory.takes(x):

@@ -155,6 +155,7 @@ def _shape(pairs: int, experts: int, inner: int, top_k: int, processors: int) ->
     return ONE if items <= processors and not FEW.parted(inner, top_k) else FEW
 
 
+@functools.cache
 def _in_one_launch(hidden: int, inner: int, top_k: int, processors: int) -> bool:
     """Whether one token has a kernel of its own: where its items would share K.
 

@@ -45,7 +45,7 @@ class Shape:
     def warp_blocks(self) -> int:
         """Blocks of 128 of gate and up's K of a warp.
 
-        Four leave room for what follows on a multiprocessor: half of its registers. There has to
+        Four leave room for what follows on a multiprocessor: a third of its registers. There has to
         be a warp for each tile of down.
         """
         return 4 if self.hidden % 512 == 0 and self.down_tiles <= self.hidden // 512 else 2
@@ -99,14 +99,6 @@ class Shape:
         return fixed
 
     @property
-    def fetch(self) -> int:
-        """Bytes of memory that L2 fetches for a request.
-
-        128 take 18.6 µs of a rank's experts of 256, 256 take 20.3 (H200).
-        """
-        return 128
-
-    @property
     def fits(self) -> bool:
         """Whether the kernel takes the geometry."""
         return (
@@ -130,7 +122,6 @@ class Shape:
             "SPAN": self.span,
             "DOWN_TILES": self.down_tiles,
             "STAGES": self.stages,
-            "FETCH": self.fetch,
             "SHARED": self.shared_bytes,
         }
 

@@ -72,23 +72,17 @@ DEVICE void mbarrier_wait(u32 barrier, u32 parity) {
 
 // ---- asynchronous copies ---------------------------------------------------------------------
 
-// 16 bytes through L2; `bytes` below 16 fills the rest with zeros. L2 fetches Fetch aligned bytes around
-// them from memory if that is not zero: 128 or 256.
-template <int Fetch = 0>
+// 16 bytes through L2; `bytes` below 16 fills the rest with zeros.
 DEVICE void cp_async_16(u32 to, const void* from, u32 bytes = 16) {
-  static_assert(Fetch == 0 || Fetch == 128 || Fetch == 256, "sizes that PTX has");
-  if constexpr (Fetch == 0) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
-                 : "memory");
-  } else if constexpr (Fetch == 128) {
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
-                 "r"(bytes)
-                 : "memory");
-  } else {
-    asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
-                 "r"(bytes)
-                 : "memory");
-  }
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
+               : "memory");
+}
+
+// The same, for which L2 fetches the whole line of 128 from memory.
+DEVICE void cp_async_16_of_line(u32 to, const void* from, u32 bytes = 16) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+               "r"(bytes)
+               : "memory");
 }
 
 DEVICE void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }

@@ -8,8 +8,8 @@
 //
 // Built with HIDDEN, INNER, TOP_K, INDEX (the type of an index), EXPERTS, WARP_BLOCKS (of 128 of gate and
 // up's K, of a warp), TILES (of gate and up, of a block at most), SPAN (blocks of 128 hidden values that a
-// block has values of, at most), DOWN_TILES (of a block's rows of down), STAGES (of a warp), FETCH (bytes
-// that L2 fetches for a request) and SHARED (bytes).
+// block has values of, at most), DOWN_TILES (of a block's rows of down), STAGES (of a warp) and SHARED
+// (bytes).
 #include "experts_fp8_one.cuh"
 
 // The experts that are here and their weights, in the order of the choice.
@@ -30,12 +30,12 @@ struct Steps {
   const u8 *gate_up, *down;
   const Shared& shared;
   int warp;
-  Share values;     // hidden values of the block, of all experts'
-  int tiles;        // of gate and up
-  int height;       // of each: hidden values
-  Share rows;       // of down, of the block
-  int down_height;  // of a tile
-  Share parts;      // of K of down, of all experts, of the warp
+  EqualPart values;  // hidden values of the block, of all experts'
+  int tiles;         // of gate and up
+  int height;        // of each: hidden values
+  EqualPart rows;    // of down, of the block
+  int down_height;   // of a tile
+  EqualPart parts;   // of K of down, of all experts, of the warp
 
   DEVICE Steps(const u8* gate_up, const u8* down, const Shared& shared, int warp)
       : gate_up(gate_up), down(down), shared(shared), warp(warp),
@@ -49,7 +49,7 @@ struct Steps {
   }
   DEVICE int before_down() const { return WARP_BLOCKS * tiles; }
   DEVICE int count() const { return before_down() + parts.count; }
-  // The hidden value of a thread's rows of gate and up; the first one if it has none.
+  // The hidden value of a thread's rows of gate and up, or -1.
   DEVICE int value(int tile) const {
     const int row = lane_id() >> 2, at = tile * height + row;
     return row < height && at < values.count ? values.first + at : -1;
@@ -101,12 +101,8 @@ DEVICE void quantize_values(const float* values, Shared& shared, int warp) {
   const int blocks = shared.pairs * kInnerBlocks;
   for (int block = warp; block < blocks; block += kWarps) {
     const float4 v = __ldcg(reinterpret_cast<const float4*>(values + block * 128) + lane_id());
-    float largest = fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)));
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2) {
-      largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, step));
-    }
-    const float scale = block_scale(largest, 0), inverse = 1.f / scale;
+    const float own = fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)));
+    const float scale = block_scale(warp_max(own), 0), inverse = 1.f / scale;
     reinterpret_cast<u32*>(&shared.values[0][0])[block * 32 + lane_id()] =
         to_e4m3(v.x * inverse, v.y * inverse, v.z * inverse, v.w * inverse);
     if (lane_id() == 0) {

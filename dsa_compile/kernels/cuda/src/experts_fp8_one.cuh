@@ -1,8 +1,10 @@
 // The FP8 experts of one token: shared memory, and products of 16 rows of a weight with a vector.
 #pragma once
+#include "equal_part.cuh"
 #include "experts_fp8_gated.cuh"
 #include "grid_barrier.cuh"
 #include "quantize.cuh"
+#include "warp_reduce.cuh"
 
 constexpr int kWarps = HIDDEN / (WARP_BLOCKS * 128);  // each has as much of gate and up's K
 constexpr int kThreads = kWarps * 32;
@@ -11,7 +13,8 @@ constexpr int kHiddenBlocks = HIDDEN / 128;
 constexpr int kTile = 8;       // hidden values of a tile: eight rows of gate and eight of up
 constexpr int kDownTile = 16;  // rows of down in a tile
 constexpr int kDownParts = kWarps / DOWN_TILES;  // warps that share a tile of down
-static_assert(HIDDEN % (WARP_BLOCKS * 128) == 0 && kWarps <= 32 && INNER % 128 == 0 && TOP_K <= 32, "geometry");
+static_assert(HIDDEN % (WARP_BLOCKS * 128) == 0 && INNER % 128 == 0, "whole blocks");
+static_assert(kWarps <= 32 && TOP_K <= 32, "a block has the warps, and a warp lists the experts");
 static_assert(kDownParts > 0, "each tile of down has a warp");
 static_assert(TOP_K * 2 * kInnerBlocks <= kThreads, "a thread has one scale of down");
 
@@ -75,18 +78,7 @@ DEVICE void ask(Stage& stage, const u8* low, bool has_low, const u8* high, bool 
   const int lane = lane_id(), t = (lane & 3) * 16;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    cp_async_16<FETCH>(smem_u32(&stage.low[half][lane]), low + 64 * half + t, has_low ? 16 : 0);
-    cp_async_16<FETCH>(smem_u32(&stage.high[half][lane]), high + 64 * half + t, has_high ? 16 : 0);
+    cp_async_16_of_line(smem_u32(&stage.low[half][lane]), low + 64 * half + t, has_low ? 16 : 0);
+    cp_async_16_of_line(smem_u32(&stage.high[half][lane]), high + 64 * half + t, has_high ? 16 : 0);
   }
 }
-
-// Part `index` of `parts` of `all` things, whose sizes differ by one at most.
-struct Share {
-  int first, count;
-  DEVICE Share(int all, int index, int parts) {
-    const int least = all / parts, more = all % parts;
-    first = index * least + min(index, more);
-    count = least + (index < more);
-  }
-  DEVICE int end() const { return first + count; }
-};

@@ -1,5 +1,6 @@
 // Equal shares of a launch's tiles for the blocks of the grid.
 #pragma once
+#include "equal_part.cuh"
 #include "index_tasks.cuh"
 #include "scans.cuh"
 
@@ -7,13 +8,6 @@
 struct Share {
   int item, offset, tiles;
 };
-
-// This block's part of `total` tiles: the first tile and their number.
-DEVICE int2 equal_part(int total) {
-  const int block = blockIdx.x, blocks = gridDim.x;
-  const int each = total / blocks, rest = total % blocks;
-  return make_int2(block * each + min(block, rest), each + (block < rest));
-}
 
 // Divide the tiles of all items among the blocks of the grid. Called by all threads of the copying
 // warpgroup. `Work` has `items()`, `tiles(item)`, and the most items that a warp counts by itself.
@@ -44,10 +38,10 @@ DEVICE Share divide(const Work& work, int* scratch) {
     }
   }
   upto += before;
-  const int2 part = equal_part(total);
+  const EqualPart part(total, blockIdx.x, gridDim.x);
   // the thread whose items hold the first tile, then the item among them
-  int holder = 32 * warp + __popc(__ballot_sync(ALL, upto <= part.x));
-  int offset = part.x - (upto - mine);
+  int holder = 32 * warp + __popc(__ballot_sync(ALL, upto <= part.first));
+  int offset = part.first - (upto - mine);
   if (alone) {
     offset = __shfl_sync(ALL, offset, holder & 31);
   } else {
@@ -60,7 +54,7 @@ DEVICE Share divide(const Work& work, int* scratch) {
     offset = scratch[5];
   }
   int item = holder * each;
-  while (part.y && each > 1) {  // 32 items at a time
+  while (part.count && each > 1) {  // 32 items at a time
     const int one = lane < each && item + lane < items ? work.tiles(item + lane) : 0;
     const int sum = inclusive_sum(one);
     const int skipped = __popc(__ballot_sync(ALL, sum <= offset));
@@ -72,5 +66,5 @@ DEVICE Share divide(const Work& work, int* scratch) {
     offset -= __shfl_sync(ALL, sum, 31);
     item += 32;
   }
-  return {item, offset, part.y};
+  return {item, offset, part.count};
 }

@@ -1,18 +1,7 @@
 // What the parts that several blocks made of a head's attention count for.
 #pragma once
 #include "mla_decode_part.cuh"
-
-DEVICE float warp_max(float x) {
-#pragma unroll
-  for (int i = 16; i > 0; i /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, i));
-  return x;
-}
-
-DEVICE float warp_sum(float x) {
-#pragma unroll
-  for (int i = 16; i > 0; i /= 2) x += __shfl_xor_sync(0xffffffffu, x, i);
-  return x;
-}
+#include "warp_reduce.cuh"
 
 // Up to 64 parts of a head, a warp's: maximum and sum of exponentials of parts `lane` and `lane + 32`,
 // minus infinity and 0 for none.

@@ -58,7 +58,8 @@ def fp8_arguments(tokens, experts, hidden, inner, indices):
     """
 
     def whole_numbers(*shape):
-        return torch.randint(-4, 5, shape, device=DEVICE).float().to(E4M3)
+        numbers = torch.randint(-4, 5, shape, dtype=torch.int8, device=DEVICE)
+        return numbers.bfloat16().to(E4M3)  # the largest have 3.8 billion
 
     def scales(*shape):
         return torch.rand(shape, device=DEVICE) + 0.5

@@ -176,7 +176,7 @@ def _with_norm(x: Tensor, all_reduce: Call, memory: PeerMemory) -> dict[str, dic
     residual, weight = torch.randn_like(x), torch.ones(WIDTH, dtype=x.dtype, device=x.device)
     operands = (residual, weight, 1e-6, True)
     calls: dict[str, Call] = {"nccl": lambda: add_rms_norm_quantize(all_reduce(), *operands)[-1]}
-    if memory.takes(x):
+    if memory.norms(x):
         calls["symmetric"] = lambda: summed_norm(memory, x, *operands)[-1]
     return {"all_reduce_add_rms_norm_quantize": calls}
 

@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from dsa_compile.errors import UserError
-from dsa_compile.kernels.peer_limits import CAPACITY, most_summed
+from dsa_compile.kernels.peer_limits import CAPACITY, most_summed, norms_with_sum
 
 TABLE = Path(__file__).with_name("latencies.json")
 """The measurements that come with the package."""
 
 NCCL, SYMMETRIC = "nccl", "symmetric"
+NORMED = "all_reduce_add_rms_norm_quantize"
 
 
 @dataclass(frozen=True)
@@ -122,6 +123,16 @@ class LatencyTable:
         if provider == SYMMETRIC and of_a_rank > most:
             provider = NCCL
         return self.estimate(op, provider, ranks, nbytes) or self.estimate(op, NCCL, ranks, nbytes)
+
+    def lookup_normed(self, provider: str, ranks: int, nbytes: int) -> Estimate | None:
+        """Time of a sum with the norm behind it, or None where they are two launches.
+
+        Arguments are those of :meth:`estimate`.
+        """
+        few = nbytes <= CAPACITY and norms_with_sum(ranks, nbytes)
+        if provider != SYMMETRIC or not few:
+            return None
+        return self.estimate(NORMED, provider, ranks, nbytes)
 
 
 def _at(curve: Sequence[tuple[int, float]], nbytes: float) -> float:

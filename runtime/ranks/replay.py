@@ -14,12 +14,14 @@ import torch
 from torch import Tensor
 
 from dsa_compile.errors import UserError
+from dsa_compile.kernels.cuda.norm_quantize import add_rms_norm_quantize
 from dsa_compile.kernels.cuda.peer_memory import MOST_OPERANDS
 from dsa_compile.kernels.cuda.replay_collective import (
     CHUNK,
     REPLAY,
     REPLAY_CHOICES,
     REPLAY_MANY,
+    ReplayedMemory,
     replay_choices,
     replay_collective,
     replay_many,
@@ -33,12 +35,19 @@ from dsa_compile.runtime.execution.model_runner import ModelRunner
 from dsa_compile.runtime.loading.load_runner import load_runner
 from dsa_compile.runtime.loading.peers import Alone
 from dsa_compile.runtime.ranks.group import RankGroup
-from dsa_compile.runtime.ranks.latencies import NCCL, Estimate, LatencyTable, read_latencies
+from dsa_compile.runtime.ranks.latencies import (
+    NCCL,
+    NORMED,
+    Estimate,
+    LatencyTable,
+    read_latencies,
+)
 from dsa_compile.runtime.ranks.watch import Watch
 
 _LOG = logging.getLogger(__name__)
 _MOST_CALLS = 1 << 16  # of different op and size, in the life of a process
 _CALLS, _REPLAYS, _PROBE_US = 40, 20, 20.0
+_WIDTH = 7168  # of the rows whose collectives were measured
 
 
 class ReplayCommunicator:
@@ -55,14 +64,18 @@ class ReplayCommunicator:
         self._provider, self._scale = NCCL, 1.0
         self._slots: dict[tuple[str, int, int], int] = {}
         self._waits: Tensor | None = None
-        self._launch_us = 0.0
+        self._launch_us = self._norm_us = 0.0
         if device.type == "cuda":
             REPLAY.warm()
             REPLAY_CHOICES.warm()
             REPLAY_MANY.warm()
             self._waits = torch.zeros(_MOST_CALLS, dtype=torch.int64, device=device)
-            self._launch_us = self._measured_launch()
-            _LOG.info("a replayed collective takes %.2f us by itself", self._launch_us)
+            self._launch_us, self._norm_us = self._measured_launches()
+            _LOG.info(
+                "a replayed collective takes %.2f us by itself, a norm behind it %.2f",
+                self._launch_us,
+                self._norm_us,
+            )
 
     @property
     def launch_us(self) -> float:
@@ -100,8 +113,9 @@ class ReplayCommunicator:
             raise UserError(f"the table of latencies has no {op} of {NCCL}")
         return found
 
-    def peer_memory(self, axis: str) -> None:
-        """None: there is no other rank."""
+    def peer_memory(self, axis: str) -> ReplayedMemory:
+        """Stand-in of what our own kernels would store to."""
+        return ReplayedMemory(self._sum_to_norm)
 
     def gather(self, x: Tensor, axis: str, ranks: int) -> Tensor:
         """The own operand, as often as there are ranks; of experts' numbers, int64, see
@@ -143,6 +157,9 @@ class ReplayCommunicator:
         replay_collective(x, out, wait)
         return out
 
+    def _sum_to_norm(self, x: Tensor, ranks: int) -> Tensor:
+        return self._replayed(NORMED, x.contiguous(), ranks, 1)[0]
+
     def _replayed_choices(self, indices: Tensor, ranks: int) -> Tensor:
         if self._waits is None:
             return turned_choices(indices, ranks, self._experts)
@@ -162,21 +179,39 @@ class ReplayCommunicator:
         return slot
 
     def _set(self, slot: int, op: str, ranks: int, nbytes: int) -> None:
-        wanted = self.estimate(op, ranks, nbytes).us * self._scale
+        wanted = self._us_of(op, ranks, nbytes) * self._scale
         assert self._waits is not None, "only a GPU waits"
         self._waits[slot] = max(0, round((wanted - self._launch_us) * 1e3))
 
-    def _measured_launch(self) -> float:
-        """Microseconds of a call beyond its wait, by the same measure as the table: among others in
-        a CUDA graph. The call has a wait, so that the resolution of the GPU's clock is in it."""
+    def _us_of(self, op: str, ranks: int, nbytes: int) -> float:
+        if op != NORMED:
+            return self.estimate(op, ranks, nbytes).us
+        if both := self._table.lookup_normed(self._provider, ranks, nbytes):
+            return max(0.0, both.us - self._norm_us)
+        return self.estimate("all_reduce", ranks, nbytes).us
+
+    def _measured_launches(self) -> tuple[float, float]:
+        """Microseconds of a call beyond its wait, and of a norm behind it.
+
+        The measure is that of the table: among others in a CUDA graph. The call has a wait, so that
+        the resolution of the GPU's clock is in it.
+        """
         assert self._waits is not None, "only a GPU waits"
         wait = self._waits[:1]
         wait.fill_(round(_PROBE_US * 1e3))
-        x = torch.zeros(1 << 13, dtype=torch.uint8, device=wait.device)
-        out = torch.empty_like(x)
-        found = _graph_us(lambda: replay_collective(x, out, wait)) - _PROBE_US
+        x = torch.zeros(1, _WIDTH, dtype=torch.bfloat16, device=wait.device)
+        out, weight = torch.empty_like(x), torch.ones_like(x[0])
+
+        def call() -> None:
+            replay_collective(x, out, wait)
+
+        def call_and_norm() -> None:
+            call()
+            add_rms_norm_quantize(out, x, weight, 1e-6, False)
+
+        alone, with_norm = _graph_us(call), _graph_us(call_and_norm)
         wait.zero_()
-        return max(0.0, found)
+        return max(0.0, alone - _PROBE_US), max(0.0, with_norm - alone)
 
 
 def _graph_us(call: Callable[[], object]) -> float:

@@ -1,4 +1,5 @@
-// Enough of a GPU to run warp-level CUDA C++ on the CPU: a thread for a thread, one block at a time.
+// Enough of a GPU to run warp-level CUDA C++ on the CPU: a thread for a thread, one block or
+// cluster at a time. Blocks of a cluster have one shared memory between them.
 // Stands in for common.cuh; the functions that are one PTX instruction are written out here.
 #pragma once
 #include <barrier>
@@ -77,17 +78,26 @@ static u8 round_e4m3(float x) {
 // ---- threads -------------------------------------------------------------------------------------
 
 static thread_local Dim threadIdx, blockIdx, blockDim, gridDim;
+static thread_local u32 block_of_cluster;
 
 struct Warp {
   std::barrier<> gate{32};
   u32 words[32][6];
 };
 static std::vector<std::unique_ptr<Warp>> warps;
-static std::unique_ptr<std::barrier<>> block_gate;
+static std::vector<std::unique_ptr<std::barrier<>>> block_gates;
+static std::unique_ptr<std::barrier<>> cluster_gate;
 
-static Warp& my_warp() { return *warps[threadIdx.x / 32]; }
+static Warp& my_warp() { return *warps[block_of_cluster * (blockDim.x / 32) + threadIdx.x / 32]; }
 static u32 lane_id() { return threadIdx.x & 31; }
-static void __syncthreads() { block_gate->arrive_and_wait(); }
+static void __syncthreads() { block_gates[block_of_cluster]->arrive_and_wait(); }
+static u32 cluster_rank() { return block_of_cluster; }
+static void expect_stores(u64*, u32) {}
+static void await_blocks() {}
+static void store_in_block(float* here, u64*, u32, float value) {
+  __atomic_store(here, &value, __ATOMIC_RELAXED);  // as for every other block of the cluster
+}
+static void await_stores(u64*) { cluster_gate->arrive_and_wait(); }
 static void dependency_wait() {}
 static void dependency_release() {}
 
@@ -230,15 +240,21 @@ static void call(void (*kernel)(P...), void** arguments, std::index_sequence<I..
 }
 
 template <typename... P>
-static void launch(void (*kernel)(P...), Dim grid, int block, void** arguments) {
+static void launch(void (*kernel)(P...), Dim grid, int block, int cluster, void** arguments) {
   warps.clear();
-  for (int w = 0; w < block / 32; ++w) warps.push_back(std::make_unique<Warp>());
-  for (int b = 0; b < grid.x * grid.y; ++b) {
-    block_gate = std::make_unique<std::barrier<>>(block);
+  for (int w = 0; w < cluster * block / 32; ++w) warps.push_back(std::make_unique<Warp>());
+  for (int first = 0; first < grid.x * grid.y; first += cluster) {
+    block_gates.clear();
+    for (int b = 0; b < cluster; ++b) {
+      block_gates.push_back(std::make_unique<std::barrier<>>(block));
+    }
+    cluster_gate = std::make_unique<std::barrier<>>(cluster * block);
     std::vector<std::thread> threads;
-    for (int i = 0; i < block; ++i) {
+    for (int i = 0; i < cluster * block; ++i) {
       threads.emplace_back([=] {
-        threadIdx.x = i, blockIdx = {b % grid.x, b / grid.x}, blockDim.x = block, gridDim = grid;
+        const int b = first + i / block;
+        block_of_cluster = i / block, threadIdx.x = i % block, blockDim.x = block;
+        blockIdx = {b % grid.x, b / grid.x}, gridDim = grid;
         call(kernel, arguments, std::index_sequence_for<P...>());
       });
     }

@@ -30,6 +30,10 @@ _INSTRUCTIONS = (
     r"store_line\(",
     r"load_line\(",
     r"nanoseconds\(",
+    r"expect_stores\(",
+    r"await_blocks\(",
+    r"store_in_block\(",
+    r"await_stores\(",
 )
 """Beginnings of the functions that ``emulator.h`` writes out."""
 
@@ -55,8 +59,8 @@ def _library(source: str, name: str, defines: tuple[tuple[str, int | str], ...])
     main = folder / "main.cpp"
     main.write_text(
         f'#include "{Path(source).name}"\n'
-        'extern "C" void run(int x, int y, int block, void** arguments) '
-        f"{{ launch({name}, {{x, y}}, block, arguments); }}\n"
+        'extern "C" void run(int x, int y, int block, int cluster, void** arguments) '
+        f"{{ launch({name}, {{x, y}}, block, cluster, arguments); }}\n"
     )
     library = folder / "kernel.so"
     macros = [f"-D{key}={value}" for key, value in defines]
@@ -86,4 +90,4 @@ def launch(kernel: CudaKernel, grid, block: int, *arguments: object) -> None:
     array = (ctypes.c_void_p * len(values))(
         *(ctypes.cast(ctypes.pointer(value), ctypes.c_void_p) for value in values)
     )
-    library.run(grid[0], grid[1], block, array)
+    library.run(grid[0], grid[1], block, kernel.cluster[0], array)

@@ -8,16 +8,21 @@ from torch import Tensor
 
 pytest.importorskip("cuda.bindings")
 
-from dsa_compile.kernels.cuda.all_reduce_norm import _kernel as norm_kernel
 from dsa_compile.kernels.cuda.all_reduce_norm import (
     all_reduce_add_rms_norm_quantize,
+    all_reduce_norm_kernel,
+    blocks_of_a_row,
     summed_norm,
 )
 from dsa_compile.kernels.cuda.compiler import build
 from dsa_compile.kernels.cuda.device import rehearse
 from dsa_compile.kernels.cuda.launch import CudaKernel
 from dsa_compile.kernels.cuda.norm_quantize import threads_for
-from dsa_compile.kernels.cuda.peer_memory import PeerMemory, all_reduce_kernel
+from dsa_compile.kernels.cuda.peer_memory import (
+    PeerMemory,
+    all_reduce_kernel,
+    all_reduce_two_shot_kernel,
+)
 from dsa_compile.ops import REFERENCE
 from dsa_compile.ops.collectives import sum_of_ranks
 from tests.kernels import emulator
@@ -41,6 +46,8 @@ def run_rank(
 ) -> None:
     for call, (x, out) in enumerate(zip(given, results, strict=True)):
         out.copy_(memory.all_reduce(x))
+        if x.nbytes % (16 * len(memory.addresses)) == 0:
+            assert torch.equal(memory.all_reduce_in_two_shots(x), out)
         if x.shape[-1] == WIDTH:
             found = summed_norm(memory, x, *norms[call], EPS, True)
             for to, value in zip(normed[call], found, strict=True):
@@ -70,7 +77,8 @@ def test_every_rank_gets_the_sum_in_the_order_of_ranks(monkeypatch, ranks: int) 
     monkeypatch.setattr(CudaKernel, "__call__", emulator.launch)
     for kernel in (
         all_reduce_kernel(ranks),
-        norm_kernel(ranks, WIDTH, threads_for(WIDTH, 1), torch.bfloat16),
+        all_reduce_two_shot_kernel(ranks),
+        all_reduce_norm_kernel(ranks, WIDTH, torch.bfloat16),
     ):  # built once, by the parent
         emulator._library(kernel.source, kernel.name, tuple(sorted(kernel.defines.items())))
     size = PeerMemory.nbytes(ranks, CAPACITY)
@@ -116,28 +124,45 @@ def test_what_is_summed_here() -> None:
     assert not memory.takes(torch.empty(1, 512))
 
 
-@pytest.mark.parametrize(("ranks", "rows"), [(2, 73), (4, 14), (8, 6)])
-def test_more_ranks_sum_fewer_rows_here(ranks: int, rows: int) -> None:
-    """Each sends its rows to all others, where NCCL divides them."""
+@pytest.mark.parametrize(("ranks", "rows"), [(2, 73), (4, 96), (8, 96)])
+def test_two_shots_sum_more_rows_than_a_rank_may_have_for_another_one(
+    ranks: int, rows: int
+) -> None:
     memory = PeerMemory(0, tuple(range(ranks)), torch.zeros(2, dtype=torch.int32), 1 << 20, 1.0)
     assert memory.takes(torch.empty(rows, 7168, dtype=torch.bfloat16))
-    assert not memory.takes(torch.empty(rows + 2, 7168, dtype=torch.bfloat16))
+    assert not memory.takes(torch.empty(rows + 1, 7168, dtype=torch.bfloat16))
 
 
-@pytest.mark.parametrize(("ranks", "kernels"), [(2, "all_reduce_norm"), (4, "norm_quantize")])
-def test_two_ranks_norm_the_sum_in_one_kernel(ranks: int, kernels: str) -> None:
-    """One block would send a whole row to each of more ranks."""
-    row = torch.empty(1, 7168, dtype=torch.bfloat16, device="meta")
+def test_shares_are_whole_chunks() -> None:
+    memory = PeerMemory(0, (0, 1, 2), torch.zeros(2, dtype=torch.int32), 1 << 20, 1.0)
+    assert memory.takes(torch.empty(64, 7168 - 16, dtype=torch.bfloat16))
+    assert not memory.takes(torch.empty(64, 7168, dtype=torch.bfloat16))
+    assert memory.takes(torch.empty(1, 7168, dtype=torch.bfloat16))  # in one shot
+
+
+@pytest.mark.parametrize(
+    ("width", "blocks", "threads"), [(7168, 7, 128), (6144, 8, 96), (256, 1, 32)]
+)
+def test_a_cluster_has_a_row(width: int, blocks: int, threads: int) -> None:
+    assert blocks_of_a_row(width) == blocks
+    assert threads_for(width // blocks, 1) == threads
+
+
+@pytest.mark.parametrize(("rows", "kernels"), [(1, {"all_reduce_norm"}), (64, set())])
+def test_few_rows_are_normed_with_their_sum(rows: int, kernels: set[str]) -> None:
+    x = torch.empty(rows, 7168, dtype=torch.bfloat16, device="meta")
     weight = torch.empty(7168, dtype=torch.bfloat16, device="meta")
     with rehearse("sm_90a") as noted:
-        all_reduce_add_rms_norm_quantize(row, "tp", ranks, row, weight, EPS, True)
-    assert kernels in {kernel.name for kernel in noted.kernels}
+        all_reduce_add_rms_norm_quantize(x, "tp", 4, x, weight, EPS, True)
+    assert {kernel.name for kernel in noted.kernels} == kernels | {"norm_quantize"}
 
 
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
 @pytest.mark.parametrize("ranks", [2, 8])
-def test_lines_are_16_bytes_with_their_flags(arch: str, ranks: int) -> None:
-    binary = inspect("all_reduce", build("all_reduce.cu", arch=arch, defines={"RANKS": ranks}))
+@pytest.mark.parametrize("make", [all_reduce_kernel, all_reduce_two_shot_kernel])
+def test_lines_are_16_bytes_with_their_flags(make, arch: str, ranks: int) -> None:
+    kernel = make(ranks)
+    binary = inspect(kernel.name, build(kernel.source, arch=arch, defines=kernel.defines))
     assert "STG.E.128.STRONG.SYS" in binary.sass
     assert "LDG.E.128.STRONG.SYS" in binary.sass
     assert "STL" not in binary.sass  # nothing is spilled
@@ -145,7 +170,7 @@ def test_lines_are_16_bytes_with_their_flags(arch: str, ranks: int) -> None:
 
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
 def test_the_norm_of_a_sum_keeps_a_row_in_registers(arch: str) -> None:
-    kernel = norm_kernel(8, 7168, 896, torch.bfloat16)
+    kernel = all_reduce_norm_kernel(8, 7168, torch.bfloat16)
     binary = inspect("all_reduce_norm", build(kernel.source, arch=arch, defines=kernel.defines))
     assert "LDG.E.128.STRONG.SYS" in binary.sass
     assert binary.local_bytes == 0

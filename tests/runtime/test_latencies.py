@@ -45,6 +45,16 @@ def test_what_a_provider_leaves_to_nccl() -> None:
     assert TABLE.lookup("all_gather", "symmetric", 2, 100) is None
 
 
+def test_a_norm_behind_a_sum_is_the_same_kernel_for_few_rows() -> None:
+    normed = Latency("all_reduce_add_rms_norm_quantize", "symmetric", 4, ROW, 4.6)
+    table = LatencyTable([*TABLE.entries, normed])
+    assert table.lookup_normed("symmetric", 4, ROW).us == 4.6
+    assert table.lookup_normed("symmetric", 8, ROW).basis == "extrapolated"
+    assert table.lookup_normed("nccl", 4, ROW) is None
+    assert table.lookup_normed("symmetric", 4, 64 * ROW) is None
+    assert TABLE.lookup_normed("symmetric", 4, ROW) is None
+
+
 def test_gathered_and_scattered_rows_are_of_the_provider_that_was_measured() -> None:
     nccl = [Latency(op, "nccl", 2, ROW, 11.0) for op in ("all_gather", "reduce_scatter")]
     ours = [Latency(op, "symmetric", 2, ROW, 4.0) for op in ("all_gather", "reduce_scatter")]

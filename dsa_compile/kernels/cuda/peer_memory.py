@@ -11,15 +11,16 @@ import torch
 from torch import Tensor
 
 from dsa_compile.kernels.cuda.launch import CudaKernel, Int64
-from dsa_compile.kernels.peer_limits import most_summed
+from dsa_compile.kernels.peer_limits import most_summed, norms_with_sum, two_shots
 
 MOST_RANKS = 8
 MOST_OPERANDS = 4
 """Operands that one all-gather takes: e4m3 tokens, their scales, weights and choices."""
 
 _LINE, _CHUNK = 16, 16  # bytes; a line carries 8 of data
-_THREADS = 256
-_MOST_BLOCKS = 264
+_THREADS = 64
+"""Of a block: a few rows then come from many multiprocessors, of which each stores so fast."""
+_MOST_BLOCKS = 1056
 
 
 @dataclass(frozen=True)
@@ -51,8 +52,20 @@ class PeerMemory:
 
     def takes(self, x: Tensor) -> bool:
         """Whether an operand may be summed here; many rows are better summed otherwise."""
-        most = min(most_summed(len(self.addresses)), self.capacity)
-        return x.dtype is torch.bfloat16 and 0 < x.nbytes <= most and x.nbytes % _CHUNK == 0
+        ranks = len(self.addresses)
+        twice = two_shots(ranks, x.nbytes)
+        held = self.capacity * ranks // 2 if twice else self.capacity
+        whole = _CHUNK * ranks if twice else _CHUNK
+        return (
+            x.dtype is torch.bfloat16
+            and 0 < x.nbytes <= min(most_summed(ranks), held)
+            and x.nbytes % whole == 0
+        )
+
+    def norms(self, x: Tensor) -> bool:
+        """Whether an operand may be summed here and normed by the same kernel."""
+        few = norms_with_sum(len(self.addresses), x.nbytes)
+        return x.dtype is torch.bfloat16 and few and 0 < x.nbytes <= self.capacity
 
     def gathers(self, xs: Sequence[Tensor]) -> bool:
         """Whether operands, of any dtypes and sizes, may be gathered here in one call."""
@@ -74,11 +87,36 @@ class PeerMemory:
         Args:
             x: that :meth:`takes` admits; of one shape on all ranks.
         """
+        if two_shots(len(self.addresses), x.nbytes):
+            return self.all_reduce_in_two_shots(x)
+        return self.all_reduce_in_one_shot(x)
+
+    def all_reduce_in_one_shot(self, x: Tensor) -> Tensor:
+        """The same, where each rank sends its operand to all others.
+
+        Args:
+            x: bf16, of whole chunks of 16 bytes and at most ``capacity``.
+        """
         x = _whole_chunks(x)
         out = torch.empty_like(x)
         chunks = x.nbytes // _CHUNK
         kernel = all_reduce_kernel(len(self.addresses))
         kernel(_grid(chunks), _THREADS, x, out, chunks, *self.arguments())
+        return out
+
+    def all_reduce_in_two_shots(self, x: Tensor) -> Tensor:
+        """The same, where each rank sums a share and sends the sum to all others.
+
+        Args:
+            x: bf16, of a multiple of ``ranks`` chunks of 16 bytes, ``capacity * ranks // 2`` bytes
+                at most.
+        """
+        ranks = len(self.addresses)
+        x = _whole_chunks(x)
+        out = torch.empty_like(x)
+        chunks = x.nbytes // _CHUNK
+        kernel = all_reduce_two_shot_kernel(ranks)
+        kernel(_grid(chunks // ranks), _THREADS, x, out, chunks, *self.arguments())
         return out
 
     def all_gather(self, xs: Sequence[Tensor]) -> list[Tensor]:
@@ -190,6 +228,14 @@ def _grid(chunks: int) -> tuple[int, int, int]:
 def all_reduce_kernel(ranks: int) -> CudaKernel:
     """The kernel for a number of ranks."""
     return CudaKernel("all_reduce.cu", "all_reduce", {"RANKS": ranks}, overlap=True)
+
+
+@functools.cache
+def all_reduce_two_shot_kernel(ranks: int) -> CudaKernel:
+    """The kernel for a number of ranks."""
+    return CudaKernel(
+        "all_reduce_two_shot.cu", "all_reduce_two_shot", {"RANKS": ranks}, overlap=True
+    )
 
 
 @functools.cache

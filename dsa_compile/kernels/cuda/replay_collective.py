@@ -1,6 +1,7 @@
 """A collective's stand-in on one GPU: copies of the operand, and a kernel of a given duration."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -14,6 +15,18 @@ _THREADS, _MOST_BLOCKS = 256, 264
 REPLAY = CudaKernel("replay_collective.cu", "replay_collective", overlap=True)
 REPLAY_MANY = CudaKernel("replay_collective_many.cu", "replay_collective_many", overlap=True)
 REPLAY_CHOICES = CudaKernel("replay_collective.cu", "replay_choices", overlap=True)
+
+
+@dataclass(frozen=True)
+class ReplayedMemory:
+    """Stands in for memory of ranks that are not there.
+
+    Attributes:
+        sum_to_norm: the own operand in place of the sum over a number of ranks. With the norm
+            launched behind it, it takes as long as the kernel that does both.
+    """
+
+    sum_to_norm: Callable[[Tensor, int], Tensor]
 
 
 def replay_collective(x: Tensor, out: Tensor, wait: Tensor) -> None:

@@ -12,6 +12,7 @@ from dsa_compile.kernels.cuda.peer_memory import (
     PeerMemory,
     all_gather_kernel,
     all_reduce_kernel,
+    all_reduce_two_shot_kernel,
     peer_bytes,
     peer_memories,
     reduce_scatter_kernel,
@@ -54,7 +55,12 @@ def shared_peer_memories(
     buffer.zero_()
     states = torch.zeros(len(groups), 2, dtype=torch.int32, device=device)
     for count in {len(ranks) for ranks in groups.values()}:
-        for kernel in (all_reduce_kernel, all_gather_kernel, reduce_scatter_kernel):
+        for kernel in (
+            all_reduce_kernel,
+            all_reduce_two_shot_kernel,
+            all_gather_kernel,
+            reduce_scatter_kernel,
+        ):
             kernel(count).warm()
     torch.cuda.synchronize()
     dist.barrier()  # nobody stores before all are zero

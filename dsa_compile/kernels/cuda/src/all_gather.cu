@@ -24,13 +24,11 @@ extern "C" __global__ void __launch_bounds__(256, 2)
   }
   for (int chunk = begin; chunk < chunks; chunk += stride) {
     const Piece piece = piece_of(operands, chunk);
+    uint4 parts[RANKS];
+    await_chunk(peers, rank, call, chunk, parts);
 #pragma unroll
     for (int from = 0; from < RANKS; ++from) {
-      if (from == rank) continue;
-      const uint4* arriving = peers.own + lines_from(peers, from, call) + 2 * chunk;
-      const uint2 first = await_line(arriving, call, peers.patience);
-      const uint2 second = await_line(arriving + 1, call, peers.patience);
-      store_part(piece, from, make_uint4(first.x, first.y, second.x, second.y));
+      if (from != rank) store_part(piece, from, parts[from]);
     }
   }
   end_call(peers, call);

@@ -40,18 +40,6 @@ DEVICE uint4 load_line(const uint4* from) {
   return line;
 }
 
-// Ends the kernel, and with it the use of the GPU, if the peer is gone: nothing can be summed then.
-DEVICE uint2 await_line(const uint4* from, u32 flag, long long patience) {
-  uint4 line = load_line(from);
-  if (line.y == flag && line.w == flag) return make_uint2(line.x, line.z);
-  const u64 began = nanoseconds();
-  for (u32 turns = 1;; ++turns) {
-    line = load_line(from);
-    if (line.y == flag && line.w == flag) return make_uint2(line.x, line.z);
-    if (turns % 4096 == 0 && nanoseconds() - began > static_cast<u64>(patience)) __trap();
-  }
-}
-
 DEVICE u32 next_call(const Peers& peers) {
   return *reinterpret_cast<volatile u32*>(peers.state) + 1;
 }
@@ -87,22 +75,54 @@ DEVICE void push_chunk(const Peers& peers, int rank, u32 call, long long chunk, 
   }
 }
 
+// For each peer the same chunk of its own share of x.
+DEVICE void push_shares(const Peers& peers, int rank, u32 call, long long chunk, const uint4* x,
+                        long long share) {
+  const long long line = lines_from(peers, rank, call) + 2 * chunk;
+#pragma unroll
+  for (int peer = 0; peer < RANKS; ++peer) {
+    if (peer != rank) store_chunk(peers.buffer[peer] + line, call, x[peer * share + chunk]);
+  }
+}
+
 DEVICE u32 add_pairs(u32 a, u32 b) {
   return pack_bf16(low_half(a) + low_half(b), high_half(a) + high_half(b));
 }
 
+// What each peer has sent of a chunk; of `parts` that of this rank means nothing. The lines of all are
+// loaded before any is looked at, and again if one is missing: one load behind another would take the
+// latency of memory for each. Ends the kernel, and with it the use of the GPU, if a peer is gone.
+DEVICE void await_chunk(const Peers& peers, int rank, u32 call, long long chunk,
+                        uint4 (&parts)[RANKS]) {
+  u64 began = 0;
+  for (u32 turns = 1;; ++turns) {
+    uint4 low[RANKS], high[RANKS];
+#pragma unroll
+    for (int from = 0; from < RANKS; ++from) {
+      const uint4* lines = peers.own + lines_from(peers, from, call) + 2 * chunk;
+      low[from] = load_line(lines), high[from] = load_line(lines + 1);
+    }
+    u32 missing = 0;
+#pragma unroll
+    for (int from = 0; from < RANKS; ++from) {
+      const u32 other = (low[from].y ^ call) | (low[from].w ^ call) | (high[from].y ^ call) |
+                        (high[from].w ^ call);
+      missing |= from == rank ? 0 : other;
+      parts[from] = make_uint4(low[from].x, low[from].z, high[from].x, high[from].z);
+    }
+    if (missing == 0) return;
+    if (turns == 1) began = nanoseconds();
+    if (turns % 4096 == 0 && nanoseconds() - began > static_cast<u64>(peers.patience)) __trap();
+  }
+}
+
 // The sum over ranks of one chunk, rounded after each.
 DEVICE uint4 summed_chunk(const Peers& peers, int rank, u32 call, long long chunk, uint4 own) {
-  uint4 total = own;
+  uint4 parts[RANKS], total;
+  await_chunk(peers, rank, call, chunk, parts);
 #pragma unroll
   for (int from = 0; from < RANKS; ++from) {
-    uint4 part = own;
-    if (from != rank) {
-      const uint4* lines = peers.own + lines_from(peers, from, call) + 2 * chunk;
-      const uint2 first = await_line(lines, call, peers.patience);
-      const uint2 second = await_line(lines + 1, call, peers.patience);
-      part = make_uint4(first.x, first.y, second.x, second.y);
-    }
+    const uint4 part = from == rank ? own : parts[from];
     total = from == 0 ? part
                       : make_uint4(add_pairs(total.x, part.x), add_pairs(total.y, part.y),
                                    add_pairs(total.z, part.z), add_pairs(total.w, part.w));

@@ -16,18 +16,19 @@ DEVICE float block_sum(float x) {
   return total;
 }
 
-// All threads of the block. Waits for the kernels before; a weight is constant and need not wait,
-// so where a thread has up to 16 values it is loaded ahead. `residual` is read and `total` written if
-// Add, `normed` is written if Keep.
-// `source` gives the 8 values of a chunk of the row, by the chunk's number in this thread.
-template <int Width, int Threads, bool Add, bool Keep, typename Weight, typename Source>
-DEVICE void norm_quantize_values(Source source, const __nv_bfloat16* residual,
+// Norms and quantises `Width` columns of a row, all of them or a block's part; all threads of the block.
+// Waits for the kernels before; a weight is constant and need not wait, so where a thread has up to 16
+// values it is loaded ahead. `residual` is read and `total` written if Add, `normed` is written if Keep.
+// `source` gives the 8 values of a chunk, by the chunk's number in this thread; `mean` the mean square of
+// the row, from the sum of this thread's squares. `residual` and `weight` begin with the columns, results
+// with the tensor, of which the columns begin at `first`.
+template <int Width, int Threads, bool Add, bool Keep, typename Weight, typename Source,
+          typename Mean>
+DEVICE void norm_quantize_values(Source source, Mean mean, const __nv_bfloat16* residual,
                                  const Weight* weight, __nv_bfloat16* normed, u8* q, float* scale,
-                                 __nv_bfloat16* total, float eps, int ue8m0, long long row,
-                                 long long residual_stride) {
+                                 __nv_bfloat16* total, float eps, int ue8m0, long long first) {
   constexpr int kChunks = Width / (8 * Threads);
   static_assert(kChunks * 8 * Threads == Width, "a thread takes whole chunks of 8 values");
-  const long long dense = row * Width;
   constexpr bool kAhead = kChunks <= 2;
   float gain[kChunks][8];
 #pragma unroll
@@ -42,8 +43,8 @@ DEVICE void norm_quantize_values(Source source, const __nv_bfloat16* residual,
 #pragma unroll
     for (int c = 0; c < kChunks; ++c) {
       const int column = (c * Threads + threadIdx.x) * 8;
+      if (Add) added[c] = load_16_once(residual + column);  // `source` may wait
       raw[c] = source(c);
-      if (Add) added[c] = load_16_once(residual + row * residual_stride + column);
     }
 #pragma unroll
     for (int c = 0; c < kChunks; ++c) {
@@ -61,7 +62,7 @@ DEVICE void norm_quantize_values(Source source, const __nv_bfloat16* residual,
       }
       if (Add) {
         const int column = (c * Threads + threadIdx.x) * 8;
-        *reinterpret_cast<uint4*>(total + dense + column) =
+        *reinterpret_cast<uint4*>(total + first + column) =
             make_uint4(sum[0], sum[1], sum[2], sum[3]);
       }
     }
@@ -73,7 +74,7 @@ DEVICE void norm_quantize_values(Source source, const __nv_bfloat16* residual,
 #pragma unroll
     for (int m = 0; m < 8; ++m) squares += wide[c][m] * wide[c][m];
   }
-  const float inverse = rsqrtf(block_sum<Threads / 32>(squares) * (1.f / Width) + eps);
+  const float inverse = rsqrtf(mean(squares) + eps);
 
 #pragma unroll
   for (int c = 0; c < kChunks; ++c) {
@@ -89,23 +90,24 @@ DEVICE void norm_quantize_values(Source source, const __nv_bfloat16* residual,
     const float block = block_scale(half_warp_largest(largest), ue8m0);
     const float factor = reciprocal(block);
     if (Keep) {
-      *reinterpret_cast<uint4*>(normed + dense + column) =
+      *reinterpret_cast<uint4*>(normed + first + column) =
           make_uint4(pair[0], pair[1], pair[2], pair[3]);
     }
-    *reinterpret_cast<uint2*>(q + dense + column) = make_uint2(
+    *reinterpret_cast<uint2*>(q + first + column) = make_uint2(
         to_e4m3(pair[0], pair[1], factor), to_e4m3(pair[2], pair[3], factor));
-    if (threadIdx.x % 16 == 0) scale[(dense + column) / 128] = block;
+    if (threadIdx.x % 16 == 0) scale[(first + column) / 128] = block;
   }
 }
 
-// The same for a row in memory.
+// The same for a whole row in memory.
 template <int Width, int Threads, bool Add, bool Keep, typename Weight>
 DEVICE void norm_quantize_row(const __nv_bfloat16* x, const __nv_bfloat16* residual,
                               const Weight* weight, __nv_bfloat16* normed, u8* q, float* scale,
                               __nv_bfloat16* total, float eps, int ue8m0, long long row,
                               long long x_stride, long long residual_stride) {
-  const __nv_bfloat16* first = x + row * x_stride + threadIdx.x * 8;
+  const __nv_bfloat16* own = x + row * x_stride + threadIdx.x * 8;
   norm_quantize_values<Width, Threads, Add, Keep, Weight>(
-      [=](int c) { return load_16_once(first + c * Threads * 8); }, residual, weight, normed, q,
-      scale, total, eps, ue8m0, row, residual_stride);
+      [=](int c) { return load_16_once(own + c * Threads * 8); },
+      [](float squares) { return block_sum<Threads / 32>(squares) * (1.f / Width); },
+      residual + row * residual_stride, weight, normed, q, scale, total, eps, ue8m0, row * Width);
 }

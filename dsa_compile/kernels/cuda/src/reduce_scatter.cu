@@ -12,14 +12,8 @@ extern "C" __global__ void __launch_bounds__(256, 2)
   dependency_wait();
   const u32 call = next_call(peers);
   const int begin = blockIdx.x * blockDim.x + threadIdx.x, stride = gridDim.x * blockDim.x;
-  const long long first = lines_from(peers, rank, call);
   for (int chunk = begin; chunk < chunks; chunk += stride) {
-#pragma unroll
-    for (int peer = 0; peer < RANKS; ++peer) {
-      if (peer == rank) continue;
-      const uint4 part = x[static_cast<long long>(peer) * chunks + chunk];
-      store_chunk(peers.buffer[peer] + first + 2 * chunk, call, part);
-    }
+    push_shares(peers, rank, call, chunk, x, chunks);
   }
   const uint4* share = x + static_cast<long long>(rank) * chunks;
   for (int chunk = begin; chunk < chunks; chunk += stride) {

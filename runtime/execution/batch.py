@@ -114,7 +114,7 @@ def build_batch(step: ScheduledStep) -> Batch:
 
 
 def next_ids(step: ScheduledStep) -> list[int]:
-    """For each request of a step, the token behind those that it computes; -1 if it is unknown."""
+    """Token behind those that each request of a step computes; -1 if it is unknown."""
     return [entry.request.token_ids.item(entry.start + entry.num_tokens) for entry in step.entries]
 
 

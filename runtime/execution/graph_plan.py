@@ -36,7 +36,7 @@ class GraphKey:
 
 @dataclass(frozen=True)
 class GraphPlan:
-    """Which graphs there are.
+    """Graphs of decode steps that there may be.
 
     Args:
         rows: ascending, of requests.

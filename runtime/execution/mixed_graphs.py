@@ -51,7 +51,7 @@ class MixedKey:
 
 @dataclass(frozen=True)
 class MixedPlan:
-    """Which graphs there are.
+    """Graphs of steps with prompt tokens that there may be.
 
     Args:
         tokens: ascending.

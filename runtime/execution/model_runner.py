@@ -179,7 +179,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def capture_mixed(self, plan: MixedPlan, keys: Sequence[MixedKey] | None = None) -> None:
-        """As :meth:`capture`, for steps with prompt tokens."""
+        """Capture steps with prompt tokens as CUDA graphs; see :meth:`capture`."""
         self._mixed_graphs = MixedGraphs(plan, *self._captured_parts())
         with self.shipped_kernels.in_use():
             self._mixed_graphs.capture(keys)

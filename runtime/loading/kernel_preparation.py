@@ -1,4 +1,4 @@
-"""Every kernel that steps may launch, compiled and loaded before the first step."""
+"""Kernels that steps may launch, compiled and loaded before the first step."""
 
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor

@@ -158,7 +158,7 @@ class RankGroup:
             return tokens.wait()
 
     def _device_wait(self) -> contextlib.AbstractContextManager[None]:
-        """On a CPU a step takes as long as it takes, and each collective has its own limit."""
+        """Limit on the wait for a step; none on a CPU, where each collective has its own."""
         if self.device.type == "cpu":
             return contextlib.nullcontext()
         return self._watch.waiting(self._timeout)
@@ -269,4 +269,4 @@ def _check(others: Sequence[RankProcess]) -> None:
 
 
 def _nothing() -> None:
-    """There is nothing to end yet."""
+    """End nothing: there is nothing to end yet."""

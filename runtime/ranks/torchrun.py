@@ -39,7 +39,7 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Hello:
-    """From a rank that has connected.
+    """Message from a rank that has connected.
 
     Args:
         rank: its number, from 1.

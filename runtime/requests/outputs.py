@@ -96,7 +96,7 @@ class RequestOutput:
 
     @property
     def token_ids(self) -> list[int]:
-        """Every token generated, with the end token if one ended the request."""
+        """Tokens generated, with the end token if one ended the request."""
         return self._transcript.token_ids[: self._now[0]]
 
     @property

@@ -83,7 +83,7 @@ class FuseAttentionInputs(RegionPass):
     recipes = FP8_RECIPES
 
     def expects(self, program: Program, region: Region) -> int | None:
-        """Once in every layer that has an indexer."""
+        """One in every layer that has an indexer."""
         return each_indexer(program, region)
 
     def rewrite(self, edit: Editor, program: Program) -> None:

@@ -22,7 +22,7 @@ QUERIES = index_logits.SHARED_QUERIES
 SHORT_KEYS = 4096
 """Keys up to which all scores of a row are listed."""
 MAX_COLUMNS = 163_840
-"""With more, the sample would be too small for lists of these capacities."""
+"""Most columns: with more, the sample would be too small for lists of these capacities."""
 
 _LISTS = 64
 _ENTRY_BYTES = 8
@@ -68,7 +68,7 @@ class Sizes:
 
 
 def sizes_for(columns: int) -> Sizes:
-    """For rows of up to so many columns."""
+    """Sizes for rows of up to ``columns`` columns."""
     if columns <= 32768:
         return Sizes(9, 144)
     return Sizes(10, 144 if columns <= 65536 else 208)

@@ -175,7 +175,7 @@ def plan(rows: int, width: int) -> Rows | Filter:
 
 
 def widths() -> tuple[int, ...]:
-    """Up to which :func:`plan` chooses alike for one number of rows, ascending."""
+    """Widths up to which :func:`plan` chooses alike for one number of rows, ascending."""
     return tuple(sorted({widest for _, widest, _ in _CHOICES}))
 
 

@@ -154,7 +154,7 @@ def _describe(value: Sequence[Any], parts: list[Hashable], given: list[Tensor]) 
 
 
 def _shared(given: Sequence[Tensor], inputs: Sequence[Tensor]) -> tuple[int, ...]:
-    """For each tensor where it is given first, where its numbers are, and where its memory is."""
+    """First places of each tensor, of its numbers and of its memory among those given."""
     if len(given) < 2:
         return ()
     first: dict[tuple[str, int], int] = {}

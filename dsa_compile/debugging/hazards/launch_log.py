@@ -125,7 +125,7 @@ class GraphStreams:
         return made[op]
 
     def around(self, forward: Callable[..., Any]) -> Callable[..., Any]:
-        """As it is."""
+        """``forward`` as it is."""
         return forward
 
 

@@ -24,7 +24,7 @@ _SEED = 0
 
 
 def collective_reports(program: Program) -> list[KernelReport]:
-    """Every collective of a finished program on random operands; equal calls once.
+    """Reports of every collective of a finished program on random operands; equal calls once.
 
     Args:
         program: of several ranks.
@@ -141,7 +141,7 @@ class _Meeting:
         return sum_of_ranks(list(self._all(x)))
 
     def reduce_scatter(self, x: Tensor, axis: str, ranks: int) -> Tensor:
-        """This rank's rows of the sum."""
+        """Rows of the sum that this rank has."""
         return sum_of_ranks([part.chunk(ranks)[self._rank] for part in self._all(x)])
 
     def _all(self, own: Any) -> Iterator[Any]:

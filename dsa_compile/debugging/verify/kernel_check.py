@@ -58,7 +58,7 @@ class KernelReport:
 
 
 def worst_of_each(found: Sequence[KernelReport]) -> list[KernelReport]:
-    """For every op and provider the call with the largest ratio, the largest first."""
+    """Call with the largest ratio for every op and provider, the largest first."""
     worst: dict[tuple[str, str], KernelReport] = {}
     for report in found:
         known = worst.get((report.op, report.provider))

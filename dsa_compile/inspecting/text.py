@@ -58,7 +58,7 @@ class Listing:
             self._names[name] = free
 
     def statements(self) -> Iterator[Statement]:
-        """Every call, in order."""
+        """Statements of every call, in order."""
         for node in self.graph.calls:
             if not self._is_entry(node):
                 yield self.statement(node)

@@ -123,10 +123,10 @@ def select_all(
     topk: int,
     scale: float = 1.0,
 ) -> Tensor:
-    """Every visible key: int32 [T, longest context] physical rows, then -1.
+    """Keys that are visible, all of them: int32 [T, longest context] physical rows, then -1.
 
-    Takes the arguments of ``dsa::paged_index_topk``, or those of its FP8 form, which has no scale,
-    as all functions here do.
+    The arguments are those of ``dsa::paged_index_topk``, or of its FP8 form, which has no scale, as
+    in all functions here.
     """
     request, position = _rows(cu_seqlens, context_lens)
     keys = torch.arange(int(context_lens.max()), device=q.device).expand(len(position), -1)

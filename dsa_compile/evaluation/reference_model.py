@@ -51,7 +51,7 @@ def has_reference(model_dir: Path) -> bool:
 
 
 def parameter_shapes(model_dir: Path) -> dict[str, tuple[int, ...]]:
-    """Every parameter of transformers' model by name, with its shape; no memory is taken.
+    """Shapes of the parameters of transformers' model by name; no memory is taken.
 
     Raises:
         UserError: transformers is not installed or refuses the model.

@@ -24,7 +24,7 @@ LARGEST_DIFFERENCE = 1e-5
 
 
 def plans() -> Iterator[Plan]:
-    """By number of tokens."""
+    """Plans by number of tokens."""
     for tokens in TOKENS:
         yield Plan("router", f"{tokens:,} tokens", partial(_router, tokens))
 

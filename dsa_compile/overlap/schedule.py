@@ -98,9 +98,9 @@ def gathered(tasks: Sequence[Task], order: Sequence[int], streams: Sequence[int]
 def waits(
     tasks: Sequence[Task], order: Sequence[int], streams: Sequence[int]
 ) -> dict[int, list[int]]:
-    """For each task the tasks of other streams that it must wait for by an event.
+    """Tasks of other streams that each task must wait for by an event.
 
-    Those that it knows to be done, from what its stream waited for before, are left out.
+    Tasks that it knows to be done, from what its stream waited for before, are left out.
     """
     known: list[dict[int, int]] = [{} for _ in tasks]  # once a task is done: stream -> ticks done
     clocks: dict[int, dict[int, int]] = {}

@@ -93,8 +93,8 @@ class Narrow:
 
 @dataclass(frozen=True)
 class Shard:
-    """This rank's part of ``of``: the ``length`` elements along ``dim`` that begin at rank times
-    ``length``; ``ranks`` parts along ``axis`` of the layout make up the whole.
+    """Part of ``of`` that a rank has: the ``length`` elements along ``dim`` that begin at rank
+    times ``length``; ``ranks`` parts along ``axis`` of the layout make up the whole.
 
     ``stacked`` pieces of equal size lie one behind the other along ``dim``, such as the rows of
     gate and up: a rank has its part of each. No expression with a shard is read before

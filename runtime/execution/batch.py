@@ -43,12 +43,12 @@ class Batch:
 
     @property
     def num_tokens(self) -> int:
-        """T."""
+        """Number of tokens T."""
         return len(self.input_ids)
 
     @property
     def num_requests(self) -> int:
-        """R."""
+        """Number of requests R."""
         return len(self.context_lens)
 
     def arrays(self) -> dict[str, NDArray[Any]]:

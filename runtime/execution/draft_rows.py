@@ -95,7 +95,7 @@ class DraftedRows:
 
     @property
     def width(self) -> int:
-        """W."""
+        """Rows W of a request in the grid."""
         return self.places.shape[1]
 
     def first_drafts(self, state: RowState) -> Tensor:

@@ -196,12 +196,12 @@ class ModelRunner:
 
     @property
     def num_drafts(self) -> int:
-        """None."""
+        """Tokens that are drafted for a request: 0."""
         return 0
 
     @property
     def num_lanes(self) -> int:
-        """One."""
+        """Number of lanes: 1."""
         return 1
 
     @property

@@ -56,8 +56,8 @@ class Prepared:
 def prepare_kernels(manifest: Manifest, regions: Iterable[Region], limits: StepLimits) -> Prepared:
     """Compile in parallel what steps may launch, and load it on the current device.
 
-    Kernels of other libraries are theirs to compile. To be called with the artifact's machine code
-    in use, if it may run (:class:`~dsa_compile.kernels.cuda.shipped.ShippedKernels`).
+    Kernels of other libraries are theirs to compile. Call this with the artifact's machine code in
+    use, if it may run (:class:`~dsa_compile.kernels.cuda.shipped.ShippedKernels`).
 
     Args:
         manifest: of an artifact for a GPU.

@@ -1,8 +1,9 @@
 """A model on several ranks as a runner: this process is the first, and sends the others each step.
 
 A step is one message to every rank, and then the same calls on all: collectives are where they
-meet. Of every lane but this process's own, the first rank sends back what came of its requests.
-What fails on one rank cannot be undone on the others, so any failure ends the group.
+meet. The first rank of every lane but this process's own sends back the results of the lane's
+requests. A step that fails on one rank cannot be undone on the others, so any failure ends the
+group.
 """
 
 import contextlib

@@ -63,7 +63,7 @@ def overrides_of(selection: str, seed: int = 0) -> Overrides:
 def replace_ops(regions: Mapping[str, Region], overrides: Overrides) -> dict[str, Region]:
     """Copies of regions that call plain functions where they called the ops of ``overrides``.
 
-    Of rotations only the indexer's are replaced, attention's are left.
+    Rotations of the indexer are replaced, those of attention are left.
 
     Raises:
         UserError: none of the ops is in any region, so that nothing would change.

@@ -110,7 +110,7 @@ def architecture_of(config: Mapping[str, Any]) -> Architecture:
 def load_config(raw: Mapping[str, Any]) -> PreTrainedConfig:
     """The configuration as transformers understands it: defaults filled in, old names mapped.
 
-    Of a model with vision, the part for text.
+    If the model has vision, this is the part for text.
 
     Args:
         raw: ``config.json``.

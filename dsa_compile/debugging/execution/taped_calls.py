@@ -25,9 +25,9 @@ _PLAIN = frozenset({int, bool, str, type(None), torch.dtype, torch.device, torch
 class _Alike:
     """Calls of one function on one layout.
 
-    Those whose ``reads``, numbers of inputs, are equal have tapes in common, that of the last call
-    first: numbers that are computed may tell them apart. To record a call takes as long as to run
-    it a few times, so ``met`` counts those that are not recorded, by what they read.
+    Calls whose ``reads``, numbers of inputs, are equal have tapes in common, that of the last call
+    first: numbers that are computed may tell the calls apart. Recording a call takes as long as
+    running it a few times, so ``met`` counts calls that are not recorded, by what they read.
     """
 
     reads: tuple[int, ...] = ()

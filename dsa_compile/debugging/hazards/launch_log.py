@@ -47,7 +47,7 @@ class Launch:
 
     @property
     def uses(self) -> frozenset[int]:
-        """All of its memory."""
+        """Memory that the call reads, writes or makes."""
         return self.reads | self.writes | self.makes
 
 

@@ -17,8 +17,8 @@ def runs_here(recompiled: RecompiledArtifact) -> bool:
 def binding_reports(recompiled: RecompiledArtifact, prompt: Prompt) -> list[KernelReport]:
     """Worst call of a finished program for every op and provider, the worst first.
 
-    The check ends at the first that is wrong: layers that follow would be run by it. Of a program
-    for several ranks only the collectives are run, as each rank runs them.
+    The check ends at the first that is wrong: layers that follow would be run by it. Only the
+    collectives of a program for several ranks are run, as each rank runs them.
 
     Args:
         recompiled: see :func:`runs_here`.

@@ -1,10 +1,10 @@
 """List scheduling of tasks onto streams, with a cost model of kernels that run side by side.
 
 A kernel that streams weights holds the shared memory of all processors until it ends: another of
-its size waits, whatever stream it is on. What two streams hide is small kernels beside large ones,
-and large ones that start together, as far as the memory's bandwidth goes. Of the plans for a layer
-that were measured on an H200 (docs/overlap.md) this model finds the best; it promises up to 4 µs
-too much.
+its size waits, whatever stream it is on. Two streams hide small kernels beside large ones, and
+large ones that start together, as far as the memory's bandwidth goes. This model finds the best of
+the plans for a layer that were measured on an H200 (docs/overlap.md); it promises up to 4 µs too
+much.
 """
 
 from collections.abc import Iterator, Sequence

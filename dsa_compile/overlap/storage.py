@@ -62,7 +62,7 @@ class Uses:
     makes: list[Storage] = field(default_factory=list)
 
     def touches(self) -> set[Storage]:
-        """All of it."""
+        """Storages that the call reads, writes or makes."""
         return self.reads.union(self.writes, self.makes)
 
 

@@ -1,10 +1,10 @@
 """The best keys of each row without its scores in memory (``src/index_candidates.cu``), exact.
 
-For long prefills. A sample of the keys gives each row a threshold that, most likely, somewhat more
-than ``topk`` of its scores reach; only those are written, to lists, and the best selected from
-them. Where a row's threshold was too high, or far too low, the scores are computed once more and
-written after all: the result is exact either way, only then not fast. What happens is decided on
-the device.
+The method is for long prefills. A sample of the keys gives each row a threshold that, most likely,
+somewhat more than ``topk`` of its scores reach; only those are written, to lists, and the best
+selected from them. Where a row's threshold was too high, or far too low, the scores are computed
+once more and written after all: the result is exact either way, only then not fast. The device
+decides which of the two happens.
 """
 
 import functools

@@ -220,8 +220,8 @@ def paged_index_logits(
 def queries_per_block(rows: int, requests: int) -> int:
     """Queries that share a pass over their request's keys.
 
-    What suits requests with equally many rows; more rows take more passes, and fewer waste tensor
-    core time.
+    Their number suits requests with equally many rows; more rows take more passes, and fewer waste
+    tensor core time.
     """
     return next((n for n in (1, 2, 4) if rows <= n * requests), SHARED_QUERIES)
 

@@ -34,8 +34,8 @@ class Load:
 class QuantizedValues:
     """The e4m3 values of ``of`` in blocks of 128×128.
 
-    ``of`` reads a parameter, or several one above the other. Of a parameter that is stored in such
-    blocks they are those stored; anything else is quantised on loading. ``stacked`` matrices of
+    ``of`` reads a parameter, or several one above the other. A parameter that is stored in such
+    blocks gives the values stored; anything else is quantised on loading. ``stacked`` matrices of
     equal height lie one above the other and have blocks of their own.
     """
 

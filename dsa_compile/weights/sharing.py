@@ -13,7 +13,7 @@ class Calling(Protocol):
 
     @property
     def name(self) -> str:
-        """Unique among calls."""
+        """Name of the call, unique among calls."""
         ...
 
     @property

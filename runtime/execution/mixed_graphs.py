@@ -92,7 +92,7 @@ class MixedPlan:
         )
 
     def graphs(self) -> Iterator[MixedKey]:
-        """All graphs, the ones that need the most memory first."""
+        """Graphs of the plan, the ones that need the most memory first."""
         for tokens in reversed(self.tokens):
             for rows in reversed(self.rows):
                 for variant, columns in self.columns.items():

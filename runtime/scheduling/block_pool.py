@@ -99,7 +99,7 @@ class BlockPool:
                 self._free.append(block)
 
     def publish(self, block: int) -> None:
-        """Both pages of an owned block are written: keep its content once it is unreferenced."""
+        """Keep the content of an owned block, both pages written, once it is unreferenced."""
         assert self._references[block] > 0, f"block {block} published without an owner"
         self._pages[block] = _BOTH
         self._published[block] = 1

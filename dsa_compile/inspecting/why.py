@@ -70,7 +70,7 @@ class Ancestor:
 
     @cached_property
     def steps(self) -> tuple[Step, ...]:
-        """All rewrites in its history, the latest pass first."""
+        """Rewrites in the history of the node, the latest pass first."""
         found = {step: None for each in self.walk() if (step := each.made_by)}
         return tuple(sorted(found, key=lambda step: (-step.stage, step.sites)))
 

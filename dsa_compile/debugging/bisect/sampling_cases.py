@@ -131,7 +131,7 @@ class Script:
         return (*first, *made[len(first) :])
 
     def cases(self) -> list[Case]:
-        """All requests; a fault is looked for in options in the order in which they come here."""
+        """Cases of all options, in the order in which options are searched for a fault."""
         return [*self._greedy(), *self._ends(), *self._drawn(), *self._seeds()]
 
     def _greedy(self) -> Iterator[Case]:

@@ -64,7 +64,7 @@ class Schedule:
 
 
 def serial(tasks: Sequence[Task]) -> Schedule:
-    """Everything on stream 0, in the order given."""
+    """Schedule of everything on stream 0, in the order given."""
     return Schedule(tuple(range(len(tasks))), (MAIN,) * len(tasks), sum(task.us for task in tasks))
 
 

@@ -123,7 +123,7 @@ def select_all(
     topk: int,
     scale: float = 1.0,
 ) -> Tensor:
-    """Keys that are visible, all of them: int32 [T, longest context] physical rows, then -1.
+    """Visible keys, all of them: int32 [T, longest context] physical rows, then -1.
 
     The arguments are those of ``dsa::paged_index_topk``, or of its FP8 form, which has no scale, as
     in all functions here.

@@ -51,7 +51,7 @@ def export_region(
     """Trace ``module`` and type the graph in ``world``.
 
     Weight placeholders get the parameter's name inside the module as their key. ``outputs`` are the
-    names of what the module returns; the region returns those that are ``wanted``, or else all.
+    names of what the module returns; the region returns those that are ``wanted``; None: all.
     """
     with mode:
         examples = tuple(

@@ -89,7 +89,7 @@ FEW = Shape(tokens=16, stages=3, blocks=2)
 gate and up are under way at once (nine experts of a token: 105 µs, 115 with one block, whose last
 twelve items wait for a second turn; H200)."""
 STREAM = Shape(tokens=32, stages=6, claimed=True)
-"""Shape for few rows an expert: it streams weights, and lets blocks end together."""
+"""Shape for few rows an expert, where it counts that weights stream and blocks end together."""
 WIDE = Shape(tokens=144, stages=4)
 """Shape for more rows an expert, the widest that registers hold."""
 _LEAST_BLOCKS = 4

@@ -27,10 +27,10 @@ class Progress(Protocol):
         """A pass has run."""
 
     def weights(self, done: int) -> None:
-        """So many more bytes of weights have been hashed or written."""
+        """``done`` more bytes of weights have been hashed or written."""
 
     def compiled(self, done: int, total: int) -> None:
-        """So many of the CUDA kernels' files are compiled."""
+        """``done`` of the ``total`` files of CUDA kernels are compiled."""
 
 
 class Silence:

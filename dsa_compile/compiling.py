@@ -1,4 +1,4 @@
-"""From a model to an artifact: what is wrong is reported first, and torch imported after that."""
+"""Compilation of a model to an artifact: requests are checked before torch is imported."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -12,7 +12,7 @@ _KEPT_AT_END = 500  # where the remedy is
 
 
 class UserError(ValueError):
-    """Something the user gave is wrong; the message says what, where, and how to mend it.
+    """Error in something that the user gave; the message says what, where, and how to mend it.
 
     A message beyond 2,000 characters is cut in the middle.
     """

@@ -60,7 +60,7 @@ class Layout:
 
     @property
     def world(self) -> int:
-        """All ranks."""
+        """Number of all ranks."""
         return self.tp * self.dp
 
     @property

@@ -24,7 +24,7 @@ class StartedRank:
 
 
 def started_rank(environment: Mapping[str, str] = os.environ) -> StartedRank | None:
-    """Which of the processes of ``torchrun`` this one is; None where it is the only one.
+    """Rank of this process among those of ``torchrun``; None where it is the only one.
 
     Args:
         environment: as ``torchrun`` sets it for the processes that it starts.

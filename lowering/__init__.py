@@ -1,1 +1,1 @@
-"""From a program at the KERNEL level to an artifact for one target."""
+"""Lowering of a program at the KERNEL level to an artifact for one target."""

@@ -1,4 +1,4 @@
-"""Which kernel implements each op of a program, and why not another."""
+"""Binding of a kernel to each op of a program, and why another was not taken."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence

@@ -8,7 +8,7 @@ from dsa_compile.lowering.binding import Binding
 
 
 def kernel_table(bindings: Sequence[Binding]) -> Table:
-    """Every op of the program: what implements it, and what else was considered and left."""
+    """Table of every op of the program: what implements it, and what was considered and left."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("op", overflow="fold", max_width=24)
     table.add_column("calls", justify="right", no_wrap=True)

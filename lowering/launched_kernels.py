@@ -1,4 +1,4 @@
-"""Which of our CUDA kernels the steps of a program launch, found without a GPU."""
+"""CUDA kernels of ours that the steps of a program launch, found without a GPU."""
 
 from collections.abc import Sequence
 

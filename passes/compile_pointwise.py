@@ -100,7 +100,7 @@ def _is_convex(chain: Chain) -> bool:
 
 
 def _trimmed(chain: Chain) -> Chain:
-    """Without views that are read elsewhere: a result is made by a call that computes."""
+    """Chain without views that are read elsewhere: a result is made by a call that computes."""
     kept = set(chain)
     while outward := {n for n in kept if n.target in _VIEWS and not kept.issuperset(n.users)}:
         kept -= outward

@@ -10,8 +10,8 @@ Before::                                        After::
 
 A token of a prompt attends to every token before it, which are tokens of the same step. Absorbed, a
 score and its value cost 576 + 512 products a head in the published model, and 192 + 128 with keys
-and values of the head; what these cost to make is what absorbing costs. With rows in FP8 likewise;
-where attention goes on to quantise, ``dsa.quantize_blocks`` does so behind it.
+and values of the head; what these cost to make is what absorbing costs. Attention to rows in FP8 is
+rewritten likewise; where it goes on to quantise, ``dsa.quantize_blocks`` does so behind it.
 
 Declines: results in the latent space that something else reads.
 """

@@ -2,7 +2,7 @@
 
 The modules of the passes import torch, which takes seconds, and a wrong name should not wait for
 that. What is needed to check names stands in their sources as plain assignments in the class body
-(:class:`~dsa_compile.ir.passes.Pass`), and is read there; nothing is said twice.
+(:class:`~dsa_compile.ir.passes.Pass`), and is read there: no fact is written twice.
 """
 
 import ast
@@ -84,7 +84,7 @@ Step = PassFacts | LevelFacts
 
 
 def steps() -> tuple[Step, ...]:
-    """All steps, those of installed packages too; torch is imported only where there are such."""
+    """Steps of the pipeline; torch is imported only where installed packages add some."""
     if not metadata.entry_points(group=GROUP):
         return built_in()
     from dsa_compile.passes.added import assemble

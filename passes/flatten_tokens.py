@@ -39,7 +39,7 @@ class FlattenTokens(Pass):
     requires = ("broadcast_outer_product", "token_major", "absorb_mla")
 
     def run(self, program: Program, record: PassRecord) -> None:
-        """Every region at once: values flow between them."""
+        """Rebuild every region at once: values flow between regions."""
         for name, region in program.regions.items():
             if any("B" in shape_names(node.meta["val"]) for node in region.inputs()):
                 record.by_region[name] = _flatten(region, program.world)

@@ -7,8 +7,9 @@ Before::                                            After::
     q, s = dsa.expand_output_quantize(                      ql, qp, cache, rows, scale,
             o, w_uv, ue8m0)                                 w_uv, ue8m0)
 
-Of few tokens several blocks attend to each; the kernel that puts their parts together has a head's
-values at hand, and its matrix can be on the way before they are. Rows under one scale likewise.
+Several blocks attend to each token where tokens are few; the kernel that puts their parts together
+has a head's values at hand, and its matrix can be on the way before they are. Attention to rows
+under one scale is rewritten likewise.
 
 Declines: a result that something else reads as well. Left alone where no kernel but the fallback
 does both, as on Blackwell and with heads of 256: there each op keeps the kernel that is best for

@@ -14,7 +14,7 @@ The three have nothing to do with one another but what they read; at a few token
 much as any of them. Rows under one scale (``dsa.norm_rope_write_latent_cache_fp8_tensor``) bring
 that scale.
 
-Declines: parts that are used otherwise too, and scales of different formats.
+Declines: parts that other calls use too, and scales of different formats.
 """
 
 from typing import Any
@@ -83,7 +83,7 @@ class FuseAttentionInputs(RegionPass):
     recipes = FP8_RECIPES
 
     def expects(self, program: Program, region: Region) -> int | None:
-        """Once in every layer that has an indexer."""
+        """One in every layer that has an indexer."""
         return each_indexer(program, region)
 
     def rewrite(self, edit: Editor, program: Program) -> None:

@@ -36,7 +36,7 @@ class JoinAllGathers(RegionPass):
     cuts = TOKENS
 
     def expects(self, program: Program, region: Region) -> int | None:
-        """Before the experts of every MoE layer."""
+        """One before the experts of every MoE layer."""
         return each_experts(program, region)
 
     def rewrite(self, edit: Editor, program: Program) -> None:

@@ -1,4 +1,4 @@
-"""Which passes a compilation runs: what options may name, checked without importing torch."""
+"""Selection of the passes that a compilation runs, checked without importing torch."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace

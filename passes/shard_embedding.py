@@ -5,8 +5,8 @@ Before::                                        After, on each of n ranks::
     x = dsa.embedding(ids, table)   # [T, H]        part = dsa.embedding(ids, table')   # [T, H/n]
                                                     x = dsa.all_gather(part, "tp", n)
 
-By columns and not by rows of the vocabulary, as every rank then has something of every token, and
-what travels is no sum: the bits stay as they are.
+The cut is by columns and not by rows of the vocabulary, as every rank then has something of every
+token, and what travels is no sum: the bits stay as they are.
 """
 
 import torch

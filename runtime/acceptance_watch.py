@@ -78,6 +78,6 @@ class _Late:
             self._accepted = [count // 2 for count in self._accepted]
 
     def counted(self, recorded: tuple[Counted, ...]) -> list[Counted]:
-        """As many depths as are recorded; answers vary as they did then."""
+        """Counts of late at each recorded depth; answers vary as they did in the record."""
         both = zip(self._drafted, self._accepted, recorded, strict=False)
         return [Counted(n, min(n, right), then.dispersion) for n, right, then in both if n]

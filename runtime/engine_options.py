@@ -196,7 +196,7 @@ class EngineOptions:
 
     @property
     def rows(self) -> int:
-        """Most requests of one step."""
+        """Requests that one step has at most."""
         if not self.deterministic:
             return self.max_running
         return min(self.max_running, DETERMINISTIC_ROWS)

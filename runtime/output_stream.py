@@ -9,7 +9,9 @@ from dsa_compile.runtime.step_engine import StepEngine
 
 
 class OutputStream(Iterator[RequestOutput]):
-    """Made by :meth:`Engine.stream`; ends with the output that has a ``finish_reason``.
+    """Stream of a request's outputs, made by :meth:`Engine.stream`.
+
+    It ends with the output that has a ``finish_reason``.
 
     Args:
         engine: that has the request.

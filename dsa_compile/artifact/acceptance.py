@@ -78,7 +78,7 @@ class AcceptanceRecord:
         return cls(_VERSION, digest, texts)
 
     def lowest(self, sampled: bool) -> tuple[Counted, ...]:
-        """For each depth, the text with the smallest share: nobody knows what a request is like."""
+        """Counts of the text with the smallest share, at each depth: requests may be like any."""
         depths: list[list[Counted]] = []
         for measured in (text for text in self.texts if text.sampled == sampled):
             for place, counted in enumerate(measured.depths):

@@ -36,7 +36,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class Manifest:
-    """All of ``manifest.json``. Made by :meth:`build`; the writer adds ``files`` and ``digest``.
+    """Contents of ``manifest.json``, from :meth:`build`; the writer adds ``files`` and ``digest``.
 
     Attributes:
         plans: what a step calls, by name of the plan; there is always :data:`MODEL`.

@@ -26,7 +26,7 @@ class Producer:
 
     @classmethod
     def current(cls) -> "Producer":
-        """This installation; nothing is imported for the versions."""
+        """Producer record of this installation; no package is imported for its version."""
         return cls(PRODUCER, __version__, *map(metadata.version, ("torch", "transformers")))
 
 

@@ -17,7 +17,7 @@ def provenance() -> dict[str, Any]:
 
 
 def kernels(rows: Sequence[Row], ceilings: Ceilings) -> dict[str, Any]:
-    """Everything that suites measured.
+    """Figures of all that suites measured.
 
     Each case has the op, the shape, the family of values if it has one, least bytes and operations,
     ``limit_us`` that the machine's ceilings allow for them, and by provider ``us`` (None: found

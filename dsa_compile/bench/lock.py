@@ -48,10 +48,10 @@ def _opened(path: Path) -> int:
 
 
 def shared() -> contextlib.AbstractContextManager[None]:
-    """For work on the GPU that is not timed."""
+    """Lock for work on the GPU that is not timed; waits while other work is timed."""
     return _locked(fcntl.LOCK_SH)
 
 
 def exclusive() -> contextlib.AbstractContextManager[None]:
-    """For timing: waits until all others are off the GPU."""
+    """Lock for timing: waits until all others are off the GPU."""
     return _locked(fcntl.LOCK_EX)

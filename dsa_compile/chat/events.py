@@ -7,14 +7,14 @@ from typing import Any
 
 @dataclass(frozen=True)
 class ReasoningDelta:
-    """More of the reasoning."""
+    """Further text of the reasoning."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class ContentDelta:
-    """More of the answer."""
+    """Further text of the answer."""
 
     text: str
 
@@ -36,7 +36,7 @@ class ToolCallBegin:
 
 @dataclass(frozen=True)
 class ToolCallDelta:
-    """More of a call's arguments; the texts of all, put together, are a JSON object."""
+    """Further text of a call's arguments; the texts of all, put together, are a JSON object."""
 
     index: int
     text: str
@@ -58,7 +58,7 @@ class ToolCallEnd:
 
 @dataclass(frozen=True)
 class Finished:
-    """Nothing follows.
+    """End of an answer: nothing follows.
 
     Attributes:
         called: whether a complete call was made, so that OpenAI's finish reason is ``tool_calls``.

@@ -51,7 +51,7 @@ class GlmGrammar:
         return Argument(name, None)
 
     def another(self, cursor: Cursor) -> bool:
-        """Every call is a block of its own."""
+        """False: every call is a block of its own."""
         return False
 
 

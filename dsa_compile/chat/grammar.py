@@ -59,5 +59,5 @@ class CallGrammar(Protocol):
         ...
 
     def another(self, cursor: Cursor) -> bool:
-        """After a call: whether another begins here; otherwise read the end of the block."""
+        """Whether another call begins behind a call; if none does, read the end of the block."""
         ...

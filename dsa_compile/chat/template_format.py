@@ -119,7 +119,7 @@ class TemplateFormat:
     def _writes_only_text(self) -> bool:
         """Whether the template needs a call's arguments as JSON text, as DeepSeek-V3.1's does.
 
-        Most take an object. Those that do not fail on one, or write it as Python would.
+        Most templates take an object. The others fail on one, or write it as Python would.
         """
 
         def written(as_text: bool) -> str:

@@ -171,7 +171,7 @@ def _config(args: argparse.Namespace) -> CompileConfig:
 
 
 def _ablated(args: argparse.Namespace, config: CompileConfig) -> list[tuple[str, ...]]:
-    """Which passes to leave out together, one after another; all by themselves if none is named."""
+    """Groups of passes to leave out, one after another; each pass by itself if none is named."""
     if args.ablate is None:
         return []
     passes = passes_of(steps())

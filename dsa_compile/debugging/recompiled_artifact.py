@@ -112,7 +112,7 @@ class ExportedArtifact:
 
 @dataclass(frozen=True)
 class RecompiledArtifact:
-    """Made by :meth:`open`.
+    """Artifact and the replay of its compilation, made by :meth:`open`.
 
     Attributes:
         artifact: checked.

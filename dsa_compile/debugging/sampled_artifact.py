@@ -21,7 +21,7 @@ from dsa_compile.ir.region import Region
 
 @dataclass(frozen=True)
 class SampledArtifact:
-    """Made by :func:`sampled_artifact`.
+    """Sample of an artifact's model, made by :func:`sampled_artifact`.
 
     Attributes:
         sample: what is kept of the model.
@@ -48,7 +48,7 @@ def sampled_artifact(
         ids: of tokens that will be run.
 
     Raises:
-        UserError: no such number of experts can be kept, or the sample is compiled otherwise.
+        UserError: no such number of experts can be kept, or the sample is compiled differently.
     """
     whole, config = recompiled.exported.spec, recompiled.exported.config
     sample = sample_of(whole, config, experts, ids)
@@ -75,7 +75,7 @@ def sampled_artifact(
 
 
 def _difference(whole: Replay, small: Replay) -> str:
-    """The first pass that rewrites two models otherwise; empty if none does."""
+    """The first pass that rewrites two models differently; empty if none does."""
     for index, pair in enumerate(zip_longest(whole.runs, small.runs)):
         mine, other = pair
         if mine is None or other is None or mine.step.name != other.step.name:

@@ -22,7 +22,7 @@ class Rope:
 
     @classmethod
     def of(cls, loaded: LoadedArtifact) -> "Rope":
-        """As an artifact has them.
+        """Constants of RoPE as an artifact has them.
 
         Raises:
             UserError: its graphs do not make the tables with ``dsa::rope_tables``.

@@ -75,7 +75,7 @@ class Comparison:
 
     @classmethod
     def of_all(cls, parts: Sequence["Comparison"]) -> "Comparison":
-        """Several as one."""
+        """Comparisons of several parts as one."""
         answers = tuple(answer for part in parts for answer in part.answers)
         return cls(parts[0].depth, answers, parts[0].exact)
 

@@ -1,8 +1,8 @@
 """The reference model of transformers over the very weights an artifact was compiled from.
 
-None of them passes through the compiler's loader, so a fault of that shows in a comparison (and
-:mod:`dsa_compile.evaluation.loader_check` names the tensor). Numerics are fp32. Imports
-transformers when called.
+None of the weights passes through the compiler's loader, so a fault of the loader shows in a
+comparison (and :mod:`dsa_compile.evaluation.loader_check` names the tensor). Numerics are fp32. The
+functions import transformers when called.
 """
 
 from collections.abc import Iterator, Sequence

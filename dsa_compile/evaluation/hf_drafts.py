@@ -1,7 +1,7 @@
 """The multi-token-prediction (MTP) layer of transformers over the stored weights, in fp32.
 
 Its parameters are read by :class:`~dsa_compile.evaluation.stored_weights.StoredWeights`, as
-transformers loads none of them. Imports transformers when called.
+transformers loads none of them. The functions import transformers when called.
 """
 
 import copy

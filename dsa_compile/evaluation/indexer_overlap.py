@@ -49,7 +49,7 @@ class Overlap:
 
 @dataclass(frozen=True)
 class RowOverlap:
-    """Per-row figures, fp64 [n]: see :class:`Overlap`."""
+    """Figures of each row, fp64 [n]: see :class:`Overlap`."""
 
     share: Tensor
     margin: Tensor
@@ -57,7 +57,7 @@ class RowOverlap:
 
 
 def lengths_around(topk: int, limit: int) -> list[int]:
-    """Below, at and above ``topk``, as far as ``limit`` goes."""
+    """Lengths below, at and above ``topk``, as far as ``limit`` goes."""
     wanted = [max(1, topk // 2), topk, topk + topk // 2, 4 * topk, 16 * topk]
     return [length for length in dict.fromkeys(wanted) if length <= limit]
 
@@ -125,7 +125,7 @@ def measure_overlap(
     selection: str,
     tick: Tick = ignore,
 ) -> list[Overlap]:
-    """Every layer at every length.
+    """Measure the overlap in every layer at every length.
 
     Args:
         runner: of the artifact.

@@ -63,7 +63,7 @@ def overrides_of(selection: str, seed: int = 0) -> Overrides:
 def replace_ops(regions: Mapping[str, Region], overrides: Overrides) -> dict[str, Region]:
     """Copies of regions that call plain functions where they called the ops of ``overrides``.
 
-    Of rotations only the indexer's are replaced, attention's are left.
+    Rotations of the indexer are replaced, those of attention are left.
 
     Raises:
         UserError: none of the ops is in any region, so that nothing would change.
@@ -123,10 +123,10 @@ def select_all(
     topk: int,
     scale: float = 1.0,
 ) -> Tensor:
-    """Every visible key: int32 [T, longest context] physical rows, then -1.
+    """Visible keys, all of them: int32 [T, longest context] physical rows, then -1.
 
-    Takes the arguments of ``dsa::paged_index_topk``, or those of its FP8 form, which has no scale,
-    as all functions here do.
+    The arguments are those of ``dsa::paged_index_topk``, or of its FP8 form, which has no scale, as
+    in all functions here.
     """
     request, position = _rows(cu_seqlens, context_lens)
     keys = torch.arange(int(context_lens.max()), device=q.device).expand(len(position), -1)

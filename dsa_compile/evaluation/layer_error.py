@@ -78,7 +78,7 @@ def measure_layers(
     sequences: Sequence[Sequence[int]],
     tick: Tick = ignore,
 ) -> list[LayerError]:
-    """Every layer in both modes.
+    """Measure every layer in both modes.
 
     Args:
         runner: of the artifact.

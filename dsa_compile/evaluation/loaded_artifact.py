@@ -24,7 +24,7 @@ from dsa_compile.runtime.requests.prompts import load_tokenizer
 
 @dataclass(frozen=True)
 class LoadedArtifact:
-    """Made by :meth:`open`.
+    """Artifact loaded for evaluation, made by :meth:`open`.
 
     Attributes:
         name: what tables call it.

@@ -59,8 +59,8 @@ def compare_loaders(
     Names and shapes are those of transformers' model. Values are compared to the last bit, for
     neither side does more than convert to fp32 or multiply by a scale: with those that transformers
     loads if the checkpoint is unquantised and small, else with the stored tensors read by
-    safetensors and dequantised here, one parameter at a time. Of a quantised parameter the FP8
-    values and scales that the ``fp8`` recipes take are compared as well.
+    safetensors and dequantised here, one parameter at a time. The FP8 values and scales of a
+    quantised parameter, which the ``fp8`` recipes take, are compared as well.
 
     Args:
         model_dir: config.json and weights.
@@ -126,7 +126,7 @@ def compare_constants(model_dir: Path, spec: ModelSpec, plan: WeightPlan) -> lis
 def misread_weights(
     model_dir: Path, spec: ModelSpec, layers: Sequence[int], plan: WeightPlan
 ) -> Iterator[Difference]:
-    """Parameters, then constants, that transformers has otherwise: see :func:`compare_loaders` and
+    """Parameters, then constants, that differ in transformers: see :func:`compare_loaders` and
     :func:`compare_constants`."""
     yield from compare_loaders(model_dir, spec, layers)
     yield from compare_constants(model_dir, spec, plan)

@@ -126,7 +126,7 @@ class Material:
         return self._pieces([lengths[index % 8] for index in range(count)])
 
     def prompts_by_text(self, count: int, longest: int) -> dict[str, list[list[int]]]:
-        """About ``count`` prompts as of :meth:`prompts`, from each text as many, by its path.
+        """Prompts as of :meth:`prompts`, about ``count``, as many from each text, by its path.
 
         Without a tokenizer they are random, under an empty name.
         """

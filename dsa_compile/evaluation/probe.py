@@ -32,9 +32,9 @@ class LanguageModel(Protocol):
     def logits(
         self, sequences: Sequence[Sequence[int]], tails: Sequence[int] | None = None
     ) -> Iterator[Tensor]:
-        """For each sequence in order fp32 [n, V]: the logits of its last ``tails[i]`` tokens.
+        """Logits of the last ``tails[i]`` tokens of each sequence, fp32 [n, V], in order.
 
-        Without ``tails``, of all its tokens.
+        Without ``tails`` they are those of all its tokens.
         """
         ...
 

@@ -22,7 +22,7 @@ class Recall:
 
     @property
     def accuracy(self) -> float:
-        """Share answered right."""
+        """Share of the questions that were answered right."""
         return self.correct / self.prompts
 
 

@@ -1,7 +1,8 @@
 """The reference model of transformers in fp32, with weights that our loader has not touched.
 
 transformers loads them itself where it can. It cannot load FP8 blocks without a GPU: those are read
-by :class:`~dsa_compile.evaluation.stored_weights.StoredWeights`. Imports transformers when called.
+by :class:`~dsa_compile.evaluation.stored_weights.StoredWeights`. The functions import transformers
+when called.
 """
 
 from pathlib import Path
@@ -51,7 +52,7 @@ def has_reference(model_dir: Path) -> bool:
 
 
 def parameter_shapes(model_dir: Path) -> dict[str, tuple[int, ...]]:
-    """Every parameter of transformers' model by name, with its shape; no memory is taken.
+    """Shapes of the parameters of transformers' model by name; no memory is taken.
 
     Raises:
         UserError: transformers is not installed or refuses the model.

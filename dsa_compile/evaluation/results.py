@@ -24,7 +24,7 @@ _R = TypeVar("_R", bound=Row)
 
 @dataclass
 class ArtifactResults:
-    """One artifact's.
+    """Results of one artifact.
 
     Attributes:
         name: in tables.

@@ -8,7 +8,7 @@ from dsa_compile.runtime.execution.batch import Batch
 
 
 def whole_batch(sequences: Sequence[Sequence[int]], tails: Sequence[int], block_size: int) -> Batch:
-    """Every token of every sequence in one step, each sequence in blocks of its own.
+    """Batch of every token of every sequence in one step, each sequence in blocks of its own.
 
     Args:
         sequences: token ids, none of them empty.

@@ -78,10 +78,7 @@ def cut_windows(text: str, tokenizer: Any, context: int, lead: Sequence[int]) ->
 
 
 def spread(windows: Sequence[Window], tokens: int) -> list[Window]:
-    """As many windows as hold about ``tokens`` tokens, taken at even steps from all of them.
-
-    At least one.
-    """
+    """Windows at even steps from all, at least one, as many as hold about ``tokens`` tokens."""
     total = sum(len(window.ids) for window in windows)
     count = len(windows) if total <= tokens else max(1, round(len(windows) * tokens / total))
     chosen = np.linspace(0, len(windows) - 1, count).round().astype(int)

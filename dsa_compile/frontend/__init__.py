@@ -1,5 +1,5 @@
-"""From a Hugging Face configuration to an exported program.
+"""Export of a Hugging Face configuration to a program.
 
-Imports transformers, as evaluation and debugging do for their reference; the runtime imports none
-of these.
+The package imports transformers, as evaluation and debugging do for their reference; the runtime
+imports none of these.
 """

@@ -65,7 +65,7 @@ class Architecture:
         rotary: class that makes RoPE's frequencies.
         layers: the kinds of decoder layer.
         index_rope_interleaved: see :class:`~dsa_compile.model_spec.ModelSpec`.
-        overrides: fields of the configuration that tracing needs otherwise.
+        overrides: fields of the configuration that tracing needs changed.
         when_null: what fields mean that the configuration may leave null.
         facts: attributes of :class:`~dsa_compile.model_spec.ModelSpec` that no field says.
         derived: makes further lists of something for every layer from the configuration.

@@ -88,7 +88,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     for entry in (DEEPSEEK_V32, GLM_MOE_DSA, AXK2, MISTRAL_LARGE4)
     if entry is not None
 }
-"""By model type; those that the installed transformers has."""
+"""Architectures that the installed transformers has, by model type."""
 
 
 def architecture_of(config: Mapping[str, Any]) -> Architecture:
@@ -110,7 +110,7 @@ def architecture_of(config: Mapping[str, Any]) -> Architecture:
 def load_config(raw: Mapping[str, Any]) -> PreTrainedConfig:
     """The configuration as transformers understands it: defaults filled in, old names mapped.
 
-    Of a model with vision, the part for text.
+    If the model has vision, this is the part for text.
 
     Args:
         raw: ``config.json``.

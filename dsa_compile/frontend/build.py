@@ -1,4 +1,4 @@
-"""From a model directory to a program at the EXPORTED level."""
+"""Export of a model directory to a program at the EXPORTED level."""
 
 from collections.abc import Mapping
 from pathlib import Path

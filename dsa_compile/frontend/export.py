@@ -50,8 +50,8 @@ def export_region(
 ) -> Region:
     """Trace ``module`` and type the graph in ``world``.
 
-    Weight placeholders get the parameter's name inside the module as their key. Of ``outputs``, the
-    names of what the module returns, the region returns those that are ``wanted``; all without it.
+    Weight placeholders get the parameter's name inside the module as their key. ``outputs`` are the
+    names of what the module returns; the region returns those that are ``wanted``; None: all.
     """
     with mode:
         examples = tuple(

@@ -25,7 +25,7 @@ _LATENTS = {1: ("latents", "latent_keys"), 0: ("nope_latents",)}
 
 
 def _layers() -> Iterator[TracedLayer]:
-    """Every kind of layer: its MLP, whether it rotates, whose latents and selection it uses."""
+    """Kinds of every layer: its MLP, whether it rotates, whose latents and selection it uses."""
     for latents, indexer, rope, mlp in itertools.product(
         _SUFFIXES, ("full", "shared"), (1, 0), ("dense", "sparse")
     ):
@@ -56,7 +56,7 @@ def _layers() -> Iterator[TracedLayer]:
 
 
 def _whose_latents(config: Mapping[str, Any]) -> dict[str, list[str]]:
-    """For each layer whether its latents are its own, shared with others, or borrowed.
+    """Origin of each layer's latents: its own, shared with others, or borrowed.
 
     The reference hands on one set of latents of layers that rotate, and one of those that do not.
 

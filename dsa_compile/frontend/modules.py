@@ -114,7 +114,7 @@ class SelectingLayer(Layer):
     def forward(  # type: ignore[override]
         self, hidden: torch.Tensor, mask: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """As :class:`Layer`; also returns positions of keys, int32 [B, S, min(topk, S)]."""
+        """Run :class:`Layer`; also returns positions of keys, int32 [B, S, min(topk, S)]."""
         result, selected = self.layer(
             hidden, attention_mask=mask, position_embeddings=(cos, sin), use_cache=False
         )
@@ -132,7 +132,7 @@ class ReusingLayer(Layer):
         sin: torch.Tensor,
         selected: torch.Tensor,
     ) -> torch.Tensor:
-        """As :class:`Layer`; takes positions of keys, int32 [B, S, topk]."""
+        """Run :class:`Layer`; also takes positions of keys, int32 [B, S, topk]."""
         result: torch.Tensor = self.layer(
             hidden,
             attention_mask=mask,

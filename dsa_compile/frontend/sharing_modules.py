@@ -39,7 +39,7 @@ class SharingLayer(Layer):
         second: torch.Tensor | None = None,
         third: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, ...]:
-        """As :class:`Layer`; also returns what it selected, and the latents that it hands on.
+        """Run the layer; also returns the keys that it selected, and the latents that it hands on.
 
         Args:
             hidden: [B, S, D].
@@ -117,6 +117,6 @@ class CappedHead(Head):
         self.cap = model.config.final_logit_softcapping
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """As :class:`Head`."""
+        """Hidden states [B, S, D] to logits [B, S, V], which are capped."""
         logits: torch.Tensor = torch.tanh(super().forward(hidden) / self.cap) * self.cap
         return logits

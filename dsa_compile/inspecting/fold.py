@@ -211,7 +211,7 @@ def _statements(graph: Graph | None, names: Sequence[str]) -> tuple[Statement, .
 
 
 def outliers(store: Store, stage: Stage, diffs: Sequence[RegionDiff]) -> list[Outlier]:
-    """Modules that a pass rewrote otherwise, or not at all, in a minority of the layers.
+    """Modules that a pass rewrote differently, or not at all, in a minority of the layers.
 
     Args:
         store: the artifact.

@@ -132,7 +132,7 @@ class Graph:
 
     @cached_property
     def users(self) -> Mapping[str, tuple[str, ...]]:
-        """For each node, the names of those that use it, in order."""
+        """Names of the nodes that use each node, in order."""
         found: dict[str, list[str]] = {name: [] for name in self.nodes}
         for node in self.nodes.values():
             for source in node.inputs:

@@ -55,7 +55,7 @@ def rows(graph: Graph) -> list[Row]:
 
 
 def lane_texts(listed: Sequence[Row]) -> list[str]:
-    """For each row its streams, drawn: ``● │``; a wait is an arrow to the stream that waits.
+    """Streams of each row, drawn: ``● │``; a wait is an arrow to the stream that waits.
 
     A graph on one stream has none to draw.
     """

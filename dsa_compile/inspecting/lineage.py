@@ -1,4 +1,4 @@
-"""Which of the nodes that a rewrite took out each of the nodes that it put in stands for.
+"""Lineage of the nodes that a rewrite made: the removed nodes that each of them stands for.
 
 A rewrite says which nodes it removed and which it made, not how they correspond. That is worked
 out from the graphs, by the first of these that holds for a removed node:
@@ -25,7 +25,7 @@ from dsa_compile.inspecting.text import GETITEM
 
 
 def lineage(hunk: Hunk, pairing: Pairing) -> dict[str, tuple[str, ...]]:
-    """For each call that a rewrite made, the calls it stands for, in order; maybe none.
+    """Calls that each call of a rewrite stands for, in order; maybe none.
 
     Args:
         hunk: the rewrite.
@@ -105,7 +105,7 @@ def _names_op(name: str, part: str) -> bool:
 def _dependencies(
     graph: Graph, inside: Sequence[Node], back: Mapping[str, str]
 ) -> dict[str, frozenset[str]]:
-    """For each node, what it depends on outside: paired nodes by one name, weights by module."""
+    """Dependencies of each node outside: paired nodes by one name, weights by module."""
     found: dict[str, frozenset[str]] = {}
     for node in inside:
         known: set[str] = set()

@@ -1,4 +1,4 @@
-"""Which node of one graph is which node of another.
+"""Pairs of nodes of two graphs that are the same node.
 
 Names are not trusted for more than they mean: within a pass a node keeps its name unless a rewrite
 says that it made it; between programs names mean nothing, and nodes are the same if they compute

@@ -1,4 +1,4 @@
-"""Which regions a question is about: ``--layer``, ``--kind``, ``--variant``."""
+"""Regions that a question is about: ``--layer``, ``--kind``, ``--variant``."""
 
 from collections.abc import Iterable
 

@@ -53,7 +53,7 @@ class Stage:
 
     @cached_property
     def graphs(self) -> Mapping[str, Graph]:
-        """All regions after the pass, by name."""
+        """Graphs of all regions after the pass, by name."""
         if self.number == 0:
             return self.changed
         graphs = dict(self.before)
@@ -65,7 +65,7 @@ class Stage:
 
     @property
     def before(self) -> Mapping[str, Graph]:
-        """All regions before the pass, by name; none at stage 0."""
+        """Graphs of all regions before the pass, by name; none at stage 0."""
         return self._store.stages[self.number - 1].graphs if self.number else {}
 
     def ancestor(self, region: str) -> Graph | None:

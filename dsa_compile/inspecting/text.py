@@ -58,7 +58,7 @@ class Listing:
             self._names[name] = free
 
     def statements(self) -> Iterator[Statement]:
-        """Every call, in order."""
+        """Statements of every call, in order."""
         for node in self.graph.calls:
             if not self._is_entry(node):
                 yield self.statement(node)
@@ -136,7 +136,7 @@ class Listing:
 
 
 def _tuple(items: list[str], bracket: str) -> str:
-    """``a, b``; one item keeps the comma that makes it a tuple, in brackets where asked."""
+    """``a, b``; one item keeps the comma that makes it a tuple, in brackets if ``bracket``."""
     if len(items) == 1:
         return f"({items[0]},)" if bracket else f"{items[0]},"
     return ", ".join(items) or ("()" if bracket else "")

@@ -58,7 +58,7 @@ class Ancestor:
     sources: tuple["Ancestor", ...] = field(default=(), repr=False)
 
     def walk(self) -> Iterator["Ancestor"]:
-        """This node and all its ancestors, each once, nearest first."""
+        """Walk this node and all its ancestors, each once, nearest first."""
         seen: set[int] = set()
         todo = [self]
         while todo:
@@ -70,7 +70,7 @@ class Ancestor:
 
     @cached_property
     def steps(self) -> tuple[Step, ...]:
-        """All rewrites in its history, the latest pass first."""
+        """Rewrites in the history of the node, the latest pass first."""
         found = {step: None for each in self.walk() if (step := each.made_by)}
         return tuple(sorted(found, key=lambda step: (-step.stage, step.sites)))
 
@@ -141,7 +141,7 @@ class History:
         return region in at.changed and name in self._steps_at(at, region)
 
     def _steps_at(self, stage: Stage, region: str) -> Mapping[str, tuple[Step, tuple[str, ...]]]:
-        """For each new node of a region, the rewrite that made it and what it stands for."""
+        """Rewrite that made each new node of a region, and the nodes that it stands for."""
         key = stage.number, region
         if key not in self._steps:
             diff = region_diff(stage, region)

@@ -137,7 +137,7 @@ class Editor:
         self.swap(old, self.call(operator.getitem, several, index, before=old, name=name))
 
     def reroute(self, old: fx.Node, new: fx.Node) -> None:
-        """As :meth:`replace` where the type changes: everything behind ``new`` is typed again."""
+        """Replace ``old`` where the type changes: everything behind ``new`` is typed again."""
         self._notes.begin()
         old.replace_all_uses_with(new, delete_user_cb=lambda user: user is not new)
         for node in self.graph.nodes:
@@ -148,7 +148,7 @@ class Editor:
         self.close_site()
 
     def swap(self, old: fx.Node, new: fx.Node) -> None:
-        """As :meth:`replace` for one of several values of a site: a step of a rewrite.
+        """Replace one of several values of a site: a step of a rewrite.
 
         Raises:
             CompileError: they are of different types.

@@ -109,7 +109,7 @@ class Recorder:
 
     @classmethod
     def of(cls, region: Region, function_of: FunctionOf = reference) -> "Recorder":
-        """All calls of a region."""
+        """Recorder of all calls of a region."""
         calls = (node for node in region.graph.nodes if node.op == "call_function")
         return cls(calls, region.inputs(), function_of)
 

@@ -19,7 +19,7 @@ Tensors = Mapping[str, Tensor]
 
 @torch.no_grad()
 def run_region(region: Region, inputs: Mapping[Role, Tensors]) -> dict[str, Tensor]:
-    """Execute one region; ``inputs[role][key]`` are its inputs. Returns its values by name."""
+    """Execute one region, whose inputs are ``inputs[role][key]``, and return its values by name."""
     fixed = {role: inputs[role] for role in (Role.WEIGHT, Role.CACHE) if role in inputs}
     values: dict[str, Any] = {**inputs.get(Role.BATCH, {}), **inputs.get(Role.VALUE, {})}
     BoundCall(region, compile_region(region), fixed).run(values)

@@ -69,7 +69,7 @@ GETITEM = "operator.getitem"
 
 @cache
 def allowed_targets() -> Mapping[str, Callable[..., Any]]:
-    """Every callable that a stored graph may name, by its full name.
+    """Callables that a stored graph may name, by full name.
 
     Names are those of ``str(OpOverload)``, such as ``"dsa.rms_norm.default"``, and
     ``"operator.getitem"``, which takes an entry of a multi-output op and nothing else.

@@ -1,7 +1,7 @@
-"""Which positional arguments of a call are written by keyword where people read it.
+"""Positional arguments of a call that are written by keyword where people read it.
 
-From the first constant on: ``router(x, weight, bias, n_group=8, topk_group=4, …)``. The first
-argument and lists say what they are.
+They are those from the first constant on: ``router(x, weight, bias, n_group=8, topk_group=4, …)``.
+The first argument and lists say what they are.
 """
 
 import keyword

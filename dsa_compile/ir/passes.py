@@ -172,7 +172,7 @@ class RegionPass(Pass):
 
 
 def _rewritten_last(program: Program, region: str, miss: NearMiss | None) -> str:
-    """Which pass rewrote the place of a miss last, or the region where nothing came near, and the
+    """Pass that rewrote the place of a miss last, or the region where nothing came near, and the
     weights read there: the names of nodes that a pass has made say little."""
     kind = region.partition(".")[0]  # passes before the split knew it by that name
     for record in reversed(program.records):

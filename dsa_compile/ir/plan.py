@@ -16,8 +16,8 @@ DRAFT, DEEPER = "draft", "deeper_draft"
 
 LONG, SHORT, PROMPT = "long", "short", "prompt"
 """Variants of regions, such as ``moe.long``: a step in which no context exceeds ``index_topk`` runs
-the short ones, any other step the long ones. Of the former, one in which every request's tokens
-begin at position 0 may run the prompt ones."""
+the short ones, any other step the long ones. A step that runs the short ones may run the prompt
+ones if every request's tokens begin at position 0."""
 
 _TAKING = {SHORT: (SHORT, LONG), PROMPT: (PROMPT, SHORT, LONG)}
 

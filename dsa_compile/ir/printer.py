@@ -176,7 +176,7 @@ def _names(graph: fx.Graph) -> dict[fx.Node, str]:
 
 
 def _tuple(items: list[str], bracket: str) -> str:
-    """``a, b``; one item keeps the comma that makes it a tuple, in brackets where asked."""
+    """``a, b``; one item keeps the comma that makes it a tuple, in brackets if ``bracket``."""
     if len(items) == 1:
         return f"({items[0]},)" if bracket else f"{items[0]},"
     return ", ".join(items) or ("()" if bracket else "")

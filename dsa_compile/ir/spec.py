@@ -47,7 +47,7 @@ def _legal() -> dict[Level, Legal]:
 
 
 def violations(program: Program, level: Level) -> Iterator[str]:
-    """Everything in a program that its level forbids, one sentence each; lazily."""
+    """Violations of a program's level, one sentence each, found lazily."""
     legal = _legal().get(level)
     if legal is None:
         return  # whatever export gives is legal there

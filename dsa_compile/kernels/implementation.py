@@ -60,7 +60,7 @@ class Implementation:
         return None
 
     def load(self) -> Callable[..., Any]:
-        """The function.
+        """Load the function.
 
         Raises:
             UserError: its provider is not installed here.

@@ -48,5 +48,5 @@ PROVIDERS: Mapping[str, Provider] = {
         Provider("flash_mla", ("flash_mla",), "build it from its repository", peer=True),
     )
 }
-"""By name. ``reference`` are the CPU references; ``torch`` those of them that a GPU runs as well,
-as several of torch's own kernels."""
+"""Providers by name. ``reference`` are the CPU references; ``torch`` those of them that a GPU runs
+as well, as several of torch's own kernels."""

@@ -1,4 +1,4 @@
-"""Every implementation of every kernel op, in order of preference.
+"""Implementations of every kernel op, in order of preference.
 
 The order is what was measured (``docs/kernels.md``), not habit.
 """
@@ -119,7 +119,7 @@ def _prompt_attention() -> Iterator[Implementation]:
 
 
 def _attention_expand() -> Iterator[Implementation]:
-    """As attention itself, by tokens; what follows it chooses its own kernel."""
+    """Attention with expansion, by tokens as attention itself; what follows chooses its kernel."""
     expand = (size_in("w_uv", 1, 128), size_in("w_uv", 2, 512))
     rows, peer = "paged_latent_attention_fp8_expand", (*_FLASH_MLA, size_in("cache", 1, 64))
     yield cuda_kernel(rows, "attention_expand", *_MLA, *expand, targets=(HOPPER,), max_tokens=66)

@@ -62,7 +62,7 @@ def noted_triton_launches(into: dict[Any, TritonLaunch]) -> Iterator[None]:
 
 
 def _specialization(function: Any, args: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
-    """Whatever Triton compiles differently differs in this; see its ``native_specialize_impl``."""
+    """Key that differs where Triton compiles differently; see its ``native_specialize_impl``."""
     given = dict(zip(function.arg_names, args, strict=False)) | dict(options)
     names = {parameter.name: parameter for parameter in function.params}
     kinds = tuple((name, _kind(names.get(name), value)) for name, value in sorted(given.items()))

@@ -68,7 +68,7 @@ def dense_slots(
     block_size: int,
     width: int,
 ) -> Tensor:
-    """Every visible row of every token, in order of position: the short variant's "selection".
+    """Rows that every token sees, all in order of position: the short variant's "selection".
 
     Args:
         block_tables: int32 ``[R, M]``, padded with -1.

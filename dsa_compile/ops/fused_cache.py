@@ -1,8 +1,9 @@
-"""From the raw latent projection to a row of the paged latent cache, in one op per row format.
+"""Ops from the raw latent projection to a row of the paged latent cache, one per row format.
 
-Each takes ``kv [T, R + dr]``: the compressed KV, which is RMS-normed, and the shared key, which is
-rotated; fp32 up to one rounding to ``kv.dtype``, as DeepSeek's own code. Interleaved pairs come
-out de-interleaved, as :func:`dsa_compile.ops.rope.rope_interleaved` leaves them in the queries.
+Each op takes ``kv [T, R + dr]``: the compressed KV, which is RMS-normed, and the shared key, which
+is rotated; it computes in fp32 up to one rounding to ``kv.dtype``, as DeepSeek's own code does.
+Interleaved pairs come out de-interleaved, as :func:`dsa_compile.ops.rope.rope_interleaved` leaves
+them in the queries.
 
 Row formats, for R = 512 and dr = 64:
 

@@ -1,6 +1,6 @@
 """The FP8 indexer's operands: keys into pages, queries with their scales folded into the weights.
 
-As DeepSeek's inference code: both are rotated on their first dims, turned by a Hadamard matrix
+Both are, as in DeepSeek's inference code, rotated on their first dims, turned by a Hadamard matrix
 (orthogonal, so products keep; it spreads outliers over the whole vector, which e4m3 with one scale
 then represents better) and quantised with a power-of-two scale per vector. Every step is fp32
 inside and ends in one rounding to bf16, the scale's excepted.

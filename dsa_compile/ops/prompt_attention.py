@@ -1,9 +1,9 @@
 """Multi-head attention of whole prompts: keys and values of every head, made of latent rows.
 
-For steps in which every request's tokens begin at position 0: the keys of a token are tokens of the
-same step. Each has a key and a value a head, ``[W_UK latent | rotated key]`` and ``W_UV latent``,
-so that a score costs ``dn + dr`` products and not the ``R + dr`` of absorbed MLA
-(:mod:`dsa_compile.ops.attention`); DeepSeek-V2 (arXiv:2405.04434), section 2.1.
+The ops are for steps in which every request's tokens begin at position 0: the keys of a token are
+tokens of the same step. Each token has a key and a value a head, ``[W_UK latent | rotated key]``
+and ``W_UV latent``, so that a score costs ``dn + dr`` products and not the ``R + dr`` of absorbed
+MLA (:mod:`dsa_compile.ops.attention`); DeepSeek-V2 (arXiv:2405.04434), section 2.1.
 
 Latents are read from the cache, where the step has written them: what is attended to is what later
 steps will attend to, in a quantised cache as well. Products and softmax are fp32; one rounding to

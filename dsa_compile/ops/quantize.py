@@ -50,7 +50,7 @@ def block_count(width: int) -> int:
 
 
 def require_whole_blocks(op: str, **widths: int) -> None:
-    """For kernels that take whole blocks only.
+    """Check widths for kernels that take whole blocks only.
 
     Raises:
         ValueError: a width that is no multiple of 128.
@@ -94,7 +94,7 @@ def block_scale(amax: Tensor, ue8m0: bool) -> Tensor:
 
 
 def saturate(x: Tensor) -> Tensor:
-    """To e4m3, magnitudes above 448 becoming 448 (torch's own cast makes them NaN)."""
+    """Cast to e4m3, magnitudes above 448 becoming 448 (torch's own cast makes them NaN)."""
     return x.clamp(-E4M3_MAX, E4M3_MAX).to(E4M3)
 
 

@@ -50,7 +50,7 @@ class Hazard:
         problem: str,
         remedy: str,
     ) -> "Hazard":
-        """With the names of two nodes."""
+        """Hazard with the names of two nodes."""
         return cls(kind, region, nodes[0].name, nodes[1].name, problem, remedy)
 
     def __str__(self) -> str:

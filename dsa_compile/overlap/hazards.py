@@ -22,7 +22,7 @@ COLLECTIVES = frozenset(op for op, facts in FACTS.items() if facts.collective)
 def find_hazards(
     region: Region, collectives: Collection[OpOverload] = COLLECTIVES
 ) -> Iterator[Hazard]:
-    """Every hazard of a region; lazily.
+    """Hazards of a region, found lazily.
 
     Args:
         region: of the KERNEL level.

@@ -1,10 +1,10 @@
 """List scheduling of tasks onto streams, with a cost model of kernels that run side by side.
 
 A kernel that streams weights holds the shared memory of all processors until it ends: another of
-its size waits, whatever stream it is on. What two streams hide is small kernels beside large ones,
-and large ones that start together, as far as the memory's bandwidth goes. Of the plans for a layer
-that were measured on an H200 (docs/overlap.md) this model finds the best; it promises up to 4 µs
-too much.
+its size waits, whatever stream it is on. Two streams hide small kernels beside large ones, and
+large ones that start together, as far as the memory's bandwidth goes. This model finds the best of
+the plans for a layer that were measured on an H200 (docs/overlap.md); it promises up to 4 µs too
+much.
 """
 
 from collections.abc import Iterator, Sequence
@@ -64,7 +64,7 @@ class Schedule:
 
 
 def serial(tasks: Sequence[Task]) -> Schedule:
-    """Everything on stream 0, in the order given."""
+    """Schedule of everything on stream 0, in the order given."""
     return Schedule(tuple(range(len(tasks))), (MAIN,) * len(tasks), sum(task.us for task in tasks))
 
 
@@ -98,9 +98,9 @@ def gathered(tasks: Sequence[Task], order: Sequence[int], streams: Sequence[int]
 def waits(
     tasks: Sequence[Task], order: Sequence[int], streams: Sequence[int]
 ) -> dict[int, list[int]]:
-    """For each task the tasks of other streams that it must wait for by an event.
+    """Tasks of other streams that each task must wait for by an event.
 
-    Those that it knows to be done, from what its stream waited for before, are left out.
+    Tasks that it knows to be done, from what its stream waited for before, are left out.
     """
     known: list[dict[int, int]] = [{} for _ in tasks]  # once a task is done: stream -> ticks done
     clocks: dict[int, dict[int, int]] = {}

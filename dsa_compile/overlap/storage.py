@@ -62,7 +62,7 @@ class Uses:
     makes: list[Storage] = field(default_factory=list)
 
     def touches(self) -> set[Storage]:
-        """All of it."""
+        """Storages that the call reads, writes or makes."""
         return self.reads.union(self.writes, self.makes)
 
 
@@ -110,7 +110,7 @@ class Memory:
         )
 
     def dependencies(self) -> dict[fx.Node, set[fx.Node]]:
-        """For every call in ``uses``, in order, the earlier ones that must run before it.
+        """Earlier calls that must run before each call in ``uses``, in order.
 
         Reads come after the write before them, writes after the reads and the write before them.
         """

@@ -136,7 +136,7 @@ class Service:
         return grammar
 
     def room(self, prompt: Sequence[int]) -> int:
-        """Most tokens that may be generated after a prompt; at least 1."""
+        """Tokens that may be generated after a prompt at most; at least 1."""
         limits = self.engine.limits
         return max(1, min(limits.max_model_len, limits.capacity) - len(prompt))
 

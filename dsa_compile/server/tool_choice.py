@@ -1,4 +1,4 @@
-"""Which tools a model may, must or must not call: ``tools``, ``tool_choice``, and its grammar."""
+"""Tools that a model may, must or must not call: ``tools``, ``tool_choice``, and its grammar."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

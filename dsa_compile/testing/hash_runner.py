@@ -93,15 +93,15 @@ class HashRunner:
 
     @property
     def step_counts(self) -> dict[StepKind, int]:
-        """As the protocol says."""
+        """Steps launched so far, all without graphs."""
         return {StepKind(EAGER, "long"): len(self.steps)}
 
     def samples_ahead(self, states: Sequence[SamplingState]) -> bool:
-        """As the protocol says."""
+        """False: the host chooses the tokens."""
         return False
 
     def launch(self, inputs: StepInputs) -> LaunchedTokens:
-        """As the protocol says."""
+        """Run a step, and choose its tokens on the host."""
         if inputs.prompt is None:
             return self._sampler.launch(self.execute(inputs.batch), inputs)
         scored, prompt = len(inputs.prompt.rows), inputs.prompt

@@ -68,8 +68,9 @@ class Checkpoint:
     def open(cls, model_dir: Path, spec: ModelSpec, layers: Sequence[int]) -> "Checkpoint":
         """Find and check every parameter of ``layers``, the embedding and the head.
 
-        Takes one ``model.safetensors`` or shards with an index; experts fused or one matrix each;
-        float8_e4m3fn with block scales, or plain fp32, bf16 or fp16. Only headers are read.
+        The weights may be one ``model.safetensors`` or shards with an index; experts fused or one
+        matrix each; float8_e4m3fn with block scales, or plain fp32, bf16 or fp16. Only headers are
+        read.
 
         Raises:
             CheckpointError: anything missing, extra, repeated, truncated, or of another shape or

@@ -58,7 +58,7 @@ class DeviceCopies:
             self._own.stream.synchronize()  # the slab is read into again
 
     def _buffer(self) -> Tensor:
-        """This thread's slab."""
+        """Slab of the current thread."""
         if not hasattr(self._own, "slab"):
             on_gpu = self._device.type == "cuda"
             self._own.slab = torch.empty(self._slab, dtype=torch.uint8, pin_memory=on_gpu)

@@ -34,8 +34,8 @@ class Load:
 class QuantizedValues:
     """The e4m3 values of ``of`` in blocks of 128×128.
 
-    ``of`` reads a parameter, or several one above the other. Of a parameter that is stored in such
-    blocks they are those stored; anything else is quantised on loading. ``stacked`` matrices of
+    ``of`` reads a parameter, or several one above the other. A parameter that is stored in such
+    blocks gives the values stored; anything else is quantised on loading. ``stacked`` matrices of
     equal height lie one above the other and have blocks of their own.
     """
 
@@ -93,8 +93,8 @@ class Narrow:
 
 @dataclass(frozen=True)
 class Shard:
-    """This rank's part of ``of``: the ``length`` elements along ``dim`` that begin at rank times
-    ``length``; ``ranks`` parts along ``axis`` of the layout make up the whole.
+    """Part of ``of`` that a rank has: the ``length`` elements along ``dim`` that begin at rank
+    times ``length``; ``ranks`` parts along ``axis`` of the layout make up the whole.
 
     ``stacked`` pieces of equal size lie one behind the other along ``dim``, such as the rows of
     gate and up: a rank has its part of each. No expression with a shard is read before

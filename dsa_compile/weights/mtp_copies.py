@@ -1,7 +1,7 @@
 """The copies of embedding and head that checkpoints store with their MTP layer.
 
-The layer drafts with the model's own, so that one of each is in memory; a copy that differs would
-draft otherwise than the layer was trained to.
+The layer drafts with the model's own, so that one of each is in memory; if a copy differs, the
+layer would not draft as it was trained to.
 """
 
 from collections.abc import Container, Iterator

@@ -1,4 +1,4 @@
-"""Which weights calls have in common: each is stored and loaded once."""
+"""Weights that calls have in common: each is stored and loaded once."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -13,7 +13,7 @@ class Calling(Protocol):
 
     @property
     def name(self) -> str:
-        """Unique among calls."""
+        """Name of the call, unique among calls."""
         ...
 
     @property
@@ -35,7 +35,7 @@ class Home(NamedTuple):
 
 
 def weight_homes(calls: Iterable[Calling], plan: WeightPlan) -> dict[str, dict[str, Home]]:
-    """For each call, by name, the home of each of its weights, by key.
+    """Homes of the weights of each call, by the call's name and the weight's key.
 
     Weights are the same that are made alike of the same parameters, whatever their kinds and keys:
     an embedding that two prologues take, or a head that two plans call.

@@ -43,12 +43,12 @@ class Batch:
 
     @property
     def num_tokens(self) -> int:
-        """T."""
+        """Number of tokens T."""
         return len(self.input_ids)
 
     @property
     def num_requests(self) -> int:
-        """R."""
+        """Number of requests R."""
         return len(self.context_lens)
 
     def arrays(self) -> dict[str, NDArray[Any]]:
@@ -114,7 +114,7 @@ def build_batch(step: ScheduledStep) -> Batch:
 
 
 def next_ids(step: ScheduledStep) -> list[int]:
-    """For each request of a step, the token behind those that it computes; -1 if it is unknown."""
+    """Token behind those that each request of a step computes; -1 if it is unknown."""
     return [entry.request.token_ids.item(entry.start + entry.num_tokens) for entry in step.entries]
 
 

@@ -95,7 +95,7 @@ class DraftedRows:
 
     @property
     def width(self) -> int:
-        """W."""
+        """Rows W of a request in the grid."""
         return self.places.shape[1]
 
     def first_drafts(self, state: RowState) -> Tensor:
@@ -116,11 +116,11 @@ class DraftedRows:
         return deeper_rows(self, depth, block_size), options
 
     def with_drafts(self, drafts: Tensor) -> Tensor:
-        """As :func:`with_drafts`."""
+        """Tokens of the step with drafts in their places; see :func:`with_drafts`."""
         return with_drafts(self, drafts)
 
     def grid_options(self) -> Tensor:
-        """As :func:`options_of_grid`."""
+        """Records of sampling options of every row; see :func:`options_of_grid`."""
         return options_of_grid(self)
 
     def settle(
@@ -141,7 +141,7 @@ class DraftedRows:
         return self.settle_known(state, sampled, kept)
 
     def settle_known(self, state: RowState, sampled: Tensor, kept: Tensor) -> SettledRows:
-        """As :meth:`settle` where it is known how many tokens count, int64 ``[Y]``."""
+        """Variant of :meth:`settle` with the number of tokens that count, int64 ``[Y]``."""
         keep(state, self, sampled, kept)
         return SettledRows(
             torch.cat([kept[:, None], sampled], 1),
@@ -288,7 +288,7 @@ def forced_lengths(counts: Tensor, per_thousand: int) -> Tensor:
 
 
 def force_count(rows: DraftedRows, sampled: Tensor, per_thousand: int) -> Tensor:
-    """As :func:`count_right`, of forced lengths in place of drafts that are right.
+    """Variant of :func:`count_right` by forced lengths in place of drafts that are right.
 
     Args:
         rows: of the step.

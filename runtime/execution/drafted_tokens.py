@@ -75,7 +75,7 @@ class DraftedTokens:
         self._outcome, self._event, self._places = outcome, event, places
 
     def sample(self) -> None:
-        """Nothing: tokens are chosen with the step."""
+        """Do nothing: tokens are chosen with the step."""
 
     def wait(self) -> StepTokens:
         """The tokens; waits for the step that makes them.

@@ -133,6 +133,6 @@ class Drafter:
 
 
 def _nothing(value: Tensor, rows: int, device: torch.device) -> Tensor:
-    """So many rows of a value ``[T, …]``: zeros, or of whole numbers -1, which is no cache row."""
+    """Blank rows of a value ``[T, …]``: zeros, or of whole numbers -1, which is no cache row."""
     fill = 0 if value.dtype.is_floating_point else -1
     return torch.full((rows, *value.shape[1:]), fill, dtype=value.dtype, device=device)

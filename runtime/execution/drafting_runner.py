@@ -104,12 +104,12 @@ class DraftingRunner(ModelRunner):
 
     @property
     def drafter(self) -> Drafter | None:
-        """Runs the artifact's draft plans, where these make the drafts."""
+        """Drafter that runs the artifact's draft plans; None where these do not make the drafts."""
         return self._drafter
 
     @property
     def num_drafts(self) -> int:
-        """k."""
+        """Tokens k that are drafted for a request."""
         return self._num_drafts
 
     @property

@@ -36,7 +36,7 @@ class GraphKey:
 
 @dataclass(frozen=True)
 class GraphPlan:
-    """Which graphs there are.
+    """Graphs of decode steps that there may be.
 
     Args:
         rows: ascending, of requests.
@@ -89,7 +89,7 @@ class GraphPlan:
         return cls(tuple(sorted(rows)), columns, 1 + num_drafts, draft_max_rows)
 
     def graphs(self) -> Iterator[GraphKey]:
-        """All graphs, the ones that need the most memory first."""
+        """Graphs of the plan, the ones that need the most memory first."""
         for rows in reversed(self.rows):
             for variant, widths in self.columns.items():
                 for columns in reversed(widths):

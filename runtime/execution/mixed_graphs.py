@@ -51,7 +51,7 @@ class MixedKey:
 
 @dataclass(frozen=True)
 class MixedPlan:
-    """Which graphs there are.
+    """Graphs of steps with prompt tokens that there may be.
 
     Args:
         tokens: ascending.
@@ -92,7 +92,7 @@ class MixedPlan:
         )
 
     def graphs(self) -> Iterator[MixedKey]:
-        """All graphs, the ones that need the most memory first."""
+        """Graphs of the plan, the ones that need the most memory first."""
         for tokens in reversed(self.tokens):
             for rows in reversed(self.rows):
                 for variant, columns in self.columns.items():

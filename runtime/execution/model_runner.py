@@ -179,7 +179,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def capture_mixed(self, plan: MixedPlan, keys: Sequence[MixedKey] | None = None) -> None:
-        """As :meth:`capture`, for steps with prompt tokens."""
+        """Capture steps with prompt tokens as CUDA graphs; see :meth:`capture`."""
         self._mixed_graphs = MixedGraphs(plan, *self._captured_parts())
         with self.shipped_kernels.in_use():
             self._mixed_graphs.capture(keys)
@@ -196,12 +196,12 @@ class ModelRunner:
 
     @property
     def num_drafts(self) -> int:
-        """None."""
+        """Tokens that are drafted for a request: 0."""
         return 0
 
     @property
     def num_lanes(self) -> int:
-        """One."""
+        """Number of lanes: 1."""
         return 1
 
     @property

@@ -42,11 +42,11 @@ class LaunchedRows(DraftedRows):
     constants: Mapping[str, Tensor]
 
     def first_drafts(self, state: RowState) -> Tensor:
-        """As :meth:`DraftedRows.first_drafts`."""
+        """Memory for the drafts of the step; see :meth:`DraftedRows.first_drafts`."""
         return self.started.drafts
 
     def deeper(self, depth: int, block_size: int) -> tuple[dict[str, Tensor], Tensor]:
-        """As :meth:`DraftedRows.deeper`."""
+        """Inputs of the drafts of a depth, and options; see :meth:`DraftedRows.deeper`."""
         rows = self.started.deeper[depth - 2]
         values = _values(rows)
         values["cu_seqlens"] = self.constants["request_seqlens"]
@@ -54,18 +54,18 @@ class LaunchedRows(DraftedRows):
         return values, rows.options
 
     def with_drafts(self, drafts: Tensor) -> Tensor:
-        """As :meth:`DraftedRows.with_drafts`."""
+        """Tokens with drafts in their places; see :meth:`DraftedRows.with_drafts`."""
         ids = self.started.ids
         return kernels.place_drafts(ids, self.last, drafts) if drafts.shape[1] else ids
 
     def grid_options(self) -> Tensor:
-        """As :meth:`DraftedRows.grid_options`."""
+        """Records of sampling options of every row; see :meth:`DraftedRows.grid_options`."""
         return self.started.step.options
 
     def settle(
         self, state: RowState, sampled: Tensor, drafts: Tensor, per_thousand: int | None
     ) -> SettledRows:
-        """As :meth:`DraftedRows.settle`."""
+        """Count the tokens that hold; see :meth:`DraftedRows.settle`."""
         assert state.last is self.known.last, "of the state that the step began with"
         found = kernels.settle_rows(
             sampled, drafts, per_thousand, self.started, self.known, self.following
@@ -74,7 +74,7 @@ class LaunchedRows(DraftedRows):
 
 
 def launched_rows(step: Mapping[str, Tensor], state: RowState, block_size: int) -> LaunchedRows:
-    """As :func:`padded_rows`, by a kernel."""
+    """Variant of :func:`padded_rows` by a kernel."""
     known = kernels.Known(
         step["input_ids"],
         step["positions"],

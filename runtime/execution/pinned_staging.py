@@ -118,7 +118,7 @@ class StagingRing:
         return slot.host
 
     def take_views(self, staged: Staged[Views]) -> Views:
-        """As :meth:`take`, by views that are made once for each buffer."""
+        """Variant of :meth:`take` by views that are made once for each buffer."""
         host, slot = self.take(staged.nbytes), self._slots[self._next]
         if staged not in slot.views:
             slot.views[staged] = staged.in_numpy(host), slot.pinned[: staged.nbytes]

@@ -65,8 +65,8 @@ class LaunchedTokens(Protocol):
     def sample(self) -> None:
         """Launch the choice of the tokens, if the launch of the step left it out; else nothing.
 
-        A grammar must know all tokens of its request first. To be called when the steps before
-        this one were committed and before the next is launched; does not wait for the step.
+        A grammar must know all tokens of its request first. Call this when the steps before this
+        one were committed and before the next is launched; the call does not wait for the step.
 
         Raises:
             StepError: it could not be launched; nothing of the step counts.

@@ -111,4 +111,4 @@ class StreamSwitch:
 
 
 def _keep_alive(tensors: Sequence[Tensor]) -> None:
-    """Nothing: the generated code has held the tensors for it until now."""
+    """Do nothing: the generated code has held the tensors for this call until now."""

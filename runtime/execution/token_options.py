@@ -18,7 +18,7 @@ def options_at(options: Tensor, ahead: Tensor | int) -> Tensor:
 
 
 def options_of_drafts(options: Tensor, ahead: Tensor | int, rows: Tensor) -> Tensor:
-    """As :func:`options_at`, of records ``[Y, 5]`` that have their tokens kept in ``rows``."""
+    """Variant of :func:`options_at` for records ``[Y, 5]`` whose tokens are kept in ``rows``."""
     made = options_at(options, ahead)
     made.view(torch.int32)[:, ROW] = rows
     return made

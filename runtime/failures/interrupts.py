@@ -12,7 +12,7 @@ class Uninterrupted:
     """A context in which SIGINT waits: its handler runs, and raises, when the context ends.
 
     Python runs handlers in the main thread; elsewhere, and where nobody handles the signal, this
-    does nothing. To be entered once.
+    does nothing. It may be entered once.
     """
 
     __slots__ = ("_frame", "_handler", "_pending")

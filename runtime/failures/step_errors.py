@@ -45,7 +45,7 @@ class StepError(UserError):
 
 
 class OutOfMemory(StepError):  # noqa: N818 - as torch.OutOfMemoryError, short
-    """Something of a step found no memory; the device is sound."""
+    """Error of a step that found no memory; the device is sound."""
 
 
 class DeviceLost(StepError):  # noqa: N818
@@ -136,7 +136,7 @@ _OVER = "this process can use the GPU no more, start a new one"
 
 
 def _first_line(error: BaseException) -> str:
-    """torch adds paragraphs of advice that do not apply to captured graphs and other launchers."""
+    """First line of an error: torch adds advice that does not apply to captured graphs."""
     return str(error).partition("\n")[0].strip().rstrip(".") or type(error).__name__
 
 

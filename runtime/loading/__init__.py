@@ -1,1 +1,1 @@
-"""From an artifact directory to a runner: weights, memory plan, caches."""
+"""Loading of an artifact directory to a runner: weights, memory plan, caches."""

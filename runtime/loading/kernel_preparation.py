@@ -1,4 +1,4 @@
-"""Every kernel that steps may launch, compiled and loaded before the first step."""
+"""Kernels that steps may launch, compiled and loaded before the first step."""
 
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -56,8 +56,8 @@ class Prepared:
 def prepare_kernels(manifest: Manifest, regions: Iterable[Region], limits: StepLimits) -> Prepared:
     """Compile in parallel what steps may launch, and load it on the current device.
 
-    Kernels of other libraries are theirs to compile. To be called with the artifact's machine code
-    in use, if it may run (:class:`~dsa_compile.kernels.cuda.shipped.ShippedKernels`).
+    Kernels of other libraries are theirs to compile. Call this with the artifact's machine code in
+    use, if it may run (:class:`~dsa_compile.kernels.cuda.shipped.ShippedKernels`).
 
     Args:
         manifest: of an artifact for a GPU.

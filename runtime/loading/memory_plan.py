@@ -1,7 +1,7 @@
 """Memory plan: how much of a GPU's memory the caches may take.
 
-What is left once the weights are there, steps of the largest sizes have been run to see what they
-need at their worst, and CUDA graphs have been allowed for.
+The caches take what is left once the weights are there, steps of the largest sizes have been run to
+see what they need at their worst, and CUDA graphs have been allowed for.
 """
 
 from collections.abc import Callable, Mapping
@@ -55,7 +55,7 @@ class MemoryPlan:
 
     @property
     def planned(self) -> int:
-        """All that is expected to be taken, at the worst."""
+        """Bytes that are expected to be taken, at the worst."""
         return self.resident + self.step + self.graphs + self.num_blocks * self.page
 
     def describe(self, block_size: int) -> str:

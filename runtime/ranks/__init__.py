@@ -1,1 +1,1 @@
-"""Several ranks that run one model together: a process each, children of the first."""
+"""Ranks that run one model together: a process each, started by the first or by ``torchrun``."""

@@ -56,7 +56,7 @@ class GlooCommunicator:
                 self._groups[axis] = kind(prefix, place, len(members), options)
 
     def peer_memory(self, axis: str) -> None:
-        """None: no kernel stores to the memory of another process."""
+        """Peer memory: None, as no kernel stores to the memory of another process."""
 
     def gather(self, x: Tensor, axis: str, ranks: int) -> Tensor:
         """Exchange operands: see :class:`~dsa_compile.ops.collectives.Communicator`."""
@@ -81,4 +81,4 @@ class GlooCommunicator:
         return sum_of_ranks([part.chunk(ranks)[own] for part in self.gather(x, axis, ranks)])
 
     def abort(self) -> None:
-        """Nothing: the processes of other ranks end what waits for them."""
+        """Do nothing: the processes of other ranks end what waits for them."""

@@ -1,8 +1,9 @@
 """A model on several ranks as a runner: this process is the first, and sends the others each step.
 
 A step is one message to every rank, and then the same calls on all: collectives are where they
-meet. Of every lane but this process's own, the first rank sends back what came of its requests.
-What fails on one rank cannot be undone on the others, so any failure ends the group.
+meet. The first rank of every lane but this process's own sends back the results of the lane's
+requests. A step that fails on one rank cannot be undone on the others, so any failure ends the
+group.
 """
 
 import contextlib
@@ -158,7 +159,7 @@ class RankGroup:
             return tokens.wait()
 
     def _device_wait(self) -> contextlib.AbstractContextManager[None]:
-        """On a CPU a step takes as long as it takes, and each collective has its own limit."""
+        """Limit on the wait for a step; none on a CPU, where each collective has its own."""
         if self.device.type == "cpu":
             return contextlib.nullcontext()
         return self._watch.waiting(self._timeout)
@@ -269,4 +270,4 @@ def _check(others: Sequence[RankProcess]) -> None:
 
 
 def _nothing() -> None:
-    """There is nothing to end yet."""
+    """End nothing: there is nothing to end yet."""

@@ -1,6 +1,6 @@
 """Results of the steps of other lanes: sent by each lane's first rank, joined by the first of all.
 
-Tokens that are chosen in their lane are sent when they are there. Of other steps the logits are
+Tokens that are chosen in their lane are sent when they are there. For other steps the logits are
 sent, as only the first rank of all has what their tokens are chosen from.
 """
 

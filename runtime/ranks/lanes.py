@@ -100,7 +100,7 @@ def _padded_rows(batch: Batch, rows: int) -> Batch:
 
 def _prompt(prompt: PromptRows | None, start: int, end: int) -> PromptRows | None:
     """The rows of a lane, whose tokens are those from ``start`` to ``end``; None if it has none.
-    Which requests they are of, only the first rank needs to know."""
+    Only the first rank needs to know the requests of the rows."""
     if prompt is None:
         return None
     first, last = np.searchsorted(prompt.rows, (start, end))

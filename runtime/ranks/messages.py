@@ -21,11 +21,11 @@ from dsa_compile.runtime.sampling.sampler import SamplingState
 
 @dataclass(frozen=True)
 class Start:
-    """To a rank that has just begun.
+    """Message to a rank that has just begun.
 
     Args:
         rank: its number, from 1.
-        world: how many ranks there are.
+        layout: of all ranks.
         port: where the first rank keeps the addresses of all, on this machine.
         path: of the artifact.
         target: that the artifact was compiled for.
@@ -44,7 +44,7 @@ class Start:
 
 @dataclass(frozen=True)
 class Failed:
-    """From a rank that ends because of an error."""
+    """Message from a rank that ends because of an error."""
 
     reason: str
 
@@ -111,7 +111,7 @@ class ChosenTokens:
 
 @dataclass(frozen=True)
 class LaneTokens:
-    """From the first rank of a lane but the first one: what it chose of a step.
+    """Message from the first rank of a lane but the first one: the tokens of a step that it chose.
 
     Args:
         number: of the step.
@@ -124,7 +124,7 @@ class LaneTokens:
 
 @dataclass(frozen=True)
 class LaneLogits:
-    """Likewise, of a step whose tokens the first rank of all chooses.
+    """Message like :class:`LaneTokens` for a step whose tokens the first rank of all chooses.
 
     Args:
         number: of the step.

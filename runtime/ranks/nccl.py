@@ -63,7 +63,7 @@ class NcclCommunicator:
         self._groups = {axis: self._group(axis, rank) for axis in (TP, DP)}
 
     def _group(self, axis: str, rank: int) -> dist.ProcessGroup | None:
-        """This rank's group along an axis, None for that of all ranks; every rank makes all."""
+        """Group of this rank along an axis, None for that of all ranks; every rank makes all."""
         found = None
         members = {self._layout.group(axis, each) for each in range(self._layout.world)}
         if len(members) == 1:
@@ -74,7 +74,7 @@ class NcclCommunicator:
         return found
 
     def peer_memory(self, axis: str) -> PeerMemory | None:
-        """Through what kernels store to the memory of the ranks along an axis."""
+        """Peer memory by which kernels store to the memory of the ranks along an axis, or None."""
         return self._memories.get(axis)
 
     def gather(self, x: Tensor, axis: str, ranks: int) -> Tensor:

@@ -118,7 +118,7 @@ def start_process(rank: int) -> RankProcess:
 
 
 def culprit(processes: Sequence[RankProcess], error: BaseException) -> str:
-    """Which rank is to blame for an error of the first rank, in words.
+    """Rank that is to blame for an error of the first rank, in words.
 
     Ranks that wait for one that is gone fail too, a little later: the first to say something else
     than that a connection ended is the one. A rank that hangs says nothing at all.

@@ -39,7 +39,7 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Hello:
-    """From a rank that has connected.
+    """Message from a rank that has connected.
 
     Args:
         rank: its number, from 1.
@@ -62,7 +62,7 @@ class StartedProcess:
         self._descriptor = os.pidfd_open(pid)
 
     def poll(self) -> int | None:
-        """None while it runs, else 1: why it ended is known to who started it."""
+        """Exit status: None while the process runs, else 1; ``torchrun`` knows why it ended."""
         return 1 if self._ended(0) else None
 
     def wait(self, timeout: float | None = None) -> int:

@@ -86,7 +86,7 @@ def follow_steps(
     """Run the steps that the first rank sends, until it closes its engine.
 
     Args:
-        runner: of this rank; what its collectives meet is said by the caller
+        runner: of this rank; the caller chooses what its collectives meet by
             (:func:`~dsa_compile.ops.collectives.communicating`).
         layout: of all ranks.
         rank: the number of this one, from 1.

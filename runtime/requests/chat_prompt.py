@@ -79,7 +79,7 @@ class ChatOutput:
 
     @property
     def finish_reason(self) -> str | None:
-        """As OpenAI's API: ``tool_calls`` where a complete call was made."""
+        """Finish reason as in OpenAI's API: ``tool_calls`` where a complete call was made."""
         if any(call.complete for call in self.tool_calls):
             return "tool_calls"
         return self.output.finish_reason

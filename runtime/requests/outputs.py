@@ -19,7 +19,7 @@ _SHOWN_IDS, _SHOWN_TEXT = 8, 60  # by repr()
 
 @dataclass(slots=True, eq=False)
 class Transcript:
-    """All that one request has generated; it only grows, so what was read of it stays true.
+    """Tokens and texts that one request has generated; they only grow, so what was read stays true.
 
     Args:
         prompt_token_ids: the prompt's tokens.
@@ -96,7 +96,7 @@ class RequestOutput:
 
     @property
     def token_ids(self) -> list[int]:
-        """Every token generated, with the end token if one ended the request."""
+        """Tokens generated, with the end token if one ended the request."""
         return self._transcript.token_ids[: self._now[0]]
 
     @property
@@ -162,7 +162,7 @@ class RequestOutput:
         return self.finish_reason is not None
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it as plain data, which ``json`` takes; for one request rather than each step."""
+        """Output as plain data, which ``json`` takes; for one request rather than each step."""
         described: dict[str, Any] = {
             "request_id": self.request_id,
             "prompt_token_ids": list(self.prompt_token_ids),

@@ -1,4 +1,4 @@
-"""Which special tokens a text prompt gets: one rule for engines, ``dsa-eval`` and ``dsa-generate``.
+"""Special tokens that a text prompt gets: one rule for engines, ``dsa-eval`` and ``dsa-generate``.
 
 The post-processor in ``tokenizer.json`` decides, as in ``transformers`` from version 5 on and in
 what builds on it: ``add_bos_token`` in ``tokenizer_config.json`` changes nothing there. DeepSeek

@@ -2,7 +2,7 @@
 
 A token is a function of its logits and of what sampling remembers of its request. So every row is
 sampled as if nothing had been drafted, and rows count up to the first whose token is not its draft:
-the rows behind that saw a wrong token. Whatever the options, output is that without drafts.
+the rows behind that saw a wrong token. With any options, output is the same as without drafts.
 """
 
 from collections.abc import Sequence

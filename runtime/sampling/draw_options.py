@@ -34,7 +34,7 @@ class DrawOptions:
     def records(
         self, rows: Sequence[int], states: Sequence[SamplingState], counts: Sequence[int]
     ) -> NDArray[np.void]:
-        """As :meth:`take`, in ``[Y]`` records of their own."""
+        """Variant of :meth:`take` that makes the ``[Y]`` records."""
         made = np.empty(len(rows), OPTIONS)
         self.take(rows, states, counts, made)
         return made
@@ -114,7 +114,7 @@ def _sample(logits: Tensor, options: Tensor, kept: Tensor, tokens: Tensor) -> No
 
 
 def sample_on_host(logits: Tensor, records: NDArray[np.void], last: Tensor, out: Tensor) -> None:
-    """As :func:`~dsa_compile.kernels.cuda.sample_tokens.sample_tokens` on the CPU, with the
+    """CPU variant of :func:`~dsa_compile.kernels.cuda.sample_tokens.sample_tokens`, with the
     arithmetic of :class:`~dsa_compile.runtime.sampling.sampler.Sampler`."""
     raw = logits.float()
     best, at = raw.max(1) if len(raw) else (raw.new_empty(0), torch.empty(0, dtype=torch.int64))

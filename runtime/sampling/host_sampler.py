@@ -15,7 +15,7 @@ class KnownTokens:
         self._tokens = tokens
 
     def sample(self) -> None:
-        """Nothing: they were chosen."""
+        """Do nothing: the tokens were chosen."""
 
     def wait(self) -> StepTokens:
         """The tokens."""

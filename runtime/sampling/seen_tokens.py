@@ -1,4 +1,4 @@
-"""Which tokens each running request has seen, on the device, for penalties."""
+"""Tokens that each running request has seen, on the device, for penalties."""
 
 from collections.abc import Sequence
 

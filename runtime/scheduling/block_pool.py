@@ -99,7 +99,7 @@ class BlockPool:
                 self._free.append(block)
 
     def publish(self, block: int) -> None:
-        """Both pages of an owned block are written: keep its content once it is unreferenced."""
+        """Keep the content of an owned block, both pages written, once it is unreferenced."""
         assert self._references[block] > 0, f"block {block} published without an owner"
         self._pages[block] = _BOTH
         self._published[block] = 1
@@ -116,11 +116,11 @@ class BlockPool:
         return bool(self._published[block]) and self._pages[block] == _BOTH
 
     def drop_latent_page(self, block: int) -> None:
-        """The block's latent page was lost: it is no longer reusable."""
+        """Note that a block's latent page was lost: the block is no longer reusable."""
         self._pages[block] &= ~_LATENT
 
     def drop_index_page(self, block: int) -> None:
-        """The block's index page was lost: it is no longer reusable."""
+        """Note that a block's index page was lost: the block is no longer reusable."""
         self._pages[block] &= ~_INDEX
 
     def check_totals(self) -> None:

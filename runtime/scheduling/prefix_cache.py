@@ -75,8 +75,8 @@ class PrefixCache:
     ) -> PrefixNode | None:
         """Register an owned ``block`` whose pages now hold ``token_ids`` (int64 [block_size]).
 
-        Returns the node of these tokens, which is another block's if it was registered first, or
-        None if ``parent`` has left the tree.
+        The result is the node of these tokens, which is another block's if that was registered
+        first, or None if ``parent`` has left the tree.
         """
         if parent is not self.root and self._nodes.get(parent.block) is not parent:
             return None

@@ -192,15 +192,15 @@ class Scheduler:
         self._residency.discard()
 
     def drop_latent_page(self, block: int) -> None:
-        """A latent page was lost: prefixes through it are recomputed, also by running requests.
+        """Drop a lost latent page: prefixes through it are recomputed, also by running requests.
 
-        To be called with no step in flight.
+        No step may be in flight.
         """
         self._pool.drop_latent_page(block)
         self._preempt_owners(block)
 
     def drop_index_page(self, block: int) -> None:
-        """An index page was lost; as :meth:`drop_latent_page`."""
+        """Drop a lost index page, as :meth:`drop_latent_page` does with a latent one."""
         self._pool.drop_index_page(block)
         self._preempt_owners(block)
 

@@ -28,9 +28,9 @@ class SchedulerStats:
     ``prefix_hit_tokens`` includes what preempted requests got back when they were admitted again.
     ``memory_failures`` counts the steps that found no memory and were run in smaller parts: where
     it grows, steps need more memory than they were left. ``op_failures`` counts those that failed
-    otherwise and were run in parts. ``late_kernels`` counts the kernels that were compiled or
-    loaded in this process after loading; each stalled a step, and there should be none. Those of
-    other libraries (DeepGEMM) are not seen. ``step_counts`` has the steps by how they ran, and
+    for other reasons and were run in parts. ``late_kernels`` counts the kernels that were compiled
+    or loaded in this process after loading; each stalled a step, and there should be none. Kernels
+    of other libraries (DeepGEMM) are not seen. ``step_counts`` has the steps by how they ran, and
     ``wait_seconds`` how long the host waited for their tokens: 0 of steps that are done when they
     are launched, as on a CPU. ``drafted`` counts the drafts that steps checked, by depth, the first
     draft of a request first, and ``accepted`` those that were right, or that ``force_accept`` kept

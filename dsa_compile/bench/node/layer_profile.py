@@ -8,7 +8,7 @@ from typing import Any
 from dsa_compile.bench.step.timeline import OTHER, Work, lengthening
 
 REPLAYED = "replay_collective"
-"""In the name of the kernel that stands for a collective."""
+"""Text in the name of the kernel that stands for a collective."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from dsa_compile.runtime.execution.batch import Batch
 
 @dataclass(frozen=True)
 class Decode:
-    """Every request computes one token.
+    """Step in which every request computes one token.
 
     Attributes:
         batch: requests.

@@ -72,7 +72,8 @@ class DraftedStep:
 def recorded_lengths(path: Path, manifest: Manifest) -> tuple[float, ...]:
     """Tokens of a step with 1, 2, … drafts, by what ``dsa-eval --record`` left in an artifact.
 
-    Of greedy answers to the text whose drafts were worst; empty where nothing was recorded.
+    The counts are those of greedy answers to the text whose drafts were worst; the result is empty
+    where nothing was recorded.
 
     Raises:
         ArtifactError: the file is no record.

@@ -12,7 +12,7 @@ from dsa_compile.bench.step.run import Row
 def mixed_cases(
     batches: Sequence[int], contexts: Sequence[int], chunks: Sequence[int]
 ) -> list[Mixed]:
-    """For each chunk that a context holds: alone, and beside each batch, with a graph and without.
+    """Mixed cases of each chunk that a context holds: alone and beside each batch, graph or not.
 
     Args:
         batches: of decoding requests; those of one are left out.

@@ -59,7 +59,7 @@ def vllm(case: Case) -> float | None:
 
 
 def goal(case: Case) -> float | None:
-    """Our aim, or None."""
+    """Milliseconds aimed at, or None."""
     if isinstance(case, Decode):
         return _GOAL_DECODE.get((case.batch, case.context))
     return None if isinstance(case, Mixed) else _GOAL_PREFILL.get(case.tokens)

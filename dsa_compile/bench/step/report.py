@@ -136,7 +136,7 @@ def to_json(
     ablation: Sequence[Ablated] = (),
     bytes_per_ms: float = 0.0,
 ) -> dict[str, Any]:
-    """Everything measured, with machine, command and the memory bandwidth that floors are of.
+    """Measurements with machine, command and the memory bandwidth that floors are of.
 
     Milliseconds but for what ends in ``us``; ``of_floor`` is the floor's share of a layer's time.
     ``published`` says whether another engine's times are of such a layer.

@@ -25,7 +25,7 @@ SUITES = (
 
 
 def all_plans() -> Iterator[tuple[str, Plan]]:
-    """Every plan with the name of its suite; makes no inputs."""
+    """Plans of all suites, each with the name of its suite; no inputs are made."""
     for suite in SUITES:
         module = importlib.import_module(f"{__name__}.{suite}")
         for plan in module.plans():

@@ -35,7 +35,7 @@ TOLERANCE: Mapping[torch.dtype, float] = {
 
 
 def plans() -> Iterator[Plan]:
-    """Every op by number of tokens."""
+    """Plans of every op, by number of tokens."""
     for tokens in TOKENS:
         for width in (HIDDEN, Q_LORA):
             shape = f"{tokens:,}×{width:,}"

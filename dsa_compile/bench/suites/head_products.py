@@ -20,14 +20,14 @@ HEADS, NOPE, ROPE, RANK = 128, 128, 64, 512
 INDEX_HEADS, HIDDEN = 64, 7168
 TOKENS = (1, 4, 16, 32, 64, 128, 256, 1024, 4096)
 FEW = 512
-"""Beyond so many tokens, kernels for few of them are not run."""
+"""Most tokens of the cases in which kernels with a limit on tokens are run."""
 WEIGHT_BYTES = 120e6
 TOLERANCE = 5e-3
 """Relative error of all values together; quantised ones may differ by single steps."""
 
 
 def plans() -> Iterator[Plan]:
-    """Every op by number of tokens."""
+    """Plans of every op, by number of tokens."""
     for tokens in TOKENS:
         yield Plan("absorb_rope_query", f"{tokens:,}", partial(absorb, tokens))
         yield Plan("expand_output_quantize", f"{tokens:,}", partial(expand, tokens))

@@ -83,7 +83,7 @@ def random_pages(requests: int, context: int) -> Pages:
 
 
 def int32(values: Sequence[int]) -> Tensor:
-    """On the current GPU."""
+    """Tensor int32 ``[n]`` of the values, on the current GPU."""
     return torch.tensor(values, dtype=torch.int32, device="cuda")
 
 

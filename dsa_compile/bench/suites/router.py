@@ -17,14 +17,14 @@ TOKENS = (1, 16, 64, 256, 1024, 4096, 8192)
 FEW = 64
 """Tokens up to which the kernel for few of them is run."""
 MOST_DIFFERENT = 2e-3
-"""Share of the tokens that may choose otherwise, between scores that sums in another order make
+"""Share of the tokens that may choose other experts, between scores that sums in another order make
 equal: of 8,192 none or one does on an H200."""
 LARGEST_DIFFERENCE = 1e-5
 """Limit for a weight of the other tokens; 2e-6 on an H200."""
 
 
 def plans() -> Iterator[Plan]:
-    """By number of tokens."""
+    """Plans by number of tokens."""
     for tokens in TOKENS:
         yield Plan("router", f"{tokens:,} tokens", partial(_router, tokens))
 
@@ -56,7 +56,8 @@ def _router(count: int) -> Case:
 def _check(
     reference_weights: Tensor, reference_indices: Tensor
 ) -> Callable[[tuple[Tensor, Tensor]], str | None]:
-    """A tie that falls otherwise changes all of a token's weights: they share one sum."""
+    """Check of choices: a tie that falls the other way changes all of a token's weights, as they
+    share one sum."""
     want = _by_expert(reference_weights, reference_indices)
 
     def check(result: tuple[Tensor, Tensor]) -> str | None:

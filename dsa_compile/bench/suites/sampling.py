@@ -49,7 +49,7 @@ DRAWS: Mapping[str, Draw] = {
 
 
 def plans() -> Iterator[Plan]:
-    """By option, vocabulary and number of rows."""
+    """Plans by option, vocabulary and number of rows."""
     for name, draw in DRAWS.items():
         for vocab in VOCABULARIES:
             for rows in ROWS:

@@ -15,7 +15,7 @@ WIDTHS = (2049, 8192, 32768, 65536, 131072, 163840)
 
 
 def plans() -> Iterator[Plan]:
-    """All families at all shapes."""
+    """Plans of all families at all shapes."""
     for width in WIDTHS:
         for rows in ROWS:
             for family in SCORE_FAMILIES:

@@ -92,7 +92,7 @@ def _text(graph: Graph, row: Row, providers: dict[str, str]) -> Any:
 
 
 def _providers(store: Store) -> dict[str, str]:
-    """For each op, who implements it, where that is not the reference."""
+    """Providers of each op that not only the reference implements."""
     return {
         op: ", ".join(
             kernel.provider + ("" if kernel.max_tokens is None else f" ≤ {kernel.max_tokens}")

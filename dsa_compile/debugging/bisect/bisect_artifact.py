@@ -2,7 +2,8 @@
 
 Where the check compares with the reference: how the model was exported and its weights read; the
 passes, rewrite by rewrite; their rounding; the weights that the plan makes; the kernels that are
-bound; the runtime's options; the files that were written. What could not be tested is said.
+bound; the runtime's options; the files that were written. The result names causes that
+could not be tested.
 """
 
 from collections.abc import Callable, Iterable, Sequence

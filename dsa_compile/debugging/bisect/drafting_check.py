@@ -61,7 +61,8 @@ def wrong_drafting(answers: Answers) -> tuple[str, str] | None:
 
 
 def _params(number: int) -> SamplingParams:
-    """Every third is drawn, which must give what is drawn without drafts."""
+    """Sampling options of request ``number``: every third draws, which must give the tokens that
+    are drawn without drafts."""
     return replace(_GREEDY, temperature=1.0, seed=number) if number % 3 == 2 else _GREEDY
 
 

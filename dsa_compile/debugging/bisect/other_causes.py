@@ -35,7 +35,7 @@ OtherCauses = tuple[Found | None, tuple[str, ...]]
 
 
 def misread_weight(recompiled: RecompiledArtifact) -> Found | None:
-    """The first weight or constant of the exported program that transformers has otherwise.
+    """The first weight or constant of the exported program that differs in transformers.
 
     A constant is no weight that is read: the export computes it.
     """

@@ -220,7 +220,7 @@ def _crowd(block: int, vocab_size: int) -> tuple[Round, ...]:
 def _outlived(block: int, vocab_size: int) -> tuple[Round, ...]:
     """A prompt whose prefix lies in the oldest blocks, while the others it needs must be evicted.
 
-    Of six blocks the first two requests leave two each in the cache, and the third takes all.
+    There are six blocks: the first two requests leave two each in the cache, the third takes all.
     """
     old, new = (random_tokens(2 * block + 2, vocab_size, seed=70 + i) for i in range(2))
     rest = random_tokens(3 * block + 3, vocab_size, seed=72)

@@ -92,7 +92,7 @@ class Script:
 
     @classmethod
     def of(cls, vocab_size: int) -> "Script":
-        """For a vocabulary; its first and last ids are among the leaders."""
+        """Script for a vocabulary, whose first and last ids are among the leaders."""
         middle = random.Random(1).sample(range(2, vocab_size - 2), _LEADERS + 1)
         leaders = (middle[0], vocab_size - 1, middle[1], 0, *middle[2 : _LEADERS - 2])
         ends = (1, middle[-1], vocab_size - 2)
@@ -131,7 +131,7 @@ class Script:
         return (*first, *made[len(first) :])
 
     def cases(self) -> list[Case]:
-        """All requests; a fault is looked for in options in the order in which they come here."""
+        """Cases of all options, in the order in which options are searched for a fault."""
         return [*self._greedy(), *self._ends(), *self._drawn(), *self._seeds()]
 
     def _greedy(self) -> Iterator[Case]:

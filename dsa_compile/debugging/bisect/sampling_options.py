@@ -82,7 +82,7 @@ def _with_token_options(
 
 
 def _kept(row: Tensor, params: SamplingParams, tie: float) -> Tensor:
-    """Which tokens the filters keep, bool [V]; of equal ones the lowest ids come first."""
+    """Tokens that the filters keep, bool [V]; of equal ones the lowest ids come first."""
     weights = (row / params.temperature).softmax(-1)
     kept = (weights > 0) & (weights >= params.min_p * weights.max() * (1 - tie))
     order = row.argsort(descending=True, stable=True)

@@ -1,4 +1,4 @@
-"""Ops that a rewrite inserts or calls otherwise and weights that it cuts: what is wrong may be one
+"""Ops that a rewrite inserts or calls differently, and weights that it cuts: the fault may be one
 of these."""
 
 from collections import Counter

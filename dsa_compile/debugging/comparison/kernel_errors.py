@@ -44,7 +44,7 @@ class KernelError:
 
     @property
     def ratio(self) -> float:
-        """As a multiple of what is allowed; above 1 is wrong."""
+        """Error as a multiple of the allowed one; above 1 is wrong."""
         worst = max(self.kernel / RATIO, self.row / (ROW * (RATIO + 1)))
         return worst / self.healthy if self.healthy else (math.inf if worst else 0.0)
 

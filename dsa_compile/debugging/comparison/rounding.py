@@ -139,7 +139,8 @@ def _stored(dtype: torch.dtype) -> torch.dtype:
 
 
 def _floor(delta: Delta, pair: Pair, noise: float) -> float:
-    """With the rounding of the value itself: a value copied before may be rounded once after."""
+    """Noise with the rounding of the value itself: a value that was copied before the rewrite may
+    be rounded once after it."""
     node = next(n for n in delta.after.region.graph.nodes if n.name == pair[1])
     unit = max((UNIT.get(t.dtype, 0.0) for t in tensors_of(node.meta.get("val"))), default=0.0)
     return math.hypot(noise, unit / 3)

@@ -1,4 +1,4 @@
-"""Which value of an unsharded graph a value of a sharded one is, by what both are computed from.
+"""Pairs of calls of an unsharded and a sharded graph, found by what both are computed from.
 
 Names do not tell: cuts make calls anew, and two compilations number theirs apart. Two calls are one
 where they call the same op on the same values, in views of whatever sizes; a collective is what it

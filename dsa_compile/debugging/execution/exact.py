@@ -55,7 +55,7 @@ class ExactTensor(Tensor):
 
 
 class ExactArithmetic(TorchDispatchMode):
-    """While it is on, numbers made from integers or from nothing are exact as well.
+    """Mode in which numbers made from integers or from nothing are exact as well.
 
     Args:
         unit: relative error by which the operands of every product are made wrong, at random; 0

@@ -73,7 +73,7 @@ class Interpreter:
 
     @classmethod
     def of(cls, region: Region, exact: bool) -> "Interpreter":
-        """All calls of a region."""
+        """Interpreter of all calls of a region."""
         calls = (node for node in region.graph.nodes if node.op == "call_function")
         return cls(calls, region.inputs(), exact)
 

@@ -149,7 +149,7 @@ def _axis(sizes: Mapping[str, int]) -> str:
 
 
 def _sizes(value: Any) -> Iterator[tuple[str, int]]:
-    """Along which axes a value or its parts differ, and between how many ranks."""
+    """Axes along which a value or its parts differ, and the number of ranks along each."""
     if isinstance(value, Ranks):
         yield value.axis, len(value)
     elif isinstance(value, tuple | list):

@@ -45,7 +45,7 @@ def drafted_chain(token: int, position: int, depth: int) -> tuple[int, ...]:
 
 
 class FollowingRunner(ExactRunner):
-    """Without drafts."""
+    """Runner without drafts."""
 
     def forward(self, batch: Batch) -> Tensor:
         """The logits of a step, fp32 ``[N, V]``."""
@@ -55,7 +55,7 @@ class FollowingRunner(ExactRunner):
 
 
 class FollowingDraftingRunner(ExactDraftingRunner):
-    """With drafts; what is handed on are positions, and a draft of another is wrong.
+    """Runner with drafts; states are positions, and a draft made of another position's is wrong.
 
     A state comes from the position before, or from the first draft's where all deeper ones take it.
     """

@@ -25,9 +25,9 @@ _PLAIN = frozenset({int, bool, str, type(None), torch.dtype, torch.device, torch
 class _Alike:
     """Calls of one function on one layout.
 
-    Those whose ``reads``, numbers of inputs, are equal have tapes in common, that of the last call
-    first: numbers that are computed may tell them apart. To record a call takes as long as to run
-    it a few times, so ``met`` counts those that are not recorded, by what they read.
+    Calls whose ``reads``, numbers of inputs, are equal have tapes in common, that of the last call
+    first: numbers that are computed may tell the calls apart. Recording a call takes as long as
+    running it a few times, so ``met`` counts calls that are not recorded, by what they read.
     """
 
     reads: tuple[int, ...] = ()
@@ -154,7 +154,7 @@ def _describe(value: Sequence[Any], parts: list[Hashable], given: list[Tensor]) 
 
 
 def _shared(given: Sequence[Tensor], inputs: Sequence[Tensor]) -> tuple[int, ...]:
-    """For each tensor where it is given first, where its numbers are, and where its memory is."""
+    """First places of each tensor, of its numbers and of its memory among those given."""
     if len(given) < 2:
         return ()
     first: dict[tuple[str, int], int] = {}

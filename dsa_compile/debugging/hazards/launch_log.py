@@ -47,7 +47,7 @@ class Launch:
 
     @property
     def uses(self) -> frozenset[int]:
-        """All of its memory."""
+        """Memory that the call reads, writes or makes."""
         return self.reads | self.writes | self.makes
 
 
@@ -125,7 +125,7 @@ class GraphStreams:
         return made[op]
 
     def around(self, forward: Callable[..., Any]) -> Callable[..., Any]:
-        """As it is."""
+        """``forward`` as it is."""
         return forward
 
 

@@ -153,7 +153,7 @@ class Prompt:
 
     @cached_property
     def wholes(self) -> tuple[Chunk, ...]:
-        """Every request by itself, as a program without caches takes it."""
+        """Chunks of one whole request each, as a program without caches takes it."""
         return tuple(Chunk((Part(r, 0, len(ids)),)) for r, ids in enumerate(self.requests))
 
     def rows(self, chunk: Chunk) -> Tensor:
@@ -164,7 +164,7 @@ class Prompt:
 
     @cached_property
     def places(self) -> tuple[Tensor, ...]:
-        """For each request int64, the places of its tokens among all."""
+        """Places of each request's tokens among all, int64."""
         places = tuple(torch.empty(len(ids), dtype=torch.int64) for ids in self.requests)
         done = 0
         for chunk in self.chunks:

@@ -63,7 +63,7 @@ _Side = tuple[Tensor | None, Tensor]
 
 
 def _sides(model: HfModel, program: Program, ids: Sequence[int]) -> dict[str, _Side]:
-    """Every call by name, as transformers runs it on a sequence."""
+    """Input and output of every call by name, as transformers computes them for a sequence."""
     stream = model.residuals(ids)
     opening, *layers, head = program.plans[MODEL].calls
     found: dict[str, _Side] = {opening.name: (None, stream[0])}

@@ -15,10 +15,10 @@ def runs_here(recompiled: RecompiledArtifact) -> bool:
 
 
 def binding_reports(recompiled: RecompiledArtifact, prompt: Prompt) -> list[KernelReport]:
-    """For every op and provider the worst call of a finished program, the worst first.
+    """Worst call of a finished program for every op and provider, the worst first.
 
-    It ends at the first that is wrong: layers that follow would be run by it. Of several ranks only
-    the collectives are run, as each rank runs them.
+    The check ends at the first that is wrong: layers that follow would be run by it. Only the
+    collectives of a program for several ranks are run, as each rank runs them.
 
     Args:
         recompiled: see :func:`runs_here`.

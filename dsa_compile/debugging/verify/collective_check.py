@@ -24,7 +24,7 @@ _SEED = 0
 
 
 def collective_reports(program: Program) -> list[KernelReport]:
-    """Every collective of a finished program on random operands; equal calls once.
+    """Reports of every collective of a finished program on random operands; equal calls once.
 
     Args:
         program: of several ranks.
@@ -126,22 +126,22 @@ class _Meeting:
         self._rank, self._parts = rank, parts
 
     def peer_memory(self, axis: str) -> None:
-        """None: there is no memory of other ranks."""
+        """Peer memory: None, as there is no memory of other ranks."""
 
     def gather(self, x: Tensor, axis: str, ranks: int) -> Tensor:
-        """All operands, ``[ranks, *x.shape]``."""
+        """Operands of all ranks, ``[ranks, *x.shape]``."""
         return torch.stack(list(self._all(x)))
 
     def gather_many(self, xs: Sequence[Tensor], axis: str, ranks: int) -> list[Tensor]:
-        """All operands of each of ``xs``, ``[ranks, *x.shape]``."""
+        """Operands of all ranks for each of ``xs``, ``[ranks, *x.shape]``."""
         return [torch.stack(each) for each in zip(*self._all(list(xs)), strict=True)]
 
     def all_reduce(self, x: Tensor, axis: str, ranks: int) -> Tensor:
-        """The sum in the order of ranks."""
+        """Sum of the operands in the order of ranks."""
         return sum_of_ranks(list(self._all(x)))
 
     def reduce_scatter(self, x: Tensor, axis: str, ranks: int) -> Tensor:
-        """This rank's rows of the sum."""
+        """Rows of the sum that this rank has."""
         return sum_of_ranks([part.chunk(ranks)[self._rank] for part in self._all(x)])
 
     def _all(self, own: Any) -> Iterator[Any]:

@@ -3,7 +3,7 @@
 Every layer of the finished program is given what the reference made of a prompt's steps. At each
 call every provider that the artifact binds and that may take it is given the same operands, caches
 as they are before the call, and judged by :mod:`dsa_compile.debugging.verify.kernel_call`. Then the
-whole layer is run by its kernels, on the streams of its graph. Of layers with equal graphs the
+whole layer is run by its kernels, on the streams of its graph. Where layers have equal graphs, the
 first is checked in every step; the others run by their kernels on their own weights, and are
 checked in the last step and in those in which a kernel raises.
 """
@@ -58,7 +58,7 @@ class KernelReport:
 
 
 def worst_of_each(found: Sequence[KernelReport]) -> list[KernelReport]:
-    """For every op and provider the call with the largest ratio, the largest first."""
+    """Call with the largest ratio for every op and provider, the largest first."""
     worst: dict[tuple[str, str], KernelReport] = {}
     for report in found:
         known = worst.get((report.op, report.provider))

@@ -53,7 +53,7 @@ class SiteRun:
 
 @dataclass(frozen=True)
 class Step:
-    """Both sides in one step.
+    """Both sides of a rewrite in one step.
 
     Attributes:
         number: of the step in the trace.

@@ -65,7 +65,7 @@ def wrong_weights(program: Program, store: WeightStore) -> Iterator[WrongWeight]
 def wrong_new_weights(
     call: Call, before: WeightPlan, after: WeightPlan, store: WeightStore
 ) -> Iterator[WrongWeight]:
-    """As :func:`wrong_weights`, of those that a call takes by one plan and not by another.
+    """Variant of :func:`wrong_weights` for those that a call takes by one plan and not by another.
 
     Args:
         call: takes the weights.

@@ -25,7 +25,7 @@ ALIGNMENT = 4096  # of values in the data file: readers map it into memory
 def whole_step(
     store: Store, graphs: Mapping[str, Graph], variant: str, plan: str = MODEL
 ) -> list[Step]:
-    """Every call of a plan.
+    """Steps of all calls of a plan.
 
     Args:
         store: has the plans.

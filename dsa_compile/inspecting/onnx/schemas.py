@@ -54,7 +54,7 @@ class Signature:
 
 @cache
 def signatures() -> Mapping[str, Signature]:
-    """Every ``dsa`` op that computes, by its name."""
+    """Signatures of all ``dsa`` ops that compute, by their names."""
     return {str(op).split(".")[1]: _signature(op) for op in REFERENCE}
 
 

@@ -17,7 +17,7 @@ from dsa_compile.ops.quantize import E4M3
 MOST_PARTS = 72
 """Parts of all tokens that shared memory holds beside a head's matrix."""
 EXPAND_TOKENS = 32
-"""Up to which our own product is the faster one, as ``kernels/table.py`` has it."""
+"""Most tokens for which our own product is the faster one, as ``kernels/table.py`` has it."""
 _PART_BYTES = 1024
 _THREADS = 256
 

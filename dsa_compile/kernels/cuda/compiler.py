@@ -1,4 +1,4 @@
-"""CUDA C++ to machine code, through NVRTC and a cache on disk. Needs no GPU."""
+"""CUDA C++ to machine code, through NVRTC and a cache on disk; compiling needs no GPU."""
 
 import functools
 import hashlib

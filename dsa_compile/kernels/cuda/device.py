@@ -67,7 +67,7 @@ def rehearse(target: str, processors: int | None = None) -> Iterator[Rehearsal]:
 
 
 def rehearsal() -> Rehearsal | None:
-    """The one in progress."""
+    """Rehearsal in progress."""
     return _rehearsal.get()
 
 

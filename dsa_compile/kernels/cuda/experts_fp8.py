@@ -82,16 +82,16 @@ class Shape:
 
 
 ONE = Shape(tokens=16, stages=6)
-"""For a token whose items of gate and up, 16 an expert, are no more than multiprocessors: each has
-one, and a ring that is twice as deep (eight experts: 91 µs, 94 with FEW; H200)."""
+"""Shape for a token whose items of gate and up, 16 an expert, are no more than multiprocessors:
+each has one item, and a ring that is twice as deep (eight experts: 91 µs, 94 with FEW; H200)."""
 FEW = Shape(tokens=16, stages=3, blocks=2)
-"""For few tokens else. Two blocks share a multiprocessor, so that all items of gate and up are
-under way at once (nine experts of a token: 105 µs, 115 with one block, whose last twelve items wait
-for a second turn; H200)."""
+"""Shape for few tokens in all other cases. Two blocks share a multiprocessor, so that all items of
+gate and up are under way at once (nine experts of a token: 105 µs, 115 with one block, whose last
+twelve items wait for a second turn; H200)."""
 STREAM = Shape(tokens=32, stages=6, claimed=True)
-"""For few rows an expert: what counts is to stream weights, and that blocks end together."""
+"""Shape for few rows an expert, where it counts that weights stream and blocks end together."""
 WIDE = Shape(tokens=144, stages=4)
-"""For more, the widest that registers hold."""
+"""Shape for more rows an expert, the widest that registers hold."""
 _LEAST_BLOCKS = 4
 """Blocks of 128 of K that are worth an item by themselves."""
 _PARTS_FILL = 1.1

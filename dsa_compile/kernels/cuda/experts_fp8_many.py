@@ -63,7 +63,7 @@ def _shared_bytes() -> int:
 
 @functools.cache
 def main_kernel(hidden: int, inner: int) -> CudaKernel:
-    """Both projections of all slots."""
+    """Kernel of both projections of all slots."""
     shared = _shared_bytes()
     return CudaKernel(
         "experts_fp8_many.cu",

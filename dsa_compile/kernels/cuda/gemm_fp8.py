@@ -12,7 +12,7 @@ from dsa_compile.ops.quantize import BLOCK, require_whole_blocks
 
 _OP = "linear_fp8"
 FEW_TOKENS = 64
-"""Up to so many, the time is that of reading the weight."""
+"""Most tokens for which the time is that of reading the weight."""
 
 
 def linear_fp8(x: Tensor, x_scale: Tensor, weight: Tensor, weight_scale: Tensor) -> Tensor:

@@ -99,7 +99,7 @@ def choose_split(tokens: int, rows: int, blocks: int) -> Tile | None:
 
 
 def _shrunk(tile: Tile, blocks: int) -> Tile | None:
-    """With as many stages as fit; None if less than 64 KB would be in flight."""
+    """Tile with as many stages as fit; None if less than 64 KB would be in flight."""
     while not tile.fits(blocks):
         tile = replace(tile, stages=tile.stages - tile.k_groups)
         if tile.stages * tile.stage_blocks * tile.rows * BLOCK < 64 * 1024:

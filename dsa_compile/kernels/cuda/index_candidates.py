@@ -1,10 +1,10 @@
 """The best keys of each row without its scores in memory (``src/index_candidates.cu``), exact.
 
-For long prefills. A sample of the keys gives each row a threshold that, most likely, somewhat more
-than ``topk`` of its scores reach; only those are written, to lists, and the best selected from
-them. Where a row's threshold was too high, or far too low, the scores are computed once more and
-written after all: the result is exact either way, only then not fast. What happens is decided on
-the device.
+The method is for long prefills. A sample of the keys gives each row a threshold that, most likely,
+somewhat more than ``topk`` of its scores reach; only those are written, to lists, and the best
+selected from them. Where a row's threshold was too high, or far too low, the scores are computed
+once more and written after all: the result is exact either way, only then not fast. The device
+decides which of the two happens.
 """
 
 import functools
@@ -22,7 +22,7 @@ QUERIES = index_logits.SHARED_QUERIES
 SHORT_KEYS = 4096
 """Keys up to which all scores of a row are listed."""
 MAX_COLUMNS = 163_840
-"""With more, the sample would be too small for lists of these capacities."""
+"""Most columns: with more, the sample would be too small for lists of these capacities."""
 
 _LISTS = 64
 _ENTRY_BYTES = 8
@@ -68,7 +68,7 @@ class Sizes:
 
 
 def sizes_for(columns: int) -> Sizes:
-    """For rows of up to so many columns."""
+    """Sizes for rows of up to ``columns`` columns."""
     if columns <= 32768:
         return Sizes(9, 144)
     return Sizes(10, 144 if columns <= 65536 else 208)

@@ -47,7 +47,7 @@ class Warpgroups:
 
 
 def warpgroups_for(heads: int, queries: int) -> Warpgroups:
-    """As many as the accumulators and weights of a warpgroup's columns leave registers for."""
+    """Warpgroups for which the accumulators and weights of their columns leave registers."""
     columns = heads * queries if queries < SHARED_QUERIES else 256
     if columns <= 64:
         return Warpgroups(2, 96, 48, blocks=2)
@@ -70,8 +70,8 @@ class Ring:
 
 
 FEW = Ring(stages=4, blocks=1)
-"""For a step with little to read: a block of 51 KB fits beside those of projections that run on
-another stream, where one with all of a multiprocessor's memory waits until they have ended."""
+"""Ring for a step with little to read: a block of 51 KB fits beside those of projections that run
+on another stream, where one with all of a multiprocessor's memory waits until they have ended."""
 MANY = Ring()
 
 
@@ -220,8 +220,8 @@ def paged_index_logits(
 def queries_per_block(rows: int, requests: int) -> int:
     """Queries that share a pass over their request's keys.
 
-    What suits requests with equally many rows; more rows take more passes, and fewer waste tensor
-    core time.
+    Their number suits requests with equally many rows; more rows take more passes, and fewer waste
+    tensor core time.
     """
     return next((n for n in (1, 2, 4) if rows <= n * requests), SHARED_QUERIES)
 

@@ -14,7 +14,7 @@ SCORE_BYTES = 512 << 20
 passes; their number goes by shapes, so that it is the same in every replay of a CUDA graph."""
 LISTED_ROWS = 1024
 LISTED_COLUMNS = 32_768
-"""From so many rows and columns on, listing candidates is faster than writing the scores."""
+"""Least rows and columns for which listing candidates is faster than writing the scores."""
 
 
 def paged_index_topk_fp8(
@@ -26,9 +26,9 @@ def paged_index_topk_fp8(
     context_lens: Tensor,
     topk: int,
 ) -> Tensor:
-    """As ``ops.index_fp8``; the same bits in every run, of equal scores the lower position.
+    """``dsa::paged_index_topk_fp8``: equal bits in every run, the lower position of equal scores.
 
-    Takes 16, 32 or 64 heads of 128, pages of a power of two of keys from 4 on, and what
+    The kernel takes 16, 32 or 64 heads of 128, pages of a power of two of keys from 4 on, and what
     :func:`~dsa_compile.kernels.cuda.topk.topk` takes of ``topk``.
     """
     x = Paged(q, weights, cache, block_tables, cu_seqlens, context_lens)
@@ -36,14 +36,14 @@ def paged_index_topk_fp8(
 
 
 def candidate_topk(x: Paged, topk: int) -> Tensor:
-    """With lists of candidates (:mod:`~dsa_compile.kernels.cuda.index_candidates`)."""
+    """Top-k by lists of candidates (:mod:`~dsa_compile.kernels.cuda.index_candidates`)."""
     step = min(x.q.shape[0], index_candidates.most_rows(x.columns, SCORE_BYTES))
     size = index_candidates.memory_bytes(step, x.columns)
     return _in_passes(index_candidates.candidate_topk, x, topk, step, size)
 
 
 def score_topk(x: Paged, topk: int) -> Tensor:
-    """With all scores in memory."""
+    """Top-k with all scores in memory."""
     step = min(x.q.shape[0], max(1, SCORE_BYTES // max(1, 4 * x.columns)))
     return _in_passes(_score_topk, x, topk, step, 4 * step * x.columns)
 

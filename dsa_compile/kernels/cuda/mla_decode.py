@@ -164,7 +164,9 @@ def attend_parts(
     *,
     splits: int,
 ) -> Parts:
-    """As :func:`attend`, of at least one token, but what ``splits`` blocks made each, two or more.
+    """Parts of :func:`attend` that ``splits`` blocks, two or more, made of each of its tokens.
+
+    There must be at least one token.
 
     Raises:
         UserError: the kernel does not take such input.

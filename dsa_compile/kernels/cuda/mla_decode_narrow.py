@@ -94,7 +94,7 @@ def attend_parts(
     *,
     keys: int,
 ) -> Parts:
-    """As :func:`.mla_decode.attend_parts`, with 16 heads and ``keys`` keys a block.
+    """Variant of :func:`.mla_decode.attend_parts` with 16 heads and ``keys`` keys a block.
 
     Returns:
         fp16 values ``[T * groups * splits * 16, 512]`` by columns, and fp32 sums.

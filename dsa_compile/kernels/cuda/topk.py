@@ -17,7 +17,7 @@ from dsa_compile.ops.library import bad_input
 MAX_K = 2048
 MAX_ROWS = 1 << 27
 MAX_WIDTH = 1 << 20
-"""Longer rows would still be right, but slow: their sample is too small."""
+"""Widest row: longer ones would still be right, but slow, as their sample is too small."""
 _SELECT_BYTES = 34088  # of Shared in topk_recount.cuh without what the blocks send
 
 
@@ -175,7 +175,7 @@ def plan(rows: int, width: int) -> Rows | Filter:
 
 
 def widths() -> tuple[int, ...]:
-    """Up to which :func:`plan` chooses alike for one number of rows, ascending."""
+    """Widths up to which :func:`plan` chooses alike for one number of rows, ascending."""
     return tuple(sorted({widest for _, widest, _ in _CHOICES}))
 
 

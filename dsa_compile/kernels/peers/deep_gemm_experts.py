@@ -70,7 +70,7 @@ def aligned(scale: Tensor) -> Tensor:
 
 
 def gather_rows(rows: Rows, x: Tensor, x_scale: Tensor) -> tuple[Tensor, Tensor]:
-    """Every row's token and its scales."""
+    """Gather every row's token and its scales."""
     gathered = x.view(torch.uint8).index_select(0, rows.tokens).view(x.dtype)
     return gathered, aligned(x_scale.index_select(0, rows.tokens))
 

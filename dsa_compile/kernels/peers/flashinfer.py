@@ -19,7 +19,7 @@ def topk(
     offsets: Tensor | None = None,
     deterministic: bool = False,
 ) -> Tensor:
-    """As ``kernels.cuda.topk.topk`` for rows that start at column 0.
+    """Counterpart of ``kernels.cuda.topk.topk`` for rows that start at column 0.
 
     Args:
         scores: fp32 ``[T, W]``.

@@ -1,9 +1,10 @@
 """vLLM's Triton experts in block FP8, for comparison only: they come with an engine.
 
-What its ``TritonExperts`` launches for operands that are quantised already: the order of pairs,
-the first product, activation with quantisation, the second product with the routing weights, the
-sum. Its file ``fused_moe.py`` is run as it is, with the sizes of blocks that it chooses: from the
-file that vLLM has for a number of experts, a width and a GPU, or by its rule if it has none.
+The module launches what vLLM's ``TritonExperts`` launches for operands that are quantised already:
+the order of pairs, the first product, activation with quantisation, the second product with the
+routing weights, the sum. vLLM's file ``fused_moe.py`` is run as it is, with the sizes of blocks
+that it chooses: from the file that vLLM has for a number of experts, a width and a GPU, or by its
+rule if it has none.
 """
 
 import functools

@@ -36,7 +36,7 @@ def per_row(scores: Tensor, starts: Tensor, ends: Tensor, out: Tensor) -> Tensor
 
 
 def per_row_decode(scores: Tensor, ends: Tensor, out: Tensor) -> Tensor:
-    """The operator of its decode, which may divide a row. As :func:`per_row`."""
+    """Operator of vLLM's decode, which may divide a row; arguments as of :func:`per_row`."""
     rows, k = out.shape
     load().top_k_per_row_decode(scores, 1, ends, out, rows, scores.stride(0), scores.stride(1), k)
     return out

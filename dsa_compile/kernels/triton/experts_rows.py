@@ -111,7 +111,7 @@ def sort_pairs(indices: Tensor, experts: int) -> tuple[Tensor, Tensor]:
 
 
 def tiles_most(pairs: int, experts: int, rows: int) -> int:
-    """More tiles than this there are not, whatever was chosen."""
+    """Most tiles that there can be, whatever was chosen."""
     return min(pairs, experts) + pairs // rows
 
 

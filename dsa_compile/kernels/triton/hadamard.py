@@ -12,7 +12,7 @@ from dsa_compile.kernels.triton.e4m3 import block_scale, reciprocal
 
 @triton.jit
 def partners(D: tl.constexpr, ROPE: tl.constexpr, INTERLEAVED: tl.constexpr) -> tl.tensor:
-    """By column, the one that it is rotated with, ``[D]``; its own if it is not rotated."""
+    """Column that each column is rotated with, ``[D]``; its own if it is not rotated."""
     column = tl.arange(0, D)
     if INTERLEAVED:
         other = column ^ 1

@@ -109,7 +109,7 @@ def store_seen_kernel(
     count: int,
     BLOCK: tl.constexpr,
 ) -> None:
-    """``BLOCK`` entries."""
+    """Store ``BLOCK`` entries of the table."""
     entry = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = entry < count
     row = tl.load(rows + entry, inside, 0).to(tl.int64)

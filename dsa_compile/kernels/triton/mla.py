@@ -61,7 +61,7 @@ def choose_tile(heads: int, capability: int, dtype: torch.dtype = torch.bfloat16
 
 
 def choose_splits(programs: int, count: int, processors: int) -> int:
-    """Into how many parts, a power of two, the slots of a token are cut.
+    """Number of parts, a power of two, into which the slots of a token are cut.
 
     Args:
         programs: tokens times blocks of heads.

@@ -16,12 +16,12 @@ from dsa_compile.kernels.triton.row_sets import distinct_rows
 
 Results = tuple[Tensor, Tensor]
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor, float, Results], object]
-"""As :func:`dsa_compile.kernels.triton.mla.attend`, with where the results go."""
+"""Signature of :func:`dsa_compile.kernels.triton.mla.attend`, with the results to write to."""
 Dequantize = Callable[[Tensor, Tensor | None], Tensor]
 """Rows int32 ``[N]``, and how many of them there are if not all, to bf16 ``[N, width]``."""
 
 MOST_ROWS = 1 << 22
-"""In bf16 at a time, 4.8 GB of the released width: the most that 2,048 tokens can name."""
+"""Most rows in bf16 at a time, 4.8 GB of the released width: as many as 2,048 tokens can name."""
 _FEW_SLOTS = 1 << 16
 
 
@@ -68,7 +68,7 @@ def _attend(
     dequantize: Dequantize,
     attend: Attend,
 ) -> tuple[Tensor, Tensor]:
-    """As many tokens at a time as the memory for rows allows."""
+    """Attend, as many tokens at a time as the memory for rows allows."""
     tokens, heads, latent = q_latent.shape
     out = q_latent.new_empty((tokens, heads, latent))
     lse = torch.empty((tokens, heads), dtype=torch.float32, device=q_latent.device)

@@ -9,7 +9,7 @@ from dsa_compile.kernels.triton.rows import as_rows
 from dsa_compile.ops.library import bad_input
 
 MAX_WIDTH = 32768
-"""A row is held in registers."""
+"""Most values of a row, which is held in registers."""
 
 
 @triton.jit

@@ -47,7 +47,7 @@ class PromptTile:
 def choose_prompt_tile(nope: int, values: int, dtype: torch.dtype) -> PromptTile:
     """The tile for the widths of keys, without their rotated part, and values.
 
-    Of seven, the one for the published widths was the fastest on an H100 at all lengths from 128 to
+    The tile for the published widths was the fastest of seven on an H100 at all lengths from 128 to
     2,048 tokens, with 128 heads and with 16: docs/log/prompt_attention.md.
     """
     if dtype is torch.float32:  # no matrix unit multiplies it exactly

@@ -1,4 +1,4 @@
-"""Which rows of a cache the slots of a step name, and a number for each, without asking the host.
+"""Rows of a cache that the slots of a step name, numbered without asking the host.
 
 Tokens of a prefill name the same rows over and over, few of a large cache. The rows are collected
 in a bitmap of the cache, 32 rows a word, and numbered word by word, so that work and memory go by

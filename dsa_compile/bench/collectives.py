@@ -24,7 +24,7 @@ from dsa_compile.kernels.cuda.norm_quantize import add_rms_norm_quantize
 from dsa_compile.kernels.cuda.peer_memory import PeerMemory
 from dsa_compile.kernels.cuda.symmetric_memory import shared_peer_memories
 
-ROWS = (1, 4, 16, 64, 256, 4096)
+ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 4096)
 WIDTH = 7168
 _CALLS, _REPLAYS, _WARM_UPS = 40, 20, 3
 _PATIENCE = 20.0
@@ -149,6 +149,10 @@ def _candidates(x: Tensor, ranks: int, memory: PeerMemory) -> dict[str, dict[str
     reduces: dict[str, Call] = {"nccl": nccl_reduce}
     if memory.takes(x):
         reduces["symmetric"] = lambda: memory.all_reduce(x)
+    if memory.takes_in_one_shot(x):
+        reduces["symmetric one-shot"] = lambda: memory.all_reduce_in_one_shot(x)
+    if ranks > 2 and memory.takes_in_two_shots(x):
+        reduces["symmetric two-shot"] = lambda: memory.all_reduce_in_two_shots(x)
     buffer = symmetric_memory.empty(x.numel(), dtype=x.dtype, device=x.device)
     symmetric_memory.rendezvous(buffer, dist.group.WORLD)  # type: ignore[arg-type]
     name = dist.group.WORLD.group_name  # type: ignore[union-attr]
@@ -185,7 +189,8 @@ def _measured(op: str, rows: int, ranks: int, provider: str, call: Call, x: Tens
     wanted = _WANTED.get(op)
     if wanted and (problem := _problem(wanted, call, x, ranks)):
         return Timing(op, rows, ranks, provider, None, problem)
-    if op == "all_reduce" and provider == "symmetric" and not _same_bits(call(), ranks):
+    ours = provider.startswith("symmetric")
+    if op == "all_reduce" and ours and not _same_bits(call(), ranks):
         return Timing(op, rows, ranks, provider, None, "ranks have other bits")
     return Timing(op, rows, ranks, provider, _graph_us(call))
 

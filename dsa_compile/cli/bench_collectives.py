@@ -19,7 +19,7 @@ Operands are bf16, 7,168 wide. Each way is compared with what all ranks have
 first; one that is wrong is not timed. Times are medians of CUDA graph replays,
 of the slowest rank.
 """
-_ROWS = (1, 4, 16, 64, 256, 4096)
+_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 4096)
 
 
 def add_collectives(commands: Any) -> None:
@@ -38,12 +38,13 @@ def add_collectives(commands: Any) -> None:
         type=_numbers,
         default=_ROWS,
         metavar="N,...",
-        help="rows of each rank's operand (default: 1,4,16,64,256,4096)",
+        help="rows of each rank's operand (default: 1,2,4 and so on to 256, and 4096)",
     )
     parser.add_argument(
         "--norm",
         action="store_true",
-        help="also time sums with the addition, norm and quantisation behind them",
+        help="also time sums with the addition, norm and quantisation behind them; "
+        "always with --table",
     )
     parser.add_argument("--json", action="store_true", help="print data")
     parser.add_argument(
@@ -75,7 +76,7 @@ def run_collectives(args: argparse.Namespace) -> int:
     from dsa_compile.bench.collectives import latency_table, measure
     from dsa_compile.bench.machine import machine
 
-    found = measure(ranks, args.rows, args.norm)
+    found = measure(ranks, args.rows, args.norm or args.table is not None)
     if args.table:
         text = json.dumps(latency_table(found, machine()), indent=1)
         args.table.write_text(text + "\n", encoding="utf-8")

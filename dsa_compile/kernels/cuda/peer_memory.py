@@ -51,21 +51,26 @@ class PeerMemory:
         return 2 * ranks * lines_of(capacity) * _LINE
 
     def takes(self, x: Tensor) -> bool:
-        """Whether an operand may be summed here; many rows are better summed otherwise."""
+        """Whether an operand may be summed here; many rows are better summed by NCCL."""
         ranks = len(self.addresses)
-        twice = two_shots(ranks, x.nbytes)
-        held = self.capacity * ranks // 2 if twice else self.capacity
-        whole = _CHUNK * ranks if twice else _CHUNK
-        return (
-            x.dtype is torch.bfloat16
-            and 0 < x.nbytes <= min(most_summed(ranks), held)
-            and x.nbytes % whole == 0
-        )
+        if x.nbytes > most_summed(ranks):
+            return False
+        if two_shots(ranks, x.nbytes):
+            return self.takes_in_two_shots(x)
+        return self.takes_in_one_shot(x)
+
+    def takes_in_one_shot(self, x: Tensor) -> bool:
+        """Whether :meth:`all_reduce_in_one_shot` can sum an operand."""
+        return _summable(x, _CHUNK, self.capacity)
+
+    def takes_in_two_shots(self, x: Tensor) -> bool:
+        """Whether :meth:`all_reduce_in_two_shots` can sum an operand."""
+        ranks = len(self.addresses)
+        return _summable(x, _CHUNK * ranks, self.capacity * ranks // 2)
 
     def norms(self, x: Tensor) -> bool:
         """Whether an operand may be summed here and normed by the same kernel."""
-        few = norms_with_sum(len(self.addresses), x.nbytes)
-        return x.dtype is torch.bfloat16 and few and 0 < x.nbytes <= self.capacity
+        return norms_with_sum(len(self.addresses), x.nbytes) and self.takes_in_one_shot(x)
 
     def gathers(self, xs: Sequence[Tensor]) -> bool:
         """Whether operands, of any dtypes and sizes, may be gathered here in one call."""
@@ -95,7 +100,8 @@ class PeerMemory:
         """The same, where each rank sends its operand to all others.
 
         Args:
-            x: bf16, of whole chunks of 16 bytes and at most ``capacity``.
+            x: that :meth:`takes_in_one_shot` admits: bf16, whole chunks of 16 bytes, ``capacity``
+                bytes at most.
         """
         x = _whole_chunks(x)
         out = torch.empty_like(x)
@@ -108,8 +114,8 @@ class PeerMemory:
         """The same, where each rank sums a share and sends the sum to all others.
 
         Args:
-            x: bf16, of a multiple of ``ranks`` chunks of 16 bytes, ``capacity * ranks // 2`` bytes
-                at most.
+            x: that :meth:`takes_in_two_shots` admits: bf16, a multiple of ``ranks`` chunks of 16
+                bytes, ``capacity * ranks // 2`` bytes at most.
         """
         ranks = len(self.addresses)
         x = _whole_chunks(x)
@@ -212,6 +218,10 @@ def lines_of(nbytes: int) -> int:
 def _chunks_of(xs: Sequence[Tensor]) -> int:
     """Chunks of operands that begin with one each."""
     return sum(-(-x.nbytes // _CHUNK) for x in xs)
+
+
+def _summable(x: Tensor, unit: int, most: int) -> bool:
+    return x.dtype is torch.bfloat16 and 0 < x.nbytes <= most and x.nbytes % unit == 0
 
 
 def _whole_chunks(x: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from dsa_compile.debugging.verify.report import VerifyReport
 from dsa_compile.debugging.verify.verify_compilation import verify
 from dsa_compile.errors import UserError
 from dsa_compile.frontend.build import load_spec
+from dsa_compile.layout import Layout
 from dsa_compile.passes.recognize_experts import RecognizeExperts
 from tests.planted_bugs.catalogue import RECOGNISE
 from tests.planted_bugs.planting import PlantedBug, Struck
@@ -128,7 +130,16 @@ def test_one_layer_of_each_kind_is_kept() -> None:
     assert sample_of(spec, CompileConfig(layers=(5, 9))).layers == (5, 5)
     told = str(sample_of(spec, CompileConfig()))
     assert told.startswith("8 of 256 experts a layer, 2 of them a token in place of 8; 4 groups")
+    assert "16 of 128 heads; 32 of 64 index heads" in told
     assert "layers 2-3 of 0-60" in told
+
+
+@pytest.mark.parametrize(("ranks", "heads"), [(1, 16), (4, 16), (16, 32), (64, None)])
+def test_every_rank_has_whole_blocks_of_heads(ranks: int, heads: int | None) -> None:
+    """Two heads have 384 rows of queries, three blocks; all are kept where no fewer do."""
+    layout = Layout(tp=ranks)
+    found = sample_of(load_spec(RELEASED), CompileConfig(layers=(3, 3), layout=layout))
+    assert found.sizes.get("num_attention_heads") == heads
 
 
 @pytest.mark.parametrize("count", [0, 1, 17])
@@ -160,6 +171,35 @@ def test_its_weights_are_those_of_the_experts(
     ours = torch.empty(2, 8, 2)
     part.read_into(full, ours, rows)
     assert torch.equal(ours, theirs[chosen][rows])
+
+
+def test_its_heads_are_the_first_ones(recompiled: RecompiledArtifact) -> None:
+    whole = recompiled.exported.spec
+    heads = whole.num_attention_heads // 2
+    spec = replace(whole, num_attention_heads=heads, index_n_heads=whole.index_n_heads // 2)
+    source = recompiled.store.source
+    part = SampledParameters(
+        source, whole, spec, [1], range(whole.n_routed_experts), range(whole.vocab_size)
+    )
+    for name in ("q_b_proj", "kv_b_proj", "o_proj", "indexer.wq_b", "indexer.weights_proj"):
+        full = f"model.layers.1.self_attn.{name}.weight"
+        theirs, ours = torch.empty(source.shape(full)), torch.empty(part.shape(full))
+        assert ours.numel() * 2 == theirs.numel()
+        source.read_into(full, theirs)
+        part.read_into(full, ours)
+        first = theirs[: ours.shape[0], : ours.shape[1]]
+        assert torch.equal(ours, first)
+        window = (slice(2, 7), slice(1, 4))
+        some = torch.empty(5, 3)
+        part.read_into(full, some, window)
+        assert torch.equal(some, first[window])
+        rows, columns = (-(-size // 128) for size in ours.shape)
+        values = torch.empty(ours.shape, dtype=torch.float8_e4m3fn)
+        scales = torch.empty(rows, columns)
+        part.read_quantized(full, 1, values, scales)
+        wide = scales.repeat_interleave(128, 0)[: len(ours)]
+        wide = wide.repeat_interleave(128, 1)[:, : ours.shape[1]]
+        assert torch.allclose(values.float() * wide, first, rtol=0.07, atol=1e-2)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
-"""Sample of a model that is too wide for exact arithmetic: some experts, one layer of a kind.
+"""Sample of a model too wide for exact arithmetic: some experts and heads, one layer of a kind.
 
-Experts of a layer are equal but for their weights, and graphs do not count them, the tokens of the
-vocabulary or the keys that are selected: a model with fewer is compiled by the same rewrites.
+Experts of a layer are equal but for their weights, and so are heads. Graphs do not count them, the
+tokens of the vocabulary or the keys that are selected: a model with fewer is compiled by the same
+rewrites.
 """
 
 import math
@@ -13,6 +14,7 @@ from dsa_compile.errors import UserError
 from dsa_compile.frontend.build import program_plans
 from dsa_compile.ir.plan import MODEL
 from dsa_compile.model_spec import ModelSpec
+from dsa_compile.ops.quantize import BLOCK
 from dsa_compile.weights.canonical import canonical_parameters
 
 WIDE_BYTES = 4 << 30
@@ -26,6 +28,10 @@ KEPT_BYTES = 6 << 30
 
 _TOKENS = 4096  # of the vocabulary
 _SELECTED = 16  # keys a token
+_HEADS = 16  # of attention, at least
+# Heads of the indexer, at least: the score of a key that none of them looks at is 0, and equal
+# scores may be selected in any order.
+_INDEX_HEADS = 32
 
 
 @dataclass(frozen=True)
@@ -68,6 +74,9 @@ class Sample:
         if self.layers != self.among:
             named = f"layer {first}" if first == last else f"layers {first}-{last}"
             parts.append(f"{named} of {self.among[0]}-{self.among[1]}")
+        for name, shown in (("num_attention_heads", "heads"), ("index_n_heads", "index heads")):
+            if name in sizes:
+                parts.append(f"{sizes[name]} of {getattr(whole, name)} {shown}")
         parts.append(f"{len(self.tokens)} of {whole.vocab_size} tokens")
         parts.append(f"index_topk {sizes['index_topk']} in place of {whole.index_topk}")
         return "; ".join(parts)
@@ -83,7 +92,11 @@ def is_wide(spec: ModelSpec, layers: Collection[int]) -> bool:
 
 
 def sample_of(
-    spec: ModelSpec, config: CompileConfig, experts: int = EXPERTS, ids: Sequence[int] = ()
+    spec: ModelSpec,
+    config: CompileConfig,
+    experts: int = EXPERTS,
+    ids: Sequence[int] = (),
+    some_heads: bool = True,
 ) -> Sample:
     """Choose what is kept of a model.
 
@@ -92,6 +105,7 @@ def sample_of(
         config: of the compilation.
         experts: how many of a layer.
         ids: of tokens that will be run.
+        some_heads: keep some of the heads, and not all.
 
     Raises:
         UserError: no such number of experts can be kept.
@@ -105,6 +119,7 @@ def sample_of(
         "n_routed_experts": experts,
         "vocab_size": len(tokens),
         "index_topk": min(_SELECTED, spec.index_topk),
+        **(_heads(spec, config.layout.tp) if some_heads else {}),
     }
     layers = [call.index for call in program_plans(spec, config)[MODEL].layers]
     among = layers[0], layers[-1]
@@ -119,6 +134,25 @@ def _routing(spec: ModelSpec, experts: int) -> dict[str, int]:
     candidates = kept * (experts // groups)
     chosen = min(spec.num_experts_per_tok, max(1, candidates // 2))
     return {"n_group": groups, "topk_group": kept, "num_experts_per_tok": chosen}
+
+
+def _heads(spec: ModelSpec, ranks: int) -> dict[str, int]:
+    """Heads that are kept, where those are fewer; each rank has whole FP8 blocks of them."""
+    widths = (spec.qk_nope_head_dim + spec.v_head_dim, spec.qk_head_dim, spec.v_head_dim)
+    whole = math.lcm(*map(_heads_of_whole_blocks, widths)) * ranks
+    heads = -(-_HEADS // whole) * whole
+    whole = _heads_of_whole_blocks(spec.index_head_dim)
+    index_heads = -(-_INDEX_HEADS // whole) * whole
+    kept: dict[str, int] = {}
+    if heads < spec.num_attention_heads:
+        kept |= {"num_attention_heads": heads, "num_key_value_heads": heads}
+    if index_heads < spec.index_n_heads:
+        kept["index_n_heads"] = index_heads
+    return kept
+
+
+def _heads_of_whole_blocks(width: int) -> int:
+    return BLOCK // math.gcd(BLOCK, width)
 
 
 def _one_of_each_kind(

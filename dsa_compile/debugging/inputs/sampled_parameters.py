@@ -1,4 +1,4 @@
-"""Parameters of a model of which some experts and some of the vocabulary are left out."""
+"""Parameters of a model of which some experts, heads and some of the vocabulary are left out."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
@@ -18,7 +18,8 @@ class SampledParameters:
     Args:
         source: of the whole model.
         whole: its geometry.
-        spec: of the smaller model, which has fewer experts and a smaller vocabulary.
+        spec: of the smaller model, which has fewer experts and heads and a smaller vocabulary. Its
+            heads take the first rows or columns of what is theirs.
         layers: numbers of the layers.
         experts: numbers of the experts that are kept, in the whole model.
         tokens: ids of the tokens that are kept, likewise.
@@ -37,10 +38,15 @@ class SampledParameters:
         theirs = canonical_parameters(whole, sorted(layers))
         self._parameters = canonical_parameters(spec, sorted(layers))
         self._kept: dict[str, Sequence[int]] = {}  # rows, of what has fewer
+        self._begun: set[str] = set()  # what is kept from its beginning on
         for name, parameter in self._parameters.items():
-            if parameter.shape != theirs[name].shape:
-                self._kept[name] = experts if ".mlp." in name else tokens
-                assert len(self._kept[name]) == parameter.shape[0], name
+            if parameter.shape == theirs[name].shape:
+                continue
+            if ".self_attn." in name:
+                self._begun.add(name)
+                continue
+            self._kept[name] = experts if ".mlp." in name else tokens
+            assert len(self._kept[name]) == parameter.shape[0], name
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of a parameter."""
@@ -49,7 +55,8 @@ class SampledParameters:
     def read_into(self, name: str, out: Tensor, window: Window = ()) -> None:
         """See :class:`~dsa_compile.weights.materialize.TensorReader`."""
         if name not in self._kept:
-            self._source.read_into(name, out, window)
+            shown = bounded(window, self.shape(name)) if name in self._begun else window
+            self._source.read_into(name, out, shown)
             return
         for place, theirs in self._runs(name, bounded(window, self.shape(name))):
             self._source.read_into(name, out[place], theirs)
@@ -63,14 +70,15 @@ class SampledParameters:
         window: Window = (),
     ) -> None:
         """See :class:`~dsa_compile.weights.materialize.TensorReader`."""
-        if name not in self._kept:
+        if name not in self._kept and name not in self._begun:
             self._source.read_quantized(name, stacked, values, scales, window)
             return
         for out, is_values in ((values, True), (scales, False)):
             if out is None:
                 continue
             shown = window or tuple(slice(0, size) for size in out.shape)
-            for place, theirs in self._runs(name, shown):
+            runs = [((), shown)] if name in self._begun else self._runs(name, shown)
+            for place, theirs in runs:
                 mine = out[place]
                 pair = (mine, None) if is_values else (None, mine)
                 self._source.read_quantized(name, stacked, pair[0], pair[1], theirs)

@@ -16,17 +16,12 @@ struct CUtensorMap {  // of rows of 512 bf16
   const char* data;
 };
 
-#ifndef CLUSTER
-#define CLUSTER 1
-#endif
-
 struct Block {
   std::vector<std::unique_ptr<Warp>> warps;
   std::unique_ptr<std::barrier<>> gate;
   alignas(1024) u8 memory[65536], dynamic[65536];
 };
 static Block blocks[CLUSTER];
-static std::unique_ptr<std::barrier<>> cluster_gate;
 static thread_local std::optional<std::barrier<>::arrival_token> arrival;
 
 static Block& my_block() { return blocks[blockIdx.x % CLUSTER]; }

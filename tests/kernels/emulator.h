@@ -13,6 +13,9 @@
 #include <utility>
 #include <vector>
 
+#ifndef CLUSTER
+#define CLUSTER 1  // blocks that run at once
+#endif
 #define DEVICE static inline
 #define __global__
 #define __launch_bounds__(...)
@@ -240,17 +243,17 @@ static void call(void (*kernel)(P...), void** arguments, std::index_sequence<I..
 }
 
 template <typename... P>
-static void launch(void (*kernel)(P...), Dim grid, int block, int cluster, void** arguments) {
+static void launch(void (*kernel)(P...), Dim grid, int block, void** arguments) {
   warps.clear();
-  for (int w = 0; w < cluster * block / 32; ++w) warps.push_back(std::make_unique<Warp>());
-  for (int first = 0; first < grid.x * grid.y; first += cluster) {
+  for (int w = 0; w < CLUSTER * block / 32; ++w) warps.push_back(std::make_unique<Warp>());
+  for (int first = 0; first < grid.x * grid.y; first += CLUSTER) {
     block_gates.clear();
-    for (int b = 0; b < cluster; ++b) {
+    for (int b = 0; b < CLUSTER; ++b) {
       block_gates.push_back(std::make_unique<std::barrier<>>(block));
     }
-    cluster_gate = std::make_unique<std::barrier<>>(cluster * block);
+    cluster_gate = std::make_unique<std::barrier<>>(CLUSTER * block);
     std::vector<std::thread> threads;
-    for (int i = 0; i < cluster * block; ++i) {
+    for (int i = 0; i < CLUSTER * block; ++i) {
       threads.emplace_back([=] {
         const int b = first + i / block;
         block_of_cluster = i / block, threadIdx.x = i % block, blockDim.x = block;

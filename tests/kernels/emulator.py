@@ -59,8 +59,8 @@ def _library(source: str, name: str, defines: tuple[tuple[str, int | str], ...])
     main = folder / "main.cpp"
     main.write_text(
         f'#include "{Path(source).name}"\n'
-        'extern "C" void run(int x, int y, int block, int cluster, void** arguments) '
-        f"{{ launch({name}, {{x, y}}, block, cluster, arguments); }}\n"
+        'extern "C" void run(int x, int y, int block, void** arguments) '
+        f"{{ launch({name}, {{x, y}}, block, arguments); }}\n"
     )
     library = folder / "kernel.so"
     macros = [f"-D{key}={value}" for key, value in defines]
@@ -81,13 +81,21 @@ def _pointer(argument: object) -> object:
     return ctypes.c_float(argument) if isinstance(argument, float) else ctypes.c_int(argument)
 
 
+def build(kernel: CudaKernel) -> ctypes.CDLL:
+    """Compile a kernel, or take what was compiled before, in this process or its parent."""
+    defines = dict(kernel.defines)
+    if kernel.cluster[0] > 1:
+        defines.setdefault("CLUSTER", kernel.cluster[0])
+    return _library(kernel.source, kernel.name, tuple(sorted(defines.items())))
+
+
 def launch(kernel: CudaKernel, grid, block: int, *arguments: object) -> None:
     """Stands in for ``CudaKernel.__call__``."""
     if 0 in grid:
         return
-    library = _library(kernel.source, kernel.name, tuple(sorted(kernel.defines.items())))
+    library = build(kernel)
     values = [_pointer(argument) for argument in arguments]
     array = (ctypes.c_void_p * len(values))(
         *(ctypes.cast(ctypes.pointer(value), ctypes.c_void_p) for value in values)
     )
-    library.run(grid[0], grid[1], block, kernel.cluster[0], array)
+    library.run(grid[0], grid[1], block, array)

@@ -80,7 +80,7 @@ def test_every_rank_gets_the_sum_in_the_order_of_ranks(monkeypatch, ranks: int) 
         all_reduce_two_shot_kernel(ranks),
         all_reduce_norm_kernel(ranks, WIDTH, torch.bfloat16),
     ):  # built once, by the parent
-        emulator._library(kernel.source, kernel.name, tuple(sorted(kernel.defines.items())))
+        emulator.build(kernel)
     size = PeerMemory.nbytes(ranks, CAPACITY)
     buffers = [shared(size, dtype=torch.uint8) for _ in range(ranks)]
     addresses = tuple(buffer.data_ptr() for buffer in buffers)

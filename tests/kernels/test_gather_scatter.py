@@ -69,7 +69,7 @@ def build_for(ranks: int) -> None:
     """Once, by the parent of all ranks."""
     for make in (all_reduce_kernel, all_gather_kernel, reduce_scatter_kernel):
         kernel = make(ranks)
-        emulator._library(kernel.source, kernel.name, tuple(sorted(kernel.defines.items())))
+        emulator.build(kernel)
 
 
 def run_all(ranks: Sequence[tuple[list[PeerMemory], list[Call], list[list[Tensor]]]]) -> None:

@@ -43,9 +43,6 @@ static float square_root(float x) { return std::sqrt(x); }
 
 // ---- clusters --------------------------------------------------------------------------------------
 
-#ifndef CLUSTER
-#define CLUSTER 1
-#endif
 #ifndef SHARED_BYTES
 #define SHARED_BYTES 16
 #endif
@@ -57,7 +54,6 @@ struct Block {
   uint4 memory[SHARED_BYTES / 16 + 1];
 };
 static Block blocks[CLUSTER];
-static std::unique_ptr<std::barrier<>> cluster_gate;
 static thread_local std::optional<std::barrier<>::arrival_token> arrival;
 
 static Block& my_block() { return blocks[blockIdx.x % CLUSTER]; }

@@ -19,7 +19,7 @@ MOST_OPERANDS = 4
 
 _LINE, _CHUNK = 16, 16  # bytes; a line carries 8 of data
 _THREADS = 64
-"""Of a block: a few rows then come from many multiprocessors, of which each stores so fast."""
+"""Threads of a block: few, as then a few rows come from many multiprocessors."""
 _MOST_BLOCKS = 1056
 
 
@@ -97,7 +97,7 @@ class PeerMemory:
         return self.all_reduce_in_one_shot(x)
 
     def all_reduce_in_one_shot(self, x: Tensor) -> Tensor:
-        """The same, where each rank sends its operand to all others.
+        """Sum as :meth:`all_reduce`, where each rank sends its operand to all others.
 
         Args:
             x: that :meth:`takes_in_one_shot` admits: bf16, whole chunks of 16 bytes, ``capacity``
@@ -111,7 +111,7 @@ class PeerMemory:
         return out
 
     def all_reduce_in_two_shots(self, x: Tensor) -> Tensor:
-        """The same, where each rank sums a share and sends the sum to all others.
+        """Sum as :meth:`all_reduce`, where each rank sums a share and sends the sum to all others.
 
         Args:
             x: that :meth:`takes_in_two_shots` admits: bf16, a multiple of ``ranks`` chunks of 16

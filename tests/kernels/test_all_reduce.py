@@ -28,9 +28,8 @@ from dsa_compile.ops.collectives import sum_of_ranks
 from tests.kernels import emulator
 from tests.kernels.compile_only import inspect
 
-WIDTH, EPS = 512, 1e-6
-CAPACITY = 3 * WIDTH * 2
-SHAPES = [(1, WIDTH), (3, WIDTH), (2, 8), (3, WIDTH), (1, 8), (1, WIDTH)]
+EPS = 1e-6
+CAPACITY = 3 * 512 * 2
 
 
 def shared(*shape: int, dtype: torch.dtype) -> Tensor:
@@ -48,7 +47,7 @@ def run_rank(
         out.copy_(memory.all_reduce(x))
         if x.nbytes % (16 * len(memory.addresses)) == 0:
             assert torch.equal(memory.all_reduce_in_two_shots(x), out)
-        if x.shape[-1] == WIDTH:
+        if x.shape[-1] >= 256:
             found = summed_norm(memory, x, *norms[call], EPS, True)
             for to, value in zip(normed[call], found, strict=True):
                 to.view(torch.uint8).copy_(value.view(torch.uint8))
@@ -70,24 +69,28 @@ def outputs(rows: int, width: int) -> tuple[Tensor, ...]:
 
 
 @pytest.mark.skipif(not emulator.available(), reason="needs g++")
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_every_rank_gets_the_sum_in_the_order_of_ranks(monkeypatch, ranks: int) -> None:
+@pytest.mark.parametrize(
+    ("ranks", "width"),
+    [(2, 512), (3, 512), (2, 256)],  # two blocks have a row, and one
+)
+def test_every_rank_gets_the_sum_in_the_order_of_ranks(monkeypatch, ranks: int, width: int) -> None:
     """Processes stand for GPUs; calls of several sizes, one after the other."""
     torch.manual_seed(0)
+    shapes = [(1, width), (3, width), (2, 8), (3, width), (1, 8), (1, width)]
     monkeypatch.setattr(CudaKernel, "__call__", emulator.launch)
     for kernel in (
         all_reduce_kernel(ranks),
         all_reduce_two_shot_kernel(ranks),
-        all_reduce_norm_kernel(ranks, WIDTH, torch.bfloat16),
+        all_reduce_norm_kernel(ranks, width, torch.bfloat16),
     ):  # built once, by the parent
         emulator.build(kernel)
     size = PeerMemory.nbytes(ranks, CAPACITY)
     buffers = [shared(size, dtype=torch.uint8) for _ in range(ranks)]
     addresses = tuple(buffer.data_ptr() for buffer in buffers)
-    given = [[torch.randn(shape).bfloat16() for shape in SHAPES] for _ in range(ranks)]
-    results = [[shared(*shape, dtype=torch.bfloat16) for shape in SHAPES] for _ in range(ranks)]
-    norms = [(torch.randn(shape).bfloat16(), torch.randn(shape[-1]).bfloat16()) for shape in SHAPES]
-    normed = [[outputs(*shape) for shape in SHAPES] for _ in range(ranks)]
+    given = [[torch.randn(shape).bfloat16() for shape in shapes] for _ in range(ranks)]
+    results = [[shared(*shape, dtype=torch.bfloat16) for shape in shapes] for _ in range(ranks)]
+    norms = [(torch.randn(shape).bfloat16(), torch.randn(shape[-1]).bfloat16()) for shape in shapes]
+    normed = [[outputs(*shape) for shape in shapes] for _ in range(ranks)]
     fork = multiprocessing.get_context("fork")
     processes = []
     for rank in range(ranks):
@@ -103,7 +106,7 @@ def test_every_rank_gets_the_sum_in_the_order_of_ranks(monkeypatch, ranks: int) 
         want = sum_of_ranks(parts)
         for rank in range(ranks):
             assert torch.equal(results[rank][call], want), (call, rank)
-        if want.shape[-1] != WIDTH:
+        if want.shape[-1] != width:
             continue
         reference = REFERENCE[torch.ops.dsa.add_rms_norm_quantize.default]
         for got, value in zip(

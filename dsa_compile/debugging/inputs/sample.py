@@ -96,7 +96,6 @@ def sample_of(
     config: CompileConfig,
     experts: int = EXPERTS,
     ids: Sequence[int] = (),
-    some_heads: bool = True,
 ) -> Sample:
     """Choose what is kept of a model.
 
@@ -105,7 +104,6 @@ def sample_of(
         config: of the compilation.
         experts: how many of a layer.
         ids: of tokens that will be run.
-        some_heads: keep some of the heads, and not all.
 
     Raises:
         UserError: no such number of experts can be kept.
@@ -119,7 +117,7 @@ def sample_of(
         "n_routed_experts": experts,
         "vocab_size": len(tokens),
         "index_topk": min(_SELECTED, spec.index_topk),
-        **(_heads(spec, config.layout.tp) if some_heads else {}),
+        **_heads(spec, config.layout.tp),
     }
     layers = [call.index for call in program_plans(spec, config)[MODEL].layers]
     among = layers[0], layers[-1]

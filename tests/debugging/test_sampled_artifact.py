@@ -118,10 +118,18 @@ def test_whole_models_that_fit_are_not_sampled(
 )
 def test_a_choice_is_left_to_the_router(count: int, groups: int, kept: int, chosen: int) -> None:
     found = sample_of(load_spec(RELEASED), CompileConfig(layers=(3, 3)), count)
-    assert found.sizes["n_group"] == groups
-    assert found.sizes["topk_group"] == kept
-    assert found.sizes["num_experts_per_tok"] == chosen
+    wanted = {"n_group": groups, "topk_group": kept, "num_experts_per_tok": chosen}
+    assert {name: found.sizes.get(name, getattr(found.whole, name)) for name in wanted} == wanted
     assert found.experts[:2] == (0, 256 // count)
+
+
+def test_a_field_that_is_absent_stays_absent() -> None:
+    """Of no groups a router makes other calls than of one."""
+    spec = load_spec(RELEASED.with_name("configs") / "a_x_k2_light")
+    assert spec.n_group == 1
+    found = sample_of(spec, CompileConfig())
+    assert "n_group" not in found.sizes
+    assert found.sizes["n_routed_experts"] == 8
 
 
 def test_one_layer_of_each_kind_is_kept() -> None:

@@ -32,6 +32,7 @@ _HEADS = 16  # of attention, at least
 # Heads of the indexer, at least: the score of a key that none of them looks at is 0, and equal
 # scores may be selected in any order.
 _INDEX_HEADS = 32
+_SHOWN = ("num_experts_per_tok", "n_group", "num_attention_heads", "index_n_heads", "index_topk")
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Sample:
         whole: geometry of the model.
         experts: numbers of the routed experts that are kept.
         tokens: ids of the tokens that are kept; those of a prompt are among them.
-        sizes: fields of the configuration as the smaller model has them.
+        sizes: fields of the configuration that the smaller model has otherwise.
         layers: the first and the last layer that is kept.
         among: the first and the last layer of the artifact.
     """
@@ -60,7 +61,8 @@ class Sample:
         return tuple(places[token] for token in ids)
 
     def __str__(self) -> str:
-        whole, sizes = self.whole, self.sizes
+        whole = self.whole
+        sizes = {name: self.sizes.get(name, getattr(whole, name)) for name in _SHOWN}
         parts = []
         first, last = self.layers
         if any(whole.kind_of(n).mlp == "experts" for n in range(first, last + 1)):
@@ -75,7 +77,7 @@ class Sample:
             named = f"layer {first}" if first == last else f"layers {first}-{last}"
             parts.append(f"{named} of {self.among[0]}-{self.among[1]}")
         for name, shown in (("num_attention_heads", "heads"), ("index_n_heads", "index heads")):
-            if name in sizes:
+            if name in self.sizes:
                 parts.append(f"{sizes[name]} of {getattr(whole, name)} {shown}")
         parts.append(f"{len(self.tokens)} of {whole.vocab_size} tokens")
         parts.append(f"index_topk {sizes['index_topk']} in place of {whole.index_topk}")
@@ -119,6 +121,8 @@ def sample_of(
         "index_topk": min(_SELECTED, spec.index_topk),
         **_heads(spec, config.layout.tp),
     }
+    # a field that is absent may have another meaning than the value that is taken for it
+    sizes = {name: size for name, size in sizes.items() if getattr(spec, name, None) != size}
     layers = [call.index for call in program_plans(spec, config)[MODEL].layers]
     among = layers[0], layers[-1]
     return Sample(spec, spaced, tokens, sizes, _one_of_each_kind(spec, config, among), among)

@@ -24,7 +24,6 @@ from dsa_compile.kernels.cuda.norm_quantize import add_rms_norm_quantize
 from dsa_compile.kernels.cuda.peer_memory import PeerMemory
 from dsa_compile.kernels.cuda.symmetric_memory import shared_peer_memories
 
-ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 4096)
 WIDTH = 7168
 _CALLS, _REPLAYS, _WARM_UPS = 40, 20, 3
 _PATIENCE = 20.0
@@ -52,7 +51,7 @@ class Timing:
     problem: str = ""
 
 
-def measure(ranks: int, rows: Sequence[int] = ROWS, norm: bool = False) -> list[Timing]:
+def measure(ranks: int, rows: Sequence[int], norm: bool = False) -> list[Timing]:
     """Time the collectives over the first GPUs of this machine.
 
     Args:

@@ -124,7 +124,7 @@ def test_a_choice_is_left_to_the_router(count: int, groups: int, kept: int, chos
 
 
 def test_a_field_that_is_absent_stays_absent() -> None:
-    """Of no groups a router makes other calls than of one."""
+    """A router without groups makes other calls than one with a single group."""
     spec = load_spec(RELEASED.with_name("configs") / "a_x_k2_light")
     assert spec.n_group == 1
     found = sample_of(spec, CompileConfig())

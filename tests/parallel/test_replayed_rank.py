@@ -37,6 +37,17 @@ def test_collectives_have_the_shape_of_all_ranks() -> None:
     assert torch.equal(own, x)
 
 
+def test_a_sum_with_its_norm_is_one_kernel_of_ours_alone() -> None:
+    found = ReplayCommunicator(read_latencies(), CPU)
+    x = torch.randn(1, 7168).bfloat16()
+    assert torch.equal(found.peer_memory("tp").sum_to_norm(x, 4), x)
+    both, row = "all_reduce_add_rms_norm_quantize", 14_336
+    assert found._us_of(both, 4, row) == found.estimate("all_reduce", 4, row).us
+    found.replay("symmetric")
+    assert found._us_of(both, 4, row) == pytest.approx(4.05, abs=0.01)
+    assert found._us_of(both, 4, 64 * row) == found.estimate("all_reduce", 4, 64 * row).us
+
+
 def test_tokens_of_other_lanes_choose_other_experts() -> None:
     indices = torch.tensor([[0, 5, 8], [7, 3, -1]])  # 8 experts, a shared one, and none
     with communicating(ReplayCommunicator(read_latencies(), CPU, 8)):

@@ -7,7 +7,7 @@ rewrites.
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from dsa_compile.config import CompileConfig
 from dsa_compile.errors import UserError
@@ -32,7 +32,6 @@ _HEADS = 16  # of attention, at least
 # Heads of the indexer, at least: the score of a key that none of them looks at is 0, and equal
 # scores may be selected in any order.
 _INDEX_HEADS = 32
-_SHOWN = ("num_experts_per_tok", "n_group", "num_attention_heads", "index_n_heads", "index_topk")
 
 
 @dataclass(frozen=True)
@@ -61,8 +60,7 @@ class Sample:
         return tuple(places[token] for token in ids)
 
     def __str__(self) -> str:
-        whole = self.whole
-        sizes = {name: self.sizes.get(name, getattr(whole, name)) for name in _SHOWN}
+        whole, sizes = self.whole, {**asdict(self.whole), **self.sizes}
         parts = []
         first, last = self.layers
         if any(whole.kind_of(n).mlp == "experts" for n in range(first, last + 1)):
@@ -94,10 +92,7 @@ def is_wide(spec: ModelSpec, layers: Collection[int]) -> bool:
 
 
 def sample_of(
-    spec: ModelSpec,
-    config: CompileConfig,
-    experts: int = EXPERTS,
-    ids: Sequence[int] = (),
+    spec: ModelSpec, config: CompileConfig, experts: int = EXPERTS, ids: Sequence[int] = ()
 ) -> Sample:
     """Choose what is kept of a model.
 

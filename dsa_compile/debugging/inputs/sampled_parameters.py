@@ -37,16 +37,12 @@ class SampledParameters:
         self._source = source
         theirs = canonical_parameters(whole, sorted(layers))
         self._parameters = canonical_parameters(spec, sorted(layers))
-        self._kept: dict[str, Sequence[int]] = {}  # rows, of what has fewer
-        self._begun: set[str] = set()  # what is kept from its beginning on
+        # rows, of what has fewer; of what heads have the first are kept
+        self._kept: dict[str, Sequence[int]] = {}
         for name, parameter in self._parameters.items():
-            if parameter.shape == theirs[name].shape:
-                continue
-            if ".self_attn." in name:
-                self._begun.add(name)
-                continue
-            self._kept[name] = experts if ".mlp." in name else tokens
-            assert len(self._kept[name]) == parameter.shape[0], name
+            if parameter.shape != theirs[name].shape and ".self_attn." not in name:
+                self._kept[name] = experts if ".mlp." in name else tokens
+                assert len(self._kept[name]) == parameter.shape[0], name
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of a parameter."""
@@ -54,10 +50,6 @@ class SampledParameters:
 
     def read_into(self, name: str, out: Tensor, window: Window = ()) -> None:
         """See :class:`~dsa_compile.weights.materialize.TensorReader`."""
-        if name not in self._kept:
-            shown = bounded(window, self.shape(name)) if name in self._begun else window
-            self._source.read_into(name, out, shown)
-            return
         for place, theirs in self._runs(name, bounded(window, self.shape(name))):
             self._source.read_into(name, out[place], theirs)
 
@@ -70,15 +62,10 @@ class SampledParameters:
         window: Window = (),
     ) -> None:
         """See :class:`~dsa_compile.weights.materialize.TensorReader`."""
-        if name not in self._kept and name not in self._begun:
-            self._source.read_quantized(name, stacked, values, scales, window)
-            return
         for out, is_values in ((values, True), (scales, False)):
             if out is None:
                 continue
-            shown = window or tuple(slice(0, size) for size in out.shape)
-            runs = [((), shown)] if name in self._begun else self._runs(name, shown)
-            for place, theirs in runs:
+            for place, theirs in self._runs(name, bounded(window, out.shape)):
                 mine = out[place]
                 pair = (mine, None) if is_values else (None, mine)
                 self._source.read_quantized(name, stacked, pair[0], pair[1], theirs)
@@ -92,6 +79,9 @@ class SampledParameters:
     def _runs(self, name: str, window: Window) -> Iterator[tuple[slice, Window]]:
         """Parts of a window along its rows, and the windows of the whole parameter that go there:
         rows that lie together there are read together."""
+        if name not in self._kept:
+            yield slice(None), window
+            return
         rows, *others = window
         kept = self._kept[name][rows]
         start = 0

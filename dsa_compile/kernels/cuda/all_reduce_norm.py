@@ -32,12 +32,9 @@ _MOST_BLOCKS = 8
 def blocks_of_a_row(width: int) -> int:
     """Blocks that share a row: the most whose part is whole FP8 blocks and whole warps."""
     return max(
-        (
-            blocks
-            for blocks in range(1, _MOST_BLOCKS + 1)
-            if width % (blocks * BLOCK) == 0 and threads_for(width // blocks, 1)
-        ),
-        default=1,
+        blocks
+        for blocks in range(1, _MOST_BLOCKS + 1)
+        if width % (blocks * BLOCK) == 0 and threads_for(width // blocks, 1)
     )
 
 

@@ -55,13 +55,10 @@ def shared_peer_memories(
     buffer.zero_()
     states = torch.zeros(len(groups), 2, dtype=torch.int32, device=device)
     for count in {len(ranks) for ranks in groups.values()}:
-        for kernel in (
-            all_reduce_kernel,
-            all_reduce_two_shot_kernel,
-            all_gather_kernel,
-            reduce_scatter_kernel,
-        ):
+        for kernel in (all_reduce_kernel, all_gather_kernel, reduce_scatter_kernel):
             kernel(count).warm()
+        if count > 2:  # two never sum in two shots
+            all_reduce_two_shot_kernel(count).warm()
     torch.cuda.synchronize()
     dist.barrier()  # nobody stores before all are zero
     torch.cuda.synchronize()

@@ -19,7 +19,6 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   dependency_release();
   dependency_wait();
   const u32 call = next_call(peers);
-  // blocks and their columns lie one behind another in x, as rows do
   const long long row = blockIdx.x / BLOCKS, column = blockIdx.x % BLOCKS * kColumns;
   const long long first = row * WIDTH + column, chunk = first / 8 + threadIdx.x;
   uint4 part[kChunks];

@@ -2,12 +2,12 @@
 // A block of threads takes a row; a thread some times 8 values of it, 16 threads a scale.
 #pragma once
 #include "quantize.cuh"
+#include "warp_reduce.cuh"
 
 template <int Warps>
 DEVICE float block_sum(float x) {
   __shared__ float partial[(Warps + 3) / 4 * 4];
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) x += __shfl_xor_sync(0xffffffffu, x, offset);
+  x = warp_sum(x);
   if (lane_id() == 0) partial[threadIdx.x / 32] = x;
   __syncthreads();
   float total = 0;

@@ -49,7 +49,7 @@ class Tile:
         x = self.stages * self.stage_blocks * self.tokens * BLOCK
         sums = self.k_groups * self.tokens * (64 * self.row_groups + 4) * 4
         scale_rows = (self.rows + 126) // 128 + 1
-        rest = 4 * padded * (self.tokens + scale_rows) + 4 * scale_rows + 16 * self.stages
+        rest = 4 * padded * (self.tokens + scale_rows) + 4 * scale_rows + 24 * self.stages + 8
         past_end = max((64 * self.row_groups - self.rows) * BLOCK - x - rest, 0)
         return 1024 + max(ring + x, sums) + rest + past_end
 

@@ -21,7 +21,11 @@ constexpr int kTileBytes = ROWS * 128;     // weights of one block of 128 of K
 constexpr int kTokenBytes = TOKENS * 128;  // x, likewise
 constexpr int kRingBytes = STAGES * STAGE_BLOCKS * kTileBytes;
 constexpr int kTokenRingBytes = STAGES * STAGE_BLOCKS * kTokenBytes;
-constexpr int kStageBytes = STAGE_BLOCKS * (kTileBytes + kTokenBytes);
+// Stages of weights that may be on their way before the kernel in front has ended: what keeps memory
+// busy and no more, as its loads, and those of the kernels before it, would queue behind them.
+constexpr int kPoliteBytes = 16 * 1024;
+constexpr int kPoliteFit = kPoliteBytes / (STAGE_BLOCKS * kTileBytes);
+constexpr int kPolite = kPoliteFit > 1 ? kPoliteFit : 1;
 constexpr int kScaleRows = (ROWS + 126) / 128 + 1;  // blocks of 128 rows that ROWS rows may touch
 // Blocks of K multiplied at a time, each with a sum of its own.
 constexpr int kParts = STAGE_BLOCKS * TOKENS <= 128 ? STAGE_BLOCKS : 128 / TOKENS;
@@ -33,7 +37,7 @@ static_assert(STAGES % K_GROUPS == 0, "a slot has one reader, or it could be wai
 
 // Shared memory, from an address aligned to 1,024: ring of weights and ring of x, in the end
 // taken by the sums; scales of x [blocks, TOKENS], scales of the weight [kScaleRows,
-// blocks], barriers. The host's figure is in gemm_fp8_small.py.
+// blocks], barriers. The host's figure is in gemm_fp8_tiles.py.
 extern __shared__ u8 memory[];
 
 // x_scale is not __restrict__: loads taken for invariant could move before dependency_wait.
@@ -59,7 +63,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       reinterpret_cast<float*>(ring + max(kRingBytes + kTokenRingBytes, kSumsBytes));
   float* row_scales = token_scales + padded * TOKENS;
   const u32 full = smem_u32(row_scales + kScaleRows * padded + (padded & 1) * kScaleRows);
-  const u32 empty = full + 8 * STAGES;
+  const u32 tokens_full = full + 8 * STAGES, empty = tokens_full + 8 * STAGES;
+  const u32 started = empty + 8 * STAGES;  // the kernels in front have ended
 
   dependency_release();
   if (threadIdx.x == kConsumers) {
@@ -67,8 +72,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     prefetch_tensor_map(&x_map);
     for (int i = 0; i < STAGES; ++i) {
       mbarrier_init(full + 8 * i, 1);
+      mbarrier_init(tokens_full + 8 * i, 1);
       mbarrier_init(empty + 8 * i, 4 * ROW_GROUPS);
     }
+    mbarrier_init(started, 1);
     fence_mbarrier_init();
   }
   __syncthreads();
@@ -82,23 +89,27 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   const int column = 2 * (lane & 3);                                          // and column + 1
   float* sums = reinterpret_cast<float*>(ring);  // [k_group, token, row], once all copies are read
 
+  const auto load_weights = [&](int step) {
+    const int slot = step % STAGES;
+    mbarrier_expect_tx(full + 8 * slot, STAGE_BLOCKS * kTileBytes);
+    tma_load_3d_once(smem_u32(ring + slot * STAGE_BLOCKS * kTileBytes), &weight_map,
+                     full + 8 * slot, 0, row0, block0 + step * STAGE_BLOCKS);
+  };
+  const auto load_tokens = [&](int step) {
+    const int slot = step % STAGES;
+    mbarrier_expect_tx(tokens_full + 8 * slot, STAGE_BLOCKS * kTokenBytes);
+    tma_load_3d(smem_u32(token_ring + slot * STAGE_BLOCKS * kTokenBytes), &x_map,
+                tokens_full + 8 * slot, 0, token0, block0 + step * STAGE_BLOCKS);
+  };
+  const int first = min(steps, STAGES);
   if (!consumer) {
     if (threadIdx.x == kConsumers) {
-      auto load_weights = [&](int step) {
-        const int slot = step % STAGES;
-        mbarrier_expect_tx(full + 8 * slot, kStageBytes);
-        tma_load_3d_once(smem_u32(ring + slot * STAGE_BLOCKS * kTileBytes), &weight_map,
-                         full + 8 * slot, 0, row0, block0 + step * STAGE_BLOCKS);
-      };
-      auto load_tokens = [&](int step) {
-        const int slot = step % STAGES;
-        tma_load_3d(smem_u32(token_ring + slot * STAGE_BLOCKS * kTokenBytes), &x_map,
-                    full + 8 * slot, 0, token0, block0 + step * STAGE_BLOCKS);
-      };
-      const int first = min(steps, STAGES);
-      for (int step = 0; step < first; ++step) load_weights(step);
-      dependency_wait();
-      for (int step = 0; step < first; ++step) load_tokens(step);
+      for (int step = 0; step < first; ++step) {
+        while (step >= kPolite && !mbarrier_test(full + 8 * (step - kPolite), 0) &&
+               !mbarrier_test(started, 0)) {
+        }
+        load_weights(step);
+      }
       for (int step = first; step < steps; ++step) {
         mbarrier_wait(empty + 8 * (step % STAGES), (step / STAGES - 1) & 1);
         load_weights(step);
@@ -116,6 +127,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
           k < own_blocks ? weight_scale[static_cast<long long>(r) * blocks + block0 + k] : 0.f;
     }
     dependency_wait();
+    if (threadIdx.x == 0) {
+      mbarrier_arrive(started);
+      for (int step = 0; step < first; ++step) load_tokens(step);
+    }
     for (int i = threadIdx.x; i < TOKENS * padded; i += kConsumers) {
       const int t = i / padded;
       const int k = i % padded;
@@ -137,6 +152,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     for (int step = k_group; step < steps; step += K_GROUPS) {
       const int slot = step % STAGES;
       mbarrier_wait(full + 8 * slot, (step / STAGES) & 1);
+      mbarrier_wait(tokens_full + 8 * slot, (step / STAGES) & 1);
       const u64 a = matrix_descriptor(
           smem_u32(ring) + slot * STAGE_BLOCKS * kTileBytes + row_group * 64 * 128, 0, 1024);
       const u64 b = matrix_descriptor(

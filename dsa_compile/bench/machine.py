@@ -18,8 +18,11 @@ PEERS = ("deep_gemm", "flash_mla", "flashinfer", "vllm")
 
 
 def machine() -> dict[str, str]:
-    """GPU, driver, day and the versions that decide the figures, those of peers too."""
-    found = {"gpu": torch.cuda.get_device_name()}
+    """GPU or CPU, driver, day and the versions that decide the figures, those of peers too."""
+    if torch.cuda.is_available():
+        found = {"gpu": torch.cuda.get_device_name()}
+    else:
+        found = {"cpu": platform.processor() or platform.machine()}
     if driver := _driver():
         found["driver"] = driver
     found |= {"date": date.today().isoformat(), "python": platform.python_version()}

@@ -122,6 +122,7 @@ def run_node(args: argparse.Namespace) -> int:
     began = time.perf_counter()
     if args.new_tokens < 3:
         raise UserError("--new-tokens: give 3 or more, or there is no time between tokens")
+    from dsa_compile.bench.kept import provenance
     from dsa_compile.bench.node.report import (
         basis_lines,
         layer_table,
@@ -161,7 +162,7 @@ def run_node(args: argparse.Namespace) -> int:
         for row in bench.run(_loads(args), table, how):
             out.print(f"{row.label}: {row.served.tpot_ms:.3f} ms a token", style="dim")
             rows.append(row)
-            data = bench.to_dict(rows)
+            data = {**provenance(), **bench.to_dict(rows)}
             if args.output:  # what there is, should the next load fail
                 args.output.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
     for profile in bench.profiles:

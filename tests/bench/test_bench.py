@@ -94,6 +94,7 @@ def test_ours_and_peers():
 
 @pytest.fixture
 def gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "GPU")
 
 

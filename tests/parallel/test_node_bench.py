@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import torch
 
 from dsa_compile.bench.node.report import basis_lines, node_table, published_table
 from dsa_compile.bench.node.run import Collectives, Row, step_communication
@@ -27,6 +28,8 @@ def test_a_projection_says_so_everywhere(artifact, capsys, tmp_path) -> None:
     assert "projected" in shown.err
     data = json.loads(output.read_text())
     assert data["projected"] is True
+    assert data["machine"]["torch"] == torch.__version__
+    assert data["command"]
     assert [row["projected"] for row in data["rows"]] == [True, True]
     without, with_latencies = data["rows"]
     assert without["communication_ms"] == 0 < with_latencies["communication_ms"]

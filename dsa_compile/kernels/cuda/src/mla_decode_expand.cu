@@ -53,9 +53,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     }
   }
   for (int token = warp; token < tokens; token += kWarps) {
-    const PartSums sums(parts, [&](int part) { return __ldcg(partial_sum + row_of(token, part)); });
-    const PartWeights weight(sums);
-    float unit = weight.total == 0.f ? 0.f : kPartUnit / weight.total;
+    const PartSums<2> sums(parts, [&](int part) { return __ldcg(partial_sum + row_of(token, part)); });
+    const PartWeights<2> weight(sums);
+    float unit = weight.unit();
     if (FORMAT == FP8_TENSOR) unit *= __ldg(cache_scale);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {

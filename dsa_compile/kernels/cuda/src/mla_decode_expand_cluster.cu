@@ -38,32 +38,6 @@ DEVICE void store_cluster_pair(u32 to, float low, float high) {
                : "memory");
 }
 
-// Weights of a head's parts, a warp's: lane l has those of parts l + 32 i. Sums are multiplied by
-// `unit` last. (PartWeights is the same for 64 parts whatever MOST_PARTS says.)
-struct ClusterWeights {
-  float of[kSlots], unit;
-
-  DEVICE ClusterWeights(const float2* sums, long long step, int parts) {
-    float2 held[kSlots];
-#pragma unroll
-    for (int i = 0; i < kSlots; ++i) {
-      const int part = lane_id() + 32 * i;
-      held[i] = part < parts ? __ldcg(sums + part * step) : make_float2(-kInfinity, 0.0f);
-    }
-    float maximum = -kInfinity, total = 0.0f;
-#pragma unroll
-    for (int i = 0; i < kSlots; ++i) maximum = fmaxf(maximum, held[i].x);
-    maximum = warp_max(maximum);
-#pragma unroll
-    for (int i = 0; i < kSlots; ++i) {
-      of[i] = held[i].y == 0.0f ? 0.0f : exp2_approx(held[i].x - maximum);
-      total = fmaf(of[i], held[i].y, total);
-    }
-    total = warp_sum(total);
-    unit = total == 0.0f ? 0.0f : kPartUnit / total;
-  }
-};
-
 // `parts` of every token, at most MOST_PARTS; at most kTokensMost tokens. x takes a head's blocks,
 // then the next head's. The map is of w_uv [heads * 128, 512] in boxes of 128 x 64. Out: q e4m3 [tokens,
 // heads * 128], scale [tokens, heads].
@@ -107,7 +81,8 @@ extern "C" __global__ void __launch_bounds__(kThreads)
       const int part = i * kSharers + sharer;
       held[i] = part < here ? __ldcg(from + part * (PART_HEADS * kPartChunks)) : uint4{};
     }
-    const ClusterWeights weights(partial_sum + row, PART_HEADS, here);
+    const PartWeights<kSlots> weights(PartSums<kSlots>(
+        here, [&](int part) { return __ldcg(partial_sum + row + part * PART_HEADS); }));
     float sum[8] = {};
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
@@ -125,7 +100,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     for (int offset = kChunks; offset < 32; offset *= 2)
 #pragma unroll
       for (int i = 0; i < 8; ++i) sum[i] += __shfl_xor_sync(0xffffffffu, sum[i], offset);
-    float unit = weights.unit;
+    float unit = weights.unit();
     if (FORMAT == FP8_TENSOR) unit *= *cache_scale;
     if (first > 0) __syncthreads();  // the sums before have been read
     if (lane < kChunks) {

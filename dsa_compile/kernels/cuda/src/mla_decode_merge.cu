@@ -41,10 +41,10 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   const uint4* from = partial + (block * kHeads + head % kHeads) * kPartChunks + chunk;
   constexpr int kStep = kHeads * kPartChunks;
 
-  const PartSums sums(is_head ? parts : 0, [&](int part) {
+  const PartSums<2> sums(is_head ? parts : 0, [&](int part) {
     return __ldcg(partial_sum + (block + part) * kHeads + head % kHeads);
   });
-  PartWeights weights;
+  PartWeights<2> weights;
   float sum[kPartValues] = {};
   for (int begin = first; begin < parts; begin += kAhead * PARTS) {
     uint4 chunks[kAhead] = {};
@@ -52,7 +52,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     for (int i = 0; i < kAhead; ++i)
       if (is_head && begin + i * PARTS < parts)
         chunks[i] = __ldcg(from + (begin + i * PARTS) * kStep);
-    if (begin == first) weights = PartWeights(sums);
+    if (begin == first) weights = PartWeights<2>(sums);
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
       const int index = begin + i * PARTS;

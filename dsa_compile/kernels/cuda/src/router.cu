@@ -2,6 +2,7 @@
 //
 // Built with CHUNKS (hidden / 1,024) and LANE_EXPERTS (experts / 32).
 #include "quantize.cuh"
+#include "warp_reduce.cuh"
 
 constexpr int kThreads = 256;
 constexpr int kShare = 128;  // threads of an expert
@@ -50,8 +51,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     float sum = 0;
 #pragma unroll
     for (int c = 0; c < CHUNKS; ++c) sum += dot(row[c], w[c]);
-#pragma unroll
-    for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(kAll, sum, offset);
+    sum = warp_sum(sum);
     if (lane_id() == 0) partial[part][t][thread / 32] = sum;
   }
   __syncthreads();

@@ -9,7 +9,7 @@
 #   EXTRAS       extras that the demo installs: what serving needs, and with a GPU its kernels
 #   PORT         that make serve listens on
 #   WORKERS      test processes; each takes one core and about 1 GB
-#   GPU_WORKERS  processes of the tests that need a GPU, which they share
+#   GPU_WORKERS  processes of the tests that need a GPU: 8 of each GPU, which they share
 comma := ,
 PYTHON ?= python3
 VENV ?= $(or $(VIRTUAL_ENV),.venv)
@@ -18,7 +18,7 @@ GPU := $(shell command -v nvidia-smi 2>/dev/null)
 TORCH_INDEX ?= $(if $(GPU),,--retries 1 --index-url https://download.pytorch.org/whl/cpu)
 EXTRAS ?= $(if $(GPU),serve$(comma)cuda,serve)
 WORKERS ?= 2
-GPU_WORKERS ?= 8
+GPU_WORKERS ?= $(if $(GPU),$(shell expr 8 '*' $$(nvidia-smi -L | wc -l)),8)
 PORT ?= 8000
 
 BIN := $(VENV)/bin
@@ -126,7 +126,8 @@ test-faults: $(DEVELOPED)
 	status=0; for name in second third fourth fifth; do $(BIN)/python -m tests.planted_bugs.second.score \
 	  --faults tests/planted_bugs/$$name --out demo/$${name}_catalogue.json || status=1; done; exit $$status
 
-# Fails, and says so, where there is no GPU. A line for each test; one that fills a GPU waits for the others.
+# Fails, and says so, where there is no GPU. A line for each test; each process takes the next GPU, and a
+# test that fills one waits for the others on it.
 test-gpu: $(DEVELOPED)
 	$(BIN)/python -m pytest -vv --numprocesses=$(GPU_WORKERS) --dist=loadfile -o faulthandler_timeout=300 \
 	  -m gpu --require-gpu $(TESTS)

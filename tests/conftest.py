@@ -1,12 +1,9 @@
 """Settings of the whole suite."""
 
-import fcntl
 import gc
 import logging
 import os
-import tempfile
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 
 import hypothesis
 import pytest
@@ -14,9 +11,11 @@ import torch
 
 from dsa_compile import gpus
 from tests.exports import keep_exports
+from tests.gpu_sharing import own_first, shared, visible
 
 pytest_plugins = ["tests.seeds"]
 
+GPUS = torch.cuda.device_count()
 # The models are tiny: a second thread only waits, and the suite already runs one process a core.
 torch.set_num_threads(1)
 keep_exports()
@@ -36,6 +35,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if worker := getattr(config, "workerinput", None):
+        os.environ |= own_first(os.environ, worker["workerid"], GPUS)
     if not config.getoption("--require-gpu"):
         return
     if not torch.cuda.is_available():
@@ -58,15 +59,14 @@ def _own_logging() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _shared_gpu(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Let no other test on a GPU run beside one marked ``gpu(alone=True)``, in any process."""
+    """Let no other test have the GPUs of one marked ``gpu(alone=True)`` meanwhile."""
     marks = list(request.node.iter_markers("gpu"))
     if not marks or not torch.cuda.is_available():
         yield
         return
+    count = max(mark.kwargs.get("count", 1) for mark in marks)
     alone = any(mark.kwargs.get("alone") for mark in marks)
-    path = Path(tempfile.gettempdir()) / f"dsa-compile-gpu-tests-{os.getuid()}"
-    with path.open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+    with shared(visible(os.environ, GPUS)[:count], alone=alone):
         yield
         # what a later test imports would run on the CPU, and be right
         assert os.environ.get("TRITON_INTERPRET") != "1", "this test left Triton's interpreter on"
@@ -97,24 +97,28 @@ def pytest_collection_modifyitems(items: Iterable[pytest.Item]) -> None:
     found = torch.cuda.get_device_capability() if torch.cuda.is_available() else None
     for item in items:
         for mark in item.iter_markers("gpu"):
-            if lacking := lacks(found, **mark.kwargs):
+            if lacking := lacks(found, GPUS, **mark.kwargs):
                 item.add_marker(pytest.mark.skip(reason=lacking))
 
 
 def lacks(
     found: tuple[int, int] | None,
+    gpus: int = 1,
     *,
     capability: tuple[int, int] | None = None,
     least: tuple[int, int] | None = None,
     alone: bool = False,
+    count: int = 1,
 ) -> str | None:
     """Reason why a machine cannot run a test, or None.
 
     Args:
         found: compute capability of its GPU; None without one.
+        gpus: how many it has.
         capability: the one that the test needs.
         least: the lowest that it needs.
         alone: it needs most of the GPU's memory, or its time, so it waits for the others.
+        count: GPUs that it needs.
     """
     if found is None:
         return "needs a GPU"
@@ -126,4 +130,6 @@ def lacks(
         return "needs a GPU of compute capability {}.{} or above, this one has {}.{}".format(
             *least, *found
         )
+    if gpus < count:
+        return f"needs {count} GPUs"
     return None

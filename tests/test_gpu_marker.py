@@ -43,6 +43,7 @@ def test_a_session_in_which_none_ran_fails(processes: str, tmp_path: Path) -> No
     (tmp_path / "conftest.py").write_text(
         "import torch\n"
         "torch.cuda.is_available = lambda: True\n"
+        "torch.cuda.device_count = lambda: 1\n"
         "torch.cuda.get_device_capability = lambda: (8, 0)\n"
         "from tests.conftest import *\n"
     )
@@ -69,6 +70,8 @@ def test_what_a_machine_lacks() -> None:
     assert lacks((10, 0), capability=(9, 0)) == (
         "needs a GPU of compute capability 9.0, this one has 10.0"
     )
+    assert lacks((9, 0), count=2) == "needs 2 GPUs"
+    assert lacks((9, 0), 2, count=2) is None
 
 
 def test_no_test_skips_by_itself() -> None:

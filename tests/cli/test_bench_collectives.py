@@ -40,10 +40,8 @@ def test_timings_are_a_table_to_replay(tmp_path) -> None:
     assert {e.ranks for e in found} > {2}, "the package's others stay"
 
 
-@pytest.mark.gpu
+@pytest.mark.gpu(alone=True, count=2)
 def test_every_result_is_right(capsys) -> None:
-    if torch.cuda.device_count() < 2:
-        pytest.skip("needs two GPUs")
     assert run(["collectives", "--ranks", "2", "--rows", "1,73,74", "--norm", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     ours = [t for t in found if t["provider"] == "symmetric"]

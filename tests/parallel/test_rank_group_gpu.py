@@ -13,11 +13,8 @@ from dsa_compile.runtime import Engine, SamplingParams
 
 from .conftest import LAYOUTS, MODEL
 
-pytestmark = [
-    # beside other work on these GPUs, each kernel that waits for a peer waits for its turn as well
-    pytest.mark.gpu(capability=(9, 0), alone=True),
-    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs"),
-]
+# beside other work on these GPUs, each kernel that waits for a peer waits for its turn as well
+pytestmark = pytest.mark.gpu(capability=(9, 0), alone=True, count=2)
 GREEDY = SamplingParams(max_tokens=24, temperature=0.0)
 DRAWN = SamplingParams(max_tokens=24, temperature=0.8, seed=7)
 PROMPTS = [

@@ -6,17 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 
 from dsa_compile.compiling import compile_model
 from dsa_compile.runtime import Engine, SamplingParams
 
 from .conftest import LAYOUTS, MODEL
 
-pytestmark = [
-    pytest.mark.gpu(capability=(9, 0), alone=True),
-    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs"),
-]
+pytestmark = pytest.mark.gpu(capability=(9, 0), alone=True, count=2)
 PROMPT = [5, 6, 7]
 GREEDY = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
 

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dsa_compile.runtime.execution.cuda_graphs import captured_graph
+from dsa_compile.runtime.execution.captured_steps import captured_graph
 from dsa_compile.runtime.execution.draft_inputs import PaddedInputs, padded_constants
 from dsa_compile.runtime.execution.graph_plan import GraphKey, GraphPlan
 from dsa_compile.runtime.execution.pinned_staging import StagingRing

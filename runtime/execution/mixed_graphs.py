@@ -7,23 +7,18 @@ token and an empty context. A step that would be padded to more than twice its t
 graph.
 """
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from dsa_compile.ir.plan import LONG, SHORT, variants_taking
 from dsa_compile.runtime.execution.batch import Batch
-from dsa_compile.runtime.execution.cuda_graphs import Step, captured_graph
-from dsa_compile.runtime.execution.pinned_staging import Layout, StagingRing
-from dsa_compile.runtime.failures.step_errors import while_doing
-from dsa_compile.runtime.scheduling.stats import StepKind
+from dsa_compile.runtime.execution.captured_steps import CapturedSteps
+from dsa_compile.runtime.execution.pinned_staging import Layout
 
 # Requests of the smaller graphs; the larger ones have as many as a step may have.
 FEW_REQUESTS = 64
@@ -189,84 +184,26 @@ def padded_mixed(batch: Batch, key: MixedKey) -> Batch:
     return Batch(**views, request_rows=requests, tokens_each=None)
 
 
-class MixedGraphs:
-    """Captured steps with prompt tokens.
+class MixedGraphs(CapturedSteps[MixedKey]):
+    """Captured steps with prompt tokens."""
 
-    Args:
-        plan: which.
-        step: what is captured; it must neither synchronise nor read device memory on the host.
-        resolve: input ids, request rows and the sampled tokens to the tokens of the step.
-        token_buffer: int64, the last sampled token of each request row.
-        vocab_size: width of the logits.
-        ring: staging of inputs.
-    """
+    def layout(self, key: MixedKey) -> Layout:
+        """See :func:`mixed_layout`."""
+        return mixed_layout(key)
 
-    def __init__(
-        self,
-        plan: MixedPlan,
-        step: Step,
-        resolve: Callable[[Tensor, Tensor, Tensor], Tensor],
-        token_buffer: Tensor,
-        vocab_size: int,
-        ring: StagingRing,
-    ) -> None:
-        self.plan = plan
-        self._step, self._resolve, self._token_buffer = step, resolve, token_buffer
-        self._ring = ring
-        device = token_buffer.device
-        largest = max(mixed_layout(key).nbytes for key in plan.graphs())
-        self._inputs = torch.empty(largest, dtype=torch.uint8, device=device)
-        # Graphs share one memory pool, so that each may overwrite what another leaves; the logits
-        # are kept apart.
-        self._logits = torch.empty((plan.rows[-1], vocab_size), dtype=torch.float32, device=device)
-        self._captured: dict[MixedKey, torch.cuda.CUDAGraph] = {}
-        self.replays: Counter[StepKind] = Counter()
-        self._pool = torch.cuda.graph_pool_handle()
+    def write(self, batch: Batch | None, views: Mapping[str, NDArray[Any]]) -> None:
+        """See :func:`write_mixed`."""
+        write_mixed(batch, views)
 
-    def capture(self, keys: Sequence[MixedKey] | None = None) -> None:
-        """Capture all graphs, or these ones.
+    def inputs(self, key: MixedKey, sent: dict[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
+        """All is sent."""
+        rows = sent.pop("token_rows")
+        return sent, rows
 
-        Each runs once before, on padding only: kernels are compiled and loaded then.
+    def size(self, key: MixedKey) -> str:
+        """By its tokens."""
+        return f"{key.tokens} tokens"
 
-        Raises:
-            StepError: an op failed, or the GPU did; names the op where one raised.
-        """
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for key in keys or tuple(self.plan.graphs()):
-                try:
-                    self._upload(key, None)
-                    self._run(key)
-                    graph = captured_graph(partial(self._run, key), self._pool, stream)
-                except Exception as error:
-                    doing = f"a step of {key.tokens} tokens was captured"
-                    raise while_doing(error, doing) from error
-                self._captured[key] = graph
-        torch.cuda.current_stream().wait_stream(stream)
-
-    def forward(self, batch: Batch, variant: str) -> Tensor | None:
-        """Launch a step; fp32 ``[N, V]`` logits, or None if there is no graph for it.
-
-        The logits are overwritten by the next step.
-        """
-        key = self.plan.choose(batch, variant)
-        graph = None if key is None else self._captured.get(key)
-        if key is None or graph is None:
-            return None
-        self._upload(key, batch)
-        graph.replay()
-        self.replays[StepKind(f"{key.tokens} tokens", key.variant)] += 1
-        return self._logits[: len(batch.logit_rows)]
-
-    def _upload(self, key: MixedKey, batch: Batch | None) -> None:
-        layout = mixed_layout(key)
-        host = self._ring.take(layout.nbytes)
-        write_mixed(batch, layout.in_numpy(host))
-        self._ring.send(self._inputs[: layout.nbytes])
-
-    def _run(self, key: MixedKey) -> None:
-        tensors = mixed_layout(key).in_torch(self._inputs)
-        rows = tensors.pop("token_rows")
-        tensors["input_ids"] = self._resolve(tensors["input_ids"], rows, self._token_buffer)
-        self._logits[: key.rows].copy_(self._step(tensors, key.variant))
+    def title(self, key: MixedKey) -> str:
+        """By its tokens."""
+        return f"a step of {key.tokens} tokens"

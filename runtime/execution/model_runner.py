@@ -20,7 +20,8 @@ from dsa_compile.kernels.cuda.shipped import NO_KERNELS, ShippedKernels
 from dsa_compile.runtime.execution.batch import Batch
 from dsa_compile.runtime.execution.bound_calls import bound_calls
 from dsa_compile.runtime.execution.caches import Caches, make_caches
-from dsa_compile.runtime.execution.cuda_graphs import CapturedParts, DecodeGraphs
+from dsa_compile.runtime.execution.captured_steps import StepParts
+from dsa_compile.runtime.execution.cuda_graphs import DecodeGraphs
 from dsa_compile.runtime.execution.devices import device_of
 from dsa_compile.runtime.execution.expert_counts import counts_of
 from dsa_compile.runtime.execution.graph_plan import GraphKey, GraphPlan
@@ -168,7 +169,7 @@ class ModelRunner:
             keys: those to capture now, the largest first; None for all.
         """
         if self._graphs is None or self._graphs.plan != plan:
-            self._graphs = DecodeGraphs(plan, *self._captured_parts())
+            self._graphs = DecodeGraphs(plan, self._captured_parts())
         with self.shipped_kernels.in_use():
             self._graphs.capture(keys)
 
@@ -180,14 +181,16 @@ class ModelRunner:
     @torch.inference_mode()
     def capture_mixed(self, plan: MixedPlan, keys: Sequence[MixedKey] | None = None) -> None:
         """Capture steps with prompt tokens as CUDA graphs; see :meth:`capture`."""
-        self._mixed_graphs = MixedGraphs(plan, *self._captured_parts())
+        self._mixed_graphs = MixedGraphs(plan, self._captured_parts())
         with self.shipped_kernels.in_use():
             self._mixed_graphs.capture(keys)
 
-    def _captured_parts(self) -> CapturedParts:
+    def _captured_parts(self) -> StepParts:
         assert self._ring is not None, "CUDA graphs need a GPU"
         assert self._wait is None, "a captured step cannot be waited for op by op"
-        return self._step, resolve_token_ids, self.token_buffer, self.vocab_size, self._ring
+        return StepParts(
+            self._step, resolve_token_ids, self.token_buffer, self.vocab_size, self._ring
+        )
 
     @property
     def step_counts(self) -> Mapping[StepKind, int]:

@@ -16,6 +16,7 @@ from dsa_compile.kernels import registry
 from dsa_compile.runtime import OutOfMemory, StepError
 from dsa_compile.runtime.execution import executor
 from dsa_compile.runtime.execution.caches import GIB, make_caches, page_bytes
+from dsa_compile.runtime.execution.captured_steps import StepParts
 from dsa_compile.runtime.execution.cuda_graphs import DecodeGraphs
 from dsa_compile.runtime.execution.devices import device_of
 from dsa_compile.runtime.execution.executor import implementation
@@ -168,7 +169,7 @@ class Capture:
     def graphs(self):
         plan = GraphPlan((1, 2, 4), {"long": (8,)})
         buffer = torch.zeros(4, dtype=torch.int64)
-        return DecodeGraphs(plan, self.step, lambda ids, *_: ids, buffer, 7, self)
+        return DecodeGraphs(plan, StepParts(self.step, lambda ids, *_: ids, buffer, 7, self))
 
 
 def test_graphs_are_captured_and_all_are_ended(monkeypatch):

@@ -1,0 +1,107 @@
+"""Captured steps of both kinds against the step itself, with a call in place of a CUDA graph."""
+
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from dsa_compile.ir.plan import LONG
+from dsa_compile.runtime.execution import captured_steps
+from dsa_compile.runtime.execution.batch import Batch
+from dsa_compile.runtime.execution.captured_steps import StepParts
+from dsa_compile.runtime.execution.cuda_graphs import DecodeGraphs
+from dsa_compile.runtime.execution.graph_plan import GraphPlan
+from dsa_compile.runtime.execution.mixed_graphs import MixedGraphs, MixedPlan
+from dsa_compile.runtime.scheduling.stats import StepKind
+
+SAMPLED = torch.tensor([70, 71, 72, 73])
+"""The last token of each request row."""
+
+
+@pytest.fixture(autouse=True)
+def _calls_in_place_of_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = SimpleNamespace(wait_stream=lambda other: None)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda: stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
+    monkeypatch.setattr(torch.cuda, "stream", nullcontext)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: 0)
+    replayed = lambda run, pool, stream: SimpleNamespace(replay=run)  # noqa: E731
+    monkeypatch.setattr(captured_steps, "captured_graph", replayed)
+
+
+class Ring:
+    """Sends what was written last."""
+
+    def take_views(self, layout):
+        self.host = np.full(layout.nbytes, 99, np.uint8)
+        return layout.in_numpy(self.host)
+
+    def send(self, target):
+        target.copy_(torch.from_numpy(self.host))
+
+
+def step(tensors, variant):
+    """Logits that tell a token from any other and all of its request."""
+    lengths = tensors["cu_seqlens"].diff()
+    request = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
+    request = torch.nn.functional.pad(request, (0, len(tensors["input_ids"]) - len(request)))
+    found = [tensors["input_ids"], tensors["positions"], tensors["slot_mapping"]]
+    found += [tensors["context_lens"][request], tensors["block_tables"][request, 0]]
+    return torch.stack(found, 1)[tensors["logit_rows"]].float()
+
+
+def resolve(ids, rows, tokens):
+    return torch.where(ids < 0, tokens[rows.clamp_min(0)], ids)
+
+
+PARTS = StepParts(step, resolve, SAMPLED, 5, Ring())
+
+
+def test_decode_steps_are_padded_and_every_request_has_its_logits() -> None:
+    plan = GraphPlan((1, 2, 4), {LONG: (3,)})
+    graphs = DecodeGraphs(plan, PARTS)
+    graphs.capture()
+    batch = Batch(
+        input_ids=np.array([5, -1, 7]),
+        positions=np.array([11, 40, 0]),
+        slot_mapping=np.array([3, 104, 64]),
+        block_tables=np.array([[0, -1], [9, 1], [2, -1]], np.int32),
+        cu_seqlens=np.arange(4, dtype=np.int32),
+        context_lens=np.array([12, 41, 1], np.int32),
+        logit_rows=np.array([0, 2]),
+        request_rows=np.array([2, 3, 0], np.int32),
+        tokens_each=1,
+    )
+    logits = graphs.forward(batch, LONG)
+    assert logits.tolist() == [[5, 11, 3, 12, 0], [73, 40, 104, 41, 9], [7, 0, 64, 1, 2]]
+    assert graphs.replays == {StepKind("4", LONG): 1}
+    assert graphs._logits[3].tolist() == [0, 0, -1, 0, -1], "a padded row owns nothing"
+
+
+def test_what_no_graph_takes_runs_without_one() -> None:
+    graphs = DecodeGraphs(GraphPlan((1,), {LONG: (1,)}), PARTS)
+    wide = SimpleNamespace(num_requests=1, block_tables=np.zeros((1, 2)), tokens_each=1)
+    assert graphs.forward(wide, LONG) is None
+    narrow = SimpleNamespace(num_requests=1, block_tables=np.zeros((1, 1)), tokens_each=1)
+    assert graphs.forward(narrow, LONG) is None, "nothing is captured yet"
+
+
+def test_steps_with_prompts_have_the_logits_that_are_wanted() -> None:
+    plan = MixedPlan((8,), (2, 4), {LONG: 3})
+    graphs = MixedGraphs(plan, PARTS)
+    graphs.capture()
+    batch = Batch(
+        input_ids=np.array([-1, 21, 22, 23, 24]),
+        positions=np.array([30, 0, 1, 2, 3]),
+        slot_mapping=np.array([94, 128, 129, 130, 131]),
+        block_tables=np.array([[1], [2]], np.int32),
+        cu_seqlens=np.array([0, 1, 5], np.int32),
+        context_lens=np.array([31, 4], np.int32),
+        logit_rows=np.array([0, 4]),
+        request_rows=np.array([1, 2], np.int32),
+    )
+    logits = graphs.forward(batch, LONG)
+    assert logits.tolist() == [[71, 30, 94, 31, 1], [24, 3, 131, 4, 2]]
+    assert graphs.replays == {StepKind("8 tokens", LONG): 1}

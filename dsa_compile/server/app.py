@@ -1,6 +1,7 @@
 """The ASGI application of a service."""
 
 import logging
+from itertools import takewhile
 from typing import Any
 
 from fastapi import FastAPI
@@ -31,7 +32,7 @@ _ROUTERS = (  # the first route that fits is taken: those of most requests come 
     *(completions_router, chat_router, responses_router, tokens_router),
     *(operation_router, page_router),
 )
-_STATUSES = (400, 401, 404, 408, 413, 429, 500, 503)
+_STATUSES = (400, 401, 404, 408, 413, 415, 429, 500, 503)
 
 
 def create_app(service: Service) -> ASGIApp:
@@ -82,14 +83,37 @@ async def _validation_error(request: Request, error: Exception) -> Response:
     """One line on the first field that is wrong; its value is left out, it may be anything."""
     assert isinstance(error, RequestValidationError)
     found: dict[str, Any] = error.errors()[0]
-    path = [str(part) for part in found["loc"] if part != "body"]
     if found["type"] == "json_invalid":
         return _answer(ApiError(400, f"the body is not valid JSON: {found['ctx']['error']}"))
+    if found["loc"] == ("body",):
+        return _answer(_no_object(request, found))
+    # behind the field stands which form of a value was tried
+    path = [str(part) for part in takewhile(_is_field, found["loc"][1:])]
     param = ".".join(path)[:200].encode(errors="replace").decode() or None
     if found["type"] == "extra_forbidden":
         return _answer(ApiError(400, f"{param} is not a known field", param=param))
-    problem = f"{param}: {found['msg']}" if param else found["msg"]
-    return _answer(ApiError(400, problem, param=param))
+    own = found["type"] == "value_error"  # of our own check, without pydantic's words before it
+    text = str(found["ctx"]["error"]) if own else found["msg"]
+    return _answer(ApiError(400, f"{param}: {text}" if param else text, param=param))
+
+
+def _is_field(part: object) -> bool:
+    return isinstance(part, int) or (part not in _FORMS and "[" not in str(part))
+
+
+_FORMS = ("str", "int", "float", "bool", "list", "dict")
+
+
+def _no_object(request: Request, found: dict[str, Any]) -> ApiError:
+    """The error of a body that is no JSON object."""
+    if found["type"] == "missing":
+        return ApiError(400, "the body is empty; send a JSON object")
+    kind = request.headers.get("content-type", "")
+    if "json" not in kind.lower():
+        return ApiError(
+            415, "send the body as JSON, with the header content-type: application/json"
+        )
+    return ApiError(400, "the body is no JSON object")
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

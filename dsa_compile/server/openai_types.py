@@ -4,31 +4,58 @@ A field that is not listed is refused by name. Ranges are checked by ``SamplingP
 most fields share; None, or a field left out, is the model's or the server's default.
 """
 
-from typing import Annotated, Any, Literal
+from functools import cache
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-Tokens = list[Annotated[int, Field(strict=True)]]
-Text = Annotated[str, Field(strict=True)]
-Flag = Annotated[bool, Field(strict=True)]
-Whole = Annotated[int, Field(strict=True)]
-Number = Annotated[float, Field(strict=True)]
-Object = dict[str, Any]
-Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+from dsa_compile.server.field_types import (
+    Biases,
+    Effort,
+    Flag,
+    Number,
+    Object,
+    Objects,
+    Prompt,
+    Stop,
+    Text,
+    Texts,
+    Tokens,
+    Whole,
+)
 
 
-class StreamOptions(BaseModel):
-    """Options of a streamed answer."""
+class Body(BaseModel):
+    """An object of a request. None for a field that does not take it counts as the field left out,
+    as some clients write every field that they know."""
 
     model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, given: Any) -> Any:
+        if not isinstance(given, dict) or None not in given.values():
+            return given
+        kept = _nullable(cls)
+        return {name: value for name, value in given.items() if value is not None or name in kept}
+
+
+@cache
+def _nullable(body: type[Body]) -> frozenset[str]:
+    """Fields that mean something by None."""
+    fields = body.model_fields.items()
+    return frozenset(name for name, field in fields if type(None) in get_args(field.annotation))
+
+
+class StreamOptions(Body):
+    """Options of a streamed answer."""
+
     include_usage: Flag = False
     include_obfuscation: Flag = False  # no padding is added either way
 
 
-class SamplingFields(BaseModel):
+class SamplingFields(Body):
     """Fields that completions and chats have in common."""
-
-    model_config = ConfigDict(extra="forbid")
 
     model: Text | None = None
     n: Annotated[Whole, Field(ge=1)] | None = None
@@ -46,8 +73,8 @@ class SamplingFields(BaseModel):
     repetition_penalty: Number | None = None
     presence_penalty: Number | None = None
     frequency_penalty: Number | None = None
-    logit_bias: dict[Text, Number] | None = None
-    stop: Text | list[Text] | None = None
+    logit_bias: Biases | None = None
+    stop: Stop | None = None
     stop_token_ids: Tokens | None = None
     min_tokens: Whole | None = None
     ignore_eos: Flag = False
@@ -59,7 +86,7 @@ class SamplingFields(BaseModel):
     structured_outputs: Object | None = None
     guided_json: Object | Text | None = None
     guided_regex: Text | None = None
-    guided_choice: list[Text] | None = None
+    guided_choice: Texts | None = None
 
     # Of no effect on the answer.
     user: Text | None = None
@@ -74,7 +101,7 @@ class SamplingFields(BaseModel):
 class CompletionRequest(SamplingFields):
     """``POST /v1/completions``."""
 
-    prompt: Text | list[Text] | Tokens | list[Tokens]
+    prompt: Prompt
     max_tokens: Whole | None = 16
     echo: Flag = False
     logprobs: Whole | None = None
@@ -88,55 +115,54 @@ class CompletionRequest(SamplingFields):
 class ChatRequest(SamplingFields):
     """``POST /v1/chat/completions``."""
 
-    messages: list[Object]
+    messages: Objects
     max_tokens: Whole | None = None
     max_completion_tokens: Whole | None = None
     logprobs: Flag | None = None
     top_logprobs: Whole | None = None
-    tools: list[Object] | None = None
+    tools: Objects | None = None
     tool_choice: Text | Object | None = None
     parallel_tool_calls: Flag | None = None
     response_format: Object | None = None
     chat_template_kwargs: Object | None = None
     reasoning_effort: Effort | None = None
+    modalities: list[Literal["text"]] | None = None
     return_token_ids: Flag = False  # vLLM's
 
 
 class ResponsesRequest(SamplingFields):
     """``POST /v1/responses``."""
 
-    input: Text | list[Object]
+    input: Text | Objects
     instructions: Text | None = None
     max_output_tokens: Whole | None = None
-    tools: list[Object] | None = None
+    tools: Objects | None = None
     tool_choice: Text | Object | None = None
     parallel_tool_calls: Flag | None = None
     reasoning: Object | None = None
     text: Object | None = None
     chat_template_kwargs: Object | None = None
-    include: list[Text] | None = None
+    include: Texts | None = None
     truncation: Text | None = None
     background: Flag | None = None
     previous_response_id: Text | None = None
 
 
-class TokenizeRequest(BaseModel):
+class TokenizeRequest(Body):
     """``POST /tokenize``: a text, or the conversation that a chat request would send."""
 
-    model_config = ConfigDict(extra="forbid")
     model: Text | None = None
     prompt: Text | None = None
     add_special_tokens: Flag = True
-    messages: list[Object] | None = None
-    tools: list[Object] | None = None
+    messages: Objects | None = None
+    tools: Objects | None = None
     chat_template_kwargs: Object | None = None
     add_generation_prompt: Flag = True
     return_token_strs: Flag = False
 
 
-class DetokenizeRequest(BaseModel):
+class DetokenizeRequest(Body):
     """``POST /detokenize``."""
 
-    model_config = ConfigDict(extra="forbid")
     model: Text | None = None
     tokens: Tokens

@@ -19,6 +19,7 @@ from dsa_compile.server.app import create_app
 from dsa_compile.server.artifact_text import load_artifact_text
 from dsa_compile.server.drain import Drain
 from dsa_compile.server.errors import ApiError
+from dsa_compile.server.http_protocol import bounded_protocol
 from dsa_compile.server.logs import set_up_logging
 from dsa_compile.server.metrics import Metrics
 from dsa_compile.server.protocol import EngineOptions
@@ -111,6 +112,7 @@ class _Server:
         self._drain = Drain(service.admission, self._abort, seconds)
         config = uvicorn.Config(
             create_app(service),
+            http=bounded_protocol(service.settings.request_read_timeout),
             log_config=None,
             access_log=False,
             server_header=False,

@@ -2,9 +2,11 @@
 
 import asyncio
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 from dsa_compile.errors import RequestError
@@ -89,6 +91,12 @@ class Service:
         if not 0 <= count <= most:
             raise bad_request(f"{param} must be in [0, {most}]; got {count}", param)
 
+    def check_count(self, count: int) -> None:
+        """Refuse more answers in one request than the server gives."""
+        most = self.settings.max_choices
+        if count > most:
+            raise bad_request(f"{count} answers in one request; at most {most}", "n")
+
     async def encode(self, prompt: str | Sequence[int], *, special: bool = True) -> list[int]:
         """Token ids of a prompt, of a long one in a thread, where it holds up no other request.
 
@@ -100,13 +108,15 @@ class Service:
             ApiError: it cannot be served (400).
         """
         if len(prompt) <= _SHORT:
-            return self._encode(prompt, special)
-        return await asyncio.to_thread(self._encode, prompt, special)
+            return self._encode(prompt, special, _encode_at_once)
+        return await asyncio.to_thread(self._encode, prompt, special, _encode_unlocked)
 
-    def _encode(self, prompt: str | Sequence[int], special: bool) -> list[int]:
+    def _encode(
+        self, prompt: str | Sequence[int], special: bool, encode: Callable[..., Any]
+    ) -> list[int]:
         tokenizer = self.text.tokenizer
-        if isinstance(prompt, str) and not special and tokenizer is not None:
-            tokenizer = _WithoutSpecialTokens(tokenizer)
+        if tokenizer is not None:
+            tokenizer = SimpleNamespace(encode=partial(encode, tokenizer, special))
         try:
             return token_ids_of("prompt", prompt, self.engine.vocab_size, tokenizer)
         except RequestError as error:
@@ -165,9 +175,7 @@ class Service:
         """
         engine, n = self.engine, body.n or 1
         count = n * len(prompts)
-        if count > self.settings.max_choices:
-            most = self.settings.max_choices
-            raise bad_request(f"{count} answers in one request; at most {most}", "n")
+        self.check_count(count)
         if not 0 <= body.priority < 1 << 31:
             raise bad_request(f"priority must be in [0, 2**31); got {body.priority}", "priority")
         try:
@@ -176,10 +184,7 @@ class Service:
             raise from_request_error(error, "cache_salt") from None
         timeout = self.settings.request_timeout if body.timeout is None else body.timeout
         for prompt, chosen in zip(prompts, params, strict=True):
-            try:
-                engine.limits.check_fits("prompt", len(prompt), chosen.max_tokens)
-            except RequestError as error:
-                raise from_request_error(error, "max_tokens") from None
+            self._check_fits(body, len(prompt), chosen.max_tokens)
             self._check_token_ids(chosen)
         if tokenizer is None and any(chosen.stop_strings for chosen in params):
             raise bad_request("stop needs a tokenizer, and the model has none", "stop")
@@ -213,6 +218,23 @@ class Service:
             raise
         return job
 
+    def _check_fits(self, body: SamplingFields, prompt_len: int, max_tokens: int) -> None:
+        limits = self.engine.limits
+        try:
+            limits.check_fits("", prompt_len, max_tokens)
+        except RequestError as error:
+            most = min(limits.max_model_len, limits.capacity)
+            fields = type(body).model_fields
+            given = next(name for name in ("prompt", "messages", "input") if name in fields)
+            # clients look for these words, or for the code
+            raise ApiError(
+                400,
+                f"This model's maximum context length is {most} tokens: "
+                + str(error).removeprefix("request '': "),
+                param=given if prompt_len >= most else "max_tokens",
+                code="context_length_exceeded",
+            ) from None
+
     def _check_token_ids(self, params: SamplingParams) -> None:
         size = self.engine.vocab_size
         for param, ids in (
@@ -223,14 +245,13 @@ class Service:
                 raise bad_request(f"{param}: the model's token ids are below {size}", param)
 
 
-class _WithoutSpecialTokens:
-    """A tokenizer that adds nothing to a text."""
+def _encode_at_once(tokenizer: Any, special: bool, text: str) -> Any:
+    return tokenizer.encode(text, add_special_tokens=special)
 
-    def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
 
-    def encode(self, text: str) -> Any:
-        return self._tokenizer.encode(text, add_special_tokens=False)
+def _encode_unlocked(tokenizer: Any, special: bool, text: str) -> Any:
+    """The same ids; other threads run meanwhile, which ``encode`` does not let them."""
+    return tokenizer.encode_batch_fast([text], add_special_tokens=special)[0]
 
 
 def _of_copy(params: SamplingParams, copy: int) -> SamplingParams:

@@ -1,5 +1,6 @@
 """Log-probabilities as the API writes them: with the text and the bytes of each token."""
 
+import codecs
 from collections.abc import Sequence
 from typing import Any
 
@@ -45,6 +46,9 @@ def prompt_logprobs(
 class CompletionLogprobs:
     """The ``logprobs`` of a completion's choice, piece by piece.
 
+    Part of a character has the name ``bytes:\\xe6``, as with OpenAI's first models. A character
+    begins where its first byte does.
+
     Args:
         tokenizer: of the model.
         top: alternatives of each token.
@@ -55,6 +59,7 @@ class CompletionLogprobs:
         self._tokenizer = tokenizer
         self._top = top
         self._offset = offset
+        self._characters = _new_decoder()
 
     def of_prompt(
         self, prompt: Sequence[int], entries: Sequence[TokenLogprobs], skip_special_tokens: bool
@@ -66,14 +71,15 @@ class CompletionLogprobs:
             entries: one a token but the first.
             skip_special_tokens: whether the text was echoed without them.
         """
-        offsets, at = [], 0
+        offsets, at, characters = [], 0, _new_decoder()
         for token in prompt:
             offsets.append(at)
             if self._tokenizer is not None:
-                at += len(self._tokenizer.decode([token], skip_special_tokens=skip_special_tokens))
+                text = self._tokenizer.decode([token], skip_special_tokens=skip_special_tokens)
+                at += len(characters.decode(_bytes(self._tokenizer, token, text)))
         tops = [None, *map(self._alternatives, entries)] if self._top else None
         return {
-            "tokens": [token_text(self._tokenizer, token) for token in prompt],
+            "tokens": [self._name(token) for token in prompt],
             "token_logprobs": [None, *(max(entry.logprob, _LOWEST) for entry in entries)],
             "top_logprobs": tops,
             "text_offset": offsets,
@@ -81,13 +87,14 @@ class CompletionLogprobs:
 
     def add(self, entries: Sequence[TokenLogprobs]) -> dict[str, Any]:
         """The object for more tokens."""
-        texts, offsets = [], []
+        offsets = []
         for entry in entries:
-            texts.append(token_text(self._tokenizer, entry.token_id))
+            text = token_text(self._tokenizer, entry.token_id)
             offsets.append(self._offset)
-            self._offset += len(texts[-1])
+            whole = self._characters.decode(_bytes(self._tokenizer, entry.token_id, text))
+            self._offset += len(whole)
         return {
-            "tokens": texts,
+            "tokens": [self._name(entry.token_id) for entry in entries],
             "token_logprobs": [max(entry.logprob, _LOWEST) for entry in entries],
             "top_logprobs": [self._alternatives(entry) for entry in entries] if self._top else None,
             "text_offset": offsets,
@@ -97,8 +104,15 @@ class CompletionLogprobs:
         """The likeliest and the chosen one; of tokens with one text, the likeliest counts."""
         found: dict[str, float] = {}
         for token, logprob in (*entry.top[: self._top], (entry.token_id, entry.logprob)):
-            found.setdefault(token_text(self._tokenizer, token), max(logprob, _LOWEST))
+            found.setdefault(self._name(token), max(logprob, _LOWEST))
         return found
+
+    def _name(self, token: int) -> str:
+        text = token_text(self._tokenizer, token)
+        if "\ufffd" not in text:
+            return text
+        own = _bytes(self._tokenizer, token, text)
+        return text if own == text.encode() else "bytes:" + "".join(f"\\x{b:02x}" for b in own)
 
 
 def token_text(tokenizer: Any, token: int) -> str:
@@ -125,6 +139,11 @@ def _bytes(tokenizer: Any, token: int, text: str) -> bytes:
     if all(char in _BYTE_OF for char in name):
         return bytes(_BYTE_OF[char] for char in name)
     return text.encode()
+
+
+def _new_decoder() -> codecs.IncrementalDecoder:
+    """A decoder that gives a character with its last byte."""
+    return codecs.getincrementaldecoder("utf-8")("replace")
 
 
 def _byte_level_alphabet() -> dict[str, int]:

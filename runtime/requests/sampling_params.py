@@ -135,7 +135,7 @@ class SamplingParams:
         self._integer("min_tokens", 0)
         if self.min_tokens > self.max_tokens:
             raise _error("min_tokens", self.min_tokens, f"at most max_tokens ({self.max_tokens})")
-        self._integer("top_k", -1)
+        self._integer("top_k", -1, 2**31 - 1)
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None:
                 self._integer(name, 0)

@@ -70,7 +70,7 @@ def test_no_text_of_clients_is_logged(logging_server: Server) -> None:
         (COMPLETIONS, {"prompt": "a", "guided_choice": [WORD], "max_tokens": 2}, 200),
         (COMPLETIONS, {"prompt": "a", "model": WORD}, 404),
         (COMPLETIONS, {"prompt": "a", "temperature": WORD}, 400),
-        (COMPLETIONS, f'{{"prompt": "{WORD}'.encode(), 400),
+        (COMPLETIONS, f'{{"prompt": "{WORD}'.encode(), 415),
         ("/tokenize", {"prompt": WORD}, 200),
         (f"/v1/{WORD}?{WORD}={WORD}", {}, 404),
         (f"/v1/models/{WORD}", {}, 405),

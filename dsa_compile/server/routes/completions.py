@@ -28,9 +28,10 @@ def completions_router(service: Service) -> APIRouter:
         """Continue prompts, texts or token ids."""
         service.check_common(body)
         _refuse(service, body)
+        given = _prompts(body.prompt)
+        service.check_count(len(given) * (body.n or 1))
         prompts = [
-            await service.encode(prompt, special=body.add_special_tokens)
-            for prompt in _prompts(body.prompt)
+            await service.encode(prompt, special=body.add_special_tokens) for prompt in given
         ]
         grammar = await service.grammar(body, body.response_format)
         params = [_params(service, body, prompt, grammar) for prompt in prompts]

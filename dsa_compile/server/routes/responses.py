@@ -16,7 +16,8 @@ from dsa_compile.server.chat_text import (
 )
 from dsa_compile.server.choice import Choice, Piece
 from dsa_compile.server.errors import ApiError, bad_request, unsupported
-from dsa_compile.server.openai_types import Effort, ResponsesRequest
+from dsa_compile.server.field_types import Effort
+from dsa_compile.server.openai_types import ResponsesRequest
 from dsa_compile.server.response_input import (
     conversation_of,
     response_format_of,

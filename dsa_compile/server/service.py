@@ -250,7 +250,7 @@ def _encode_at_once(tokenizer: Any, special: bool, text: str) -> Any:
 
 
 def _encode_unlocked(tokenizer: Any, special: bool, text: str) -> Any:
-    """The same ids; other threads run meanwhile, which ``encode`` does not let them."""
+    """Encode to the same ids while other threads run, which ``encode`` does not let them."""
     return tokenizer.encode_batch_fast([text], add_special_tokens=special)[0]
 
 

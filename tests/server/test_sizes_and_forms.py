@@ -104,7 +104,7 @@ def test_a_body_that_is_not_said_to_be_json(server: Server) -> None:
 def test_a_head_without_end(server: Server) -> None:
     with socket.create_connection(server.address, PATIENCE) as endless:
         endless.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n")
-        with pytest.raises(OSError, match="reset|Broken"):
+        with pytest.raises(OSError, match=r"reset|Broken"):
             _send_for_ever(endless)
     assert server.get("/health", **{"x-a": "a" * 60_000}).status == 200
 

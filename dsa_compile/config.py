@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import math
 import os
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -40,6 +39,9 @@ DRAFTS = ("mtp",)
 MOST_DRAFTS = 4
 # Peers' kernels page by 64 rows; smaller pages divide it and share finer prefixes.
 BLOCK_SIZES = (16, 32, 64)
+
+
+_LEAST_SCALE = 2.0**-64  # of keys and values: beyond it products leave fp32
 
 
 @dataclass(frozen=True)
@@ -131,8 +133,11 @@ class CompileConfig:
             raise UserError(f"num_speculative_tokens={count!r} must be from 1 to {MOST_DRAFTS}")
         if count is not None and self.draft is None:
             raise UserError("num_speculative_tokens needs a way to draft: --draft mtp")
-        if not 0 < self.kv_scale < math.inf:
-            raise UserError(f"kv scale {self.kv_scale} is not a positive number")
+        if not _LEAST_SCALE <= self.kv_scale <= 1 / _LEAST_SCALE:
+            raise UserError(
+                f"kv scale {self.kv_scale} is not a positive number from {_LEAST_SCALE:g} to "
+                f"{1 / _LEAST_SCALE:g}"
+            )
         if self.kv_scale != 1.0 and self.recipe != "fp8-kv-tensor":
             raise UserError(f"recipe {self.recipe} takes no kv scale; fp8-kv-tensor does")
 

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import AsyncIterator
 from types import TracebackType
 
+from dsa_compile.errors import UserError
 from dsa_compile.runtime.engine_thread import EngineThread
 from dsa_compile.runtime.requests.outputs import RequestOutput
 from dsa_compile.runtime.requests.prompts import Prompt
@@ -34,9 +35,14 @@ class AsyncEngine:
 
     Args:
         engine: without requests.
+
+    Raises:
+        UserError: the engine is closed.
     """
 
     def __init__(self, engine: StepEngine) -> None:
+        if engine.closed:
+            raise UserError("this engine is closed")
         self._engine = engine
         self._thread = EngineThread(engine)
         self._count = itertools.count(1)

@@ -1,6 +1,7 @@
 """Parsing, refusals and output streams that the commands share."""
 
 import argparse
+import errno
 import io
 import logging
 import os
@@ -157,13 +158,15 @@ def guarded(program: str, run: Callable[[], int], interrupted: str = "interrupte
     """Run a command and turn how it ends into an exit status.
 
     Returns:
-        What ``run`` returns; 2 for a :class:`UserError`, 130 when interrupted (both with one line
-        on standard error), 1 when the reader of our output left.
+        What ``run`` returns; 2 for a :class:`UserError` or a full disk, 130 when interrupted (all
+        with one line on standard error), 1 when the reader of our output left.
     """
     print_replacing()
     wait_passively()
     try:
-        return run()
+        status = run()
+        sys.stdout.flush()
+        return status
     except UserError as error:
         complain(program, str(error))
         return 2
@@ -172,5 +175,16 @@ def guarded(program: str, run: Callable[[], int], interrupted: str = "interrupte
         return 130
     except BrokenPipeError:
         # as `| head` does; keep Python from complaining at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _silence_stdout()
         return 1
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        complain(program, f"cannot write: {error.strerror}")
+        _silence_stdout()
+        return 2
+
+
+def _silence_stdout() -> None:
+    """Send what is still to be written nowhere: Python would complain of it at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

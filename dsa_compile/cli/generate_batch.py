@@ -59,6 +59,8 @@ class Batch:
 
     def __init__(self, source: Path, out: Path) -> None:
         self._source, self._out = source, out
+        if out.exists() and not out.is_file():  # what is there is read first
+            raise UserError(f"{out}: not a regular file")
         self._lines = list(_read_lines(source))
         if not self._lines:
             raise UserError(f"{source}: has no requests; write one JSON object on each line")

@@ -80,7 +80,7 @@ def _separated(lines: list[str], separator: str) -> list[str]:
 def _read(file: str, option: str) -> str:
     try:
         data = sys.stdin.buffer.read() if file == STDIN else Path(file).read_bytes()
-        return data.decode("utf-8")
+        return data.decode("utf-8-sig")  # a byte order mark is no part of the text
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise UserError(f"cannot read {option} {file}: {reason}") from error

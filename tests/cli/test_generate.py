@@ -89,6 +89,17 @@ def test_logprobs_are_listed(engine, capsys):
     assert "  token 2: logprob -0.500, rank 1; likeliest 2: -0.500\n" in capsys.readouterr().out
 
 
+def test_a_byte_order_mark_is_no_part_of_a_prompt(engine_with_text, capsys, tmp_path):
+    file = tmp_path / "prompts.txt"
+    outputs = []
+    for start in (b"", b"\xef\xbb\xbf"):
+        file.write_bytes(start + b"a b\n")
+        command = ["art", "--prompt-file", str(file), "--max-tokens", "1", "--json"]
+        assert main(command) == 0
+        outputs.append(json.loads(capsys.readouterr().out)["prompt_token_ids"])
+    assert outputs[0] == outputs[1]
+
+
 def test_prompt_file(engine_with_text, capsys, tmp_path):
     file = tmp_path / "prompts"
     file.write_text("ab\n\n  \nc\n")

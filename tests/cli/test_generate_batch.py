@@ -136,6 +136,12 @@ def test_an_output_of_something_else_is_left_alone(engines, files, capsys, conte
     assert files[1].read_text() == content
 
 
+def test_an_output_that_is_no_file_is_refused(engines, files, capsys):
+    """Answers that are there are read first: of a pipe for ever."""
+    assert run((files[0], Path("/dev/null"))) == 2
+    assert "/dev/null: not a regular file" in capsys.readouterr().err
+
+
 def test_conversations_of_the_trained_model(tmp_path, capsys):
     artifact = tmp_path / "artifact"
     dsa_compile.compile(TRAINED, artifact)

@@ -28,6 +28,15 @@ def test_errors_hold_nothing_that_a_terminal_obeys(capsys):
     assert printable("a\tb\n日本") == "a\tb\n日本"
 
 
+def test_a_full_disk_is_one_line() -> None:
+    """Results that Python still holds at the end count, too."""
+    command = [sys.executable, "-m", "dsa_compile.cli.compile", "--list-passes"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 2
+    assert done.stderr == "dsa-compile: error: cannot write: No space left on device\n"
+
+
 @pytest.mark.parametrize("listed", [False, True])
 def test_force_removes_no_file_that_it_did_not_write(tmp_path, listed):
     """With a manifest copied into a folder of somebody's files, even one that lists them."""

@@ -279,6 +279,12 @@ def test_counts_for_nobody_leave_the_engine_alone(engine):
     asyncio.run(go_on())
 
 
+def test_a_closed_engine_is_refused(engine):
+    engine.close()
+    with pytest.raises(UserError, match="this engine is closed"):
+        AsyncEngine(engine)
+
+
 def test_a_closed_engine_counts_nothing(engine):
     async def run() -> None:
         served = AsyncEngine(engine)

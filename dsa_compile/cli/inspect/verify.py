@@ -205,7 +205,10 @@ def run(args: argparse.Namespace) -> int:
             report.weights += [f"{w}: {w.problem}: {w.expression}" for w in found_wrong]
         if bound and report.ok:  # else what is bound may be wrong by that
             report.kernels = check_kernels()
-    report.write(args.artifact)
+    try:
+        report.write(args.artifact)
+    except OSError as error:
+        print(f"the report cannot be left in {args.artifact}: {error.strerror}", file=sys.stderr)
     if args.json:
         print_json(report.to_json())
     else:

@@ -10,7 +10,7 @@ import torch
 from dsa_compile.ir.plan import SHORT
 from dsa_compile.runtime import Engine, SamplingParams
 from dsa_compile.runtime.engine_options import EngineOptions
-from dsa_compile.runtime.execution import mixed_graphs
+from dsa_compile.runtime.execution import captured_steps
 from dsa_compile.runtime.execution.mixed_graphs import MixedPlan
 from dsa_compile.runtime.loading.load_runner import load_runner
 
@@ -18,9 +18,9 @@ from dsa_compile.runtime.loading.load_runner import load_runner
 class HostRing:
     """A staging ring between two places in the host's memory."""
 
-    def take(self, nbytes):
-        self.host = np.full(nbytes, 0xA5, np.uint8)
-        return self.host
+    def take_views(self, layout):
+        self.host = np.full(layout.nbytes, 0xA5, np.uint8)
+        return layout.in_numpy(self.host)
 
     def send(self, target):
         target.copy_(torch.from_numpy(self.host))
@@ -38,7 +38,7 @@ def replayed(monkeypatch):
     monkeypatch.setattr(torch.cuda, "stream", nullcontext)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: 0)
     monkeypatch.setattr(
-        mixed_graphs, "captured_graph", lambda run, pool, stream: SimpleNamespace(replay=run)
+        captured_steps, "captured_graph", lambda run, pool, stream: SimpleNamespace(replay=run)
     )
 
 

@@ -157,12 +157,13 @@ def run_node(args: argparse.Namespace) -> int:
         bench = NodeBench(args.artifact, options, args.by_op)
     how = [Collectives(name, scale) for name in args.provider for scale in args.scale]
     rows: list[Row] = []
+    origin = provenance()
     with bench:
         out.print(f"from the command to the first tokens: {time.perf_counter() - began:.1f} s")
         for row in bench.run(_loads(args), table, how):
             out.print(f"{row.label}: {row.served.tpot_ms:.3f} ms a token", style="dim")
             rows.append(row)
-            data = {**provenance(), **bench.to_dict(rows)}
+            data = {**origin, **bench.to_dict(rows)}
             if args.output:  # what there is, should the next load fail
                 args.output.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
     for profile in bench.profiles:

@@ -87,14 +87,15 @@ class CompletionLogprobs:
 
     def add(self, entries: Sequence[TokenLogprobs]) -> dict[str, Any]:
         """The object for more tokens."""
-        offsets = []
+        names, offsets = [], []
         for entry in entries:
             text = token_text(self._tokenizer, entry.token_id)
             offsets.append(self._offset)
             whole = self._characters.decode(_bytes(self._tokenizer, entry.token_id, text))
             self._offset += len(whole)
+            names.append(self._name(entry.token_id, text))
         return {
-            "tokens": [self._name(entry.token_id) for entry in entries],
+            "tokens": names,
             "token_logprobs": [max(entry.logprob, _LOWEST) for entry in entries],
             "top_logprobs": [self._alternatives(entry) for entry in entries] if self._top else None,
             "text_offset": offsets,
@@ -107,8 +108,8 @@ class CompletionLogprobs:
             found.setdefault(self._name(token), max(logprob, _LOWEST))
         return found
 
-    def _name(self, token: int) -> str:
-        text = token_text(self._tokenizer, token)
+    def _name(self, token: int, text: str | None = None) -> str:
+        text = token_text(self._tokenizer, token) if text is None else text
         if "\ufffd" not in text:
             return text
         own = _bytes(self._tokenizer, token, text)

@@ -157,7 +157,8 @@ def measure_memory(
     """Run the largest steps over caches that all layers share, and plan for what they took.
 
     Some temporaries grow with the caches until every row that a step may read has a copy. The
-    shared ones are therefore as large as that, or as the real ones could become.
+    shared ones are therefore as large as that, or as the real ones could become
+    (:func:`blocks_to_measure`).
 
     Args:
         manifest: of an artifact for a GPU.
@@ -177,8 +178,14 @@ def measure_memory(
     cached = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
     free += cached
     needed = -(-sizes.context // size)
+    most = sizes.rows * needed
     read = -(-min(sizes.tokens * spec.index_topk, 2**31 - 1) // size)
-    largest = max(1, min(max(needed, read), free // (2 * page_bytes(manifest, shared=True))))
+    largest = blocks_to_measure(
+        needed=needed,
+        read=read,
+        real=min(most, free // page_bytes(manifest)),
+        fitting=free // (2 * page_bytes(manifest, shared=True)),
+    )
     try:
         step, decode = _measure_steps(manifest, regions, weights, sizes, largest, shipped_kernels)
     except Exception as error:
@@ -203,8 +210,23 @@ def measure_memory(
         page=page_bytes(manifest),
         utilization=utilization,
         needed_blocks=needed,
-        most_blocks=sizes.rows * needed,
+        most_blocks=most,
     )
+
+
+def blocks_to_measure(*, needed: int, read: int, real: int, fitting: int) -> int:
+    """Blocks of the caches over which the largest steps are run.
+
+    Attention to FP8 rows copies the whole cache in bf16, or each row that a step reads where these
+    are fewer. Larger caches than the engine will have would let it take more than it ever will.
+
+    Args:
+        needed: for the longest request.
+        read: by a step at most, were every row its own.
+        real: that the engine's caches have at most.
+        fitting: for which there is room.
+    """
+    return max(1, min(max(needed, min(read, real)), fitting))
 
 
 def _measure_steps(

@@ -6,6 +6,7 @@ import pytest
 from dsa_compile.errors import UserError
 from dsa_compile.runtime.loading.memory_plan import (
     GIB,
+    blocks_to_measure,
     graph_bytes,
     largest_decode,
     largest_prefill,
@@ -71,3 +72,14 @@ def test_the_largest_steps_stay_within_the_caches(num_blocks):
 
 def test_a_prompt_shorter_than_a_chunk():
     assert largest_prefill(2048, 100, 10, 16).num_tokens == 100
+
+
+def test_steps_are_measured_over_no_more_blocks_than_there_will_be():
+    """One request of 128K: its caches are 2,065 blocks, whatever a step could read."""
+    sizes = {"needed": 2065, "read": 262_144}
+    assert blocks_to_measure(**sizes, real=2065, fitting=400_000) == 2065
+    assert blocks_to_measure(**sizes, real=30_000, fitting=400_000) == 30_000
+    assert blocks_to_measure(**sizes, real=300_000, fitting=400_000) == 262_144
+    assert blocks_to_measure(**sizes, real=1000, fitting=400_000) == 2065  # refused later, by name
+    assert blocks_to_measure(**sizes, real=300_000, fitting=5000) == 5000
+    assert blocks_to_measure(**sizes, real=0, fitting=0) == 1

@@ -82,13 +82,14 @@ def test_replays_count_anew(tokens, monkeypatch):
         assert error(want, reference("experts_fp8")(*args)) < 6e-3
 
 
-def narrow_arguments():
+def narrow_arguments(inner: int = 256):
     """One token of a rank of eight, whose experts are 256 wide."""
-    return fp8_arguments(1, 64, 7168, 256, chosen(1, 64, 9, True))
+    return fp8_arguments(1, 64, 7168, inner, chosen(1, 64, 9, True))
 
 
-def test_one_launch_and_three_agree(monkeypatch):
-    args = narrow_arguments()
+@pytest.mark.parametrize("inner", [256, 1024])  # ranks of eight and of two
+def test_one_launch_and_three_agree(monkeypatch, inner):
+    args = narrow_arguments(inner)
     want = reference("experts_fp8")(*args)
     together = cuda.experts_fp8(*args)
     monkeypatch.setattr(cuda, "_in_one_launch", lambda *_: False)

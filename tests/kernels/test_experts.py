@@ -162,6 +162,8 @@ def test_triton_compiles_without_spills(capability: int) -> None:
     [
         (7168, 256, 9, True),  # a rank of eight
         (7168, 512, 9, True),  # of four
+        (7168, 1024, 9, True),  # of two
+        (7168, 1152, 9, False),
         (7168, 2048, 9, False),  # wide: a token has the same bits in every batch
         (512, 256, 2, False),  # nothing to share K of
         (7168 + 128, 256, 9, False),
@@ -172,7 +174,7 @@ def test_one_launch_is_for_narrow_experts(hidden, inner, top_k, taken) -> None:
     assert cuda_experts._in_one_launch(hidden, inner, top_k, 132) is taken
 
 
-@pytest.mark.parametrize("inner", [256, 512])
+@pytest.mark.parametrize("inner", [256, 512, 1024])
 @pytest.mark.parametrize(("arch", "processors"), [("sm_90a", 132), ("sm_100a", 148)])
 def test_one_launch_keeps_all_in_registers(arch: str, processors: int, inner: int) -> None:
     shape = one.Shape(7168, inner, 9, processors)

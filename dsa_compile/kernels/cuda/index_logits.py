@@ -19,7 +19,8 @@ from dsa_compile.ops.library import bad_input
 DIM = 128
 TILE = 64
 HEADS = (16, 32, 64)
-_FEW_REQUESTS, _FEW_KEYS = 8, 16_384
+_FEW_REQUESTS, _FEW_KEYS = 8, 163_840
+"""Requests below which, and keys of all their tables up to which, a step has little to read."""
 SHARED_QUERIES = 8
 """Queries of a block whose warpgroups divide them, and not the keys."""
 _SHARED_BYTES = 228 * 1024
@@ -82,7 +83,7 @@ def ring_for(requests: int, keys: int) -> Ring:
         requests: of the step.
         keys: that the block table of a request holds.
     """
-    return FEW if requests < _FEW_REQUESTS and keys <= _FEW_KEYS else MANY
+    return FEW if requests < _FEW_REQUESTS and requests * keys <= _FEW_KEYS else MANY
 
 
 @functools.cache

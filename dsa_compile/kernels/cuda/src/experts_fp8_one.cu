@@ -24,6 +24,10 @@ DEVICE void list_experts(const INDEX* indices, const float* weights, Shared& sha
   if (lane == 0) shared.pairs = __popc(all);
 }
 
+// Which block of 128 of gate and up's K is a warp's i-th: what all warps ask for at a time lies side by
+// side in memory.
+DEVICE int hidden_block(int warp, int i) { return i * kWarps + warp; }
+
 // What a warp multiplies, in this order: of each tile of gate and up its blocks of 128 of K, then
 // of its tile of down its share of the experts' blocks of K.
 struct Steps {
@@ -61,7 +65,7 @@ struct Steps {
       const int value_or_none = value(step / WARP_BLOCKS), value = max(value_or_none, values.first);
       const long long expert = shared.expert[value / INNER];
       const u8* row = gate_up + (expert * 2 * INNER + value % INNER) * HIDDEN +
-                      (warp * WARP_BLOCKS + step % WARP_BLOCKS) * 128;
+                      hidden_block(warp, step % WARP_BLOCKS) * 128;
       ask(stage, row, value_or_none >= 0, row + static_cast<long long>(INNER) * HIDDEN,
           value_or_none >= 0);
     } else if (step < count()) {
@@ -98,15 +102,28 @@ DEVICE void load_scales(const float* gate_up_scale, const float* down_scale, con
 // All hidden values, quantised as dsa::quantize_blocks does it; a warp has 128 at a time. The scale
 // takes the weight of the expert.
 DEVICE void quantize_values(const float* values, Shared& shared, int warp) {
+  constexpr int kEach = (TOP_K * kInnerBlocks + kWarps - 1) / kWarps;
+  constexpr int kAtOnce = kEach < 6 ? kEach : 6;  // loads on their way
   const int blocks = shared.pairs * kInnerBlocks;
-  for (int block = warp; block < blocks; block += kWarps) {
-    const float4 v = __ldcg(reinterpret_cast<const float4*>(values + block * 128) + lane_id());
-    const float own = fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)));
-    const float scale = block_scale(warp_max(own), 0), inverse = 1.f / scale;
-    reinterpret_cast<u32*>(&shared.values[0][0])[block * 32 + lane_id()] =
-        to_e4m3(v.x * inverse, v.y * inverse, v.z * inverse, v.w * inverse);
-    if (lane_id() == 0) {
-      (&shared.value_scale[0][0])[block] = scale * shared.weight[block / kInnerBlocks];
+  for (int first = warp; first < blocks; first += kWarps * kAtOnce) {
+    float4 loaded[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int block = min(first + i * kWarps, blocks - 1);
+      loaded[i] = __ldcg(reinterpret_cast<const float4*>(values + block * 128) + lane_id());
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int block = first + i * kWarps;
+      if (block >= blocks) break;
+      const float4 v = loaded[i];
+      const float own = fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)));
+      const float scale = block_scale(warp_max(own), 0), inverse = 1.f / scale;
+      reinterpret_cast<u32*>(&shared.values[0][0])[block * 32 + lane_id()] =
+          to_e4m3(v.x * inverse, v.y * inverse, v.z * inverse, v.w * inverse);
+      if (lane_id() == 0) {
+        (&shared.value_scale[0][0])[block] = scale * shared.weight[block / kInnerBlocks];
+      }
     }
   }
 }
@@ -132,7 +149,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   }
   float own_scale[WARP_BLOCKS];
 #pragma unroll
-  for (int i = 0; i < WARP_BLOCKS; ++i) own_scale[i] = x_scale[warp * WARP_BLOCKS + i];
+  for (int i = 0; i < WARP_BLOCKS; ++i) own_scale[i] = x_scale[hidden_block(warp, i)];
   load_scales(gate_up_scale, down_scale, steps, shared);
   __syncthreads();
 
@@ -147,7 +164,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     const int block = max(steps.value(tile), steps.values.first) / 128 - steps.values.first / 128;
 #pragma unroll
     for (int i = 0; i < WARP_BLOCKS; ++i) {
-      const int k = warp * WARP_BLOCKS + i;
+      const int k = hidden_block(warp, i);
       const float2 sum = multiply(*next(), shared.x + k * 128);
       gate = fmaf(sum.x, shared.scale[block][0][k] * own_scale[i], gate);
       up = fmaf(sum.y, shared.scale[block][1][k] * own_scale[i], up);

@@ -157,8 +157,7 @@ def _shape(pairs: int, experts: int, inner: int, top_k: int, processors: int) ->
 
 @functools.cache
 def _in_one_launch(hidden: int, inner: int, top_k: int, processors: int) -> bool:
-    """Whether one token has a kernel of its own: where no more than half of the multiprocessors would
-    have an item of gate and up.
+    """Whether one token has a kernel of its own: where its items are too few for multiprocessors.
 
     Its sums have another order. Elsewhere a token has the same bits among however many others, and
     wide experts take no less time in it (2,048: 144 µs, 141 in three launches; H100).

@@ -1,11 +1,13 @@
 """CUDA C++ to machine code, through NVRTC and a cache on disk; compiling needs no GPU."""
 
+import fcntl
 import functools
 import hashlib
 import os
 import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +50,12 @@ def build(source: str, *, arch: str, defines: Defines | None = None) -> bytes:
     # what the include paths lead to is in the file's name, or as old as NVRTC
     options = _options(arch, defines or {})
     includes = [f"--include-path={path}" for path in (SOURCES, _cuda_headers())]
-    cubin = _compile(source, _sources(source, {})[source], [*options, *includes])
-    _store(_cache_path(source, arch, defines), cubin)
+    path = _cache_path(source, arch, defines)
+    with _one_process_at_a_time(path):
+        if cached := find_cached(source, arch=arch, defines=defines):
+            return cached  # by another process meanwhile
+        cubin = _compile(source, _sources(source, {})[source], [*options, *includes])
+        _store(path, cubin)
     return cubin
 
 
@@ -160,9 +166,31 @@ def _compile(source: str, text: str, options: list[str]) -> bytes:
     return cubin
 
 
+@contextmanager
+def _one_process_at_a_time(path: Path) -> Iterator[None]:
+    """Hold a file of the cache while it is made: ranks that start together need the same kernels.
+
+    A cache that takes no lock costs compilations, no more.
+    """
+    held = path.with_suffix(".lock")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = held.open("w")
+    except OSError:
+        yield
+        return
+    with lock:
+        with suppress(OSError):  # of file systems without locks
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            with suppress(OSError):
+                held.unlink()  # those who wait have it open, and look for the result first
+
+
 def _store(path: Path, cubin: bytes) -> None:
-    """Atomically: processes that start together compile the same kernels. A full or read-only
-    cache costs the next start a compilation, no more."""
+    """Atomically. A full or read-only cache costs the next start a compilation, no more."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:

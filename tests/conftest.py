@@ -4,6 +4,7 @@ import gc
 import logging
 import os
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -16,6 +17,7 @@ from tests.gpu_sharing import own_first, shared, visible
 pytest_plugins = ["tests.seeds"]
 
 GPUS = torch.cuda.device_count()
+KERNEL_TESTS = Path(__file__).parent / "kernels"
 # The models are tiny: a second thread only waits, and the suite already runs one process a core.
 torch.set_num_threads(1)
 keep_exports()
@@ -36,7 +38,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     if worker := getattr(config, "workerinput", None):
-        os.environ |= own_first(os.environ, worker["workerid"], GPUS)
+        os.environ |= own_first(os.environ, worker["workerid"], GPUS, worker["workercount"])
     if not config.getoption("--require-gpu"):
         return
     if not torch.cuda.is_available():
@@ -92,11 +94,16 @@ class _Ran:
             terminalreporter.write_line("no test ran: none of them takes this GPU", red=True)
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m looks at the marks
 def pytest_collection_modifyitems(items: Iterable[pytest.Item]) -> None:
-    """Skip what this machine's GPU cannot run."""
+    """Skip what this machine's GPU cannot run, and mark what goes to one process or comes last."""
     found = torch.cuda.get_device_capability() if torch.cuda.is_available() else None
     for item in items:
+        if KERNEL_TESTS not in item.path.parents:  # what a file compiles is for all its tests
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
         for mark in item.iter_markers("gpu"):
+            if mark.kwargs.get("count", 1) > 1:
+                item.add_marker(pytest.mark.several_gpus)
             if lacking := lacks(found, GPUS, **mark.kwargs):
                 item.add_marker(pytest.mark.skip(reason=lacking))
 

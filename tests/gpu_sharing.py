@@ -10,21 +10,26 @@ from pathlib import Path
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
-def own_first(environment: Mapping[str, str], worker: str, count: int) -> dict[str, str]:
+def own_first(
+    environment: Mapping[str, str], worker: str, count: int, workers: int
+) -> dict[str, str]:
     """Variables by which a process of pytest-xdist has a GPU of its own as its first.
 
-    All GPUs stay visible, in the order turned by the worker's number, so that tests of several find
-    them and subprocesses take the same first one. To be set before CUDA is initialised.
+    All GPUs stay visible, in an order turned by the worker's number, so that tests of several find
+    them and subprocesses take the same first one. Half as many processes as GPUs have a pair each.
+    To be set before CUDA is initialised.
 
     Args:
         environment: of the process.
         worker: its name, ``gw0`` and so on.
         count: GPUs that CUDA would show.
+        workers: processes that there are.
     """
     if count < 2:
         return {}
     names = visible(environment, count)
-    by = int(worker.removeprefix("gw")) % len(names)
+    number = int(worker.removeprefix("gw"))
+    by = number * len(names) // workers if workers < len(names) else number % len(names)
     return {VISIBLE: ",".join([*names[by:], *names[:by]])}
 
 

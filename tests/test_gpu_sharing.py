@@ -7,20 +7,25 @@ from tests.gpu_sharing import own_first, shared, visible
 
 
 def test_each_process_has_another_gpu_first_and_all_of_them() -> None:
-    found = [own_first({}, f"gw{n}", 4)["CUDA_VISIBLE_DEVICES"] for n in (0, 1, 3, 5)]
+    found = [own_first({}, f"gw{n}", 4, 8)["CUDA_VISIBLE_DEVICES"] for n in (0, 1, 3, 5)]
     assert found == ["0,1,2,3", "1,2,3,0", "3,0,1,2", "1,2,3,0"]
+
+
+def test_half_as_many_processes_have_pairs() -> None:
+    found = [own_first({}, f"gw{n}", 4, 2)["CUDA_VISIBLE_DEVICES"] for n in (0, 1)]
+    assert found == ["0,1,2,3", "2,3,0,1"]
 
 
 def test_gpus_that_are_hidden_stay_so() -> None:
     environment = {"CUDA_VISIBLE_DEVICES": "6,GPU-a1"}
-    assert own_first(environment, "gw1", 2) == {"CUDA_VISIBLE_DEVICES": "GPU-a1,6"}
+    assert own_first(environment, "gw1", 2, 2) == {"CUDA_VISIBLE_DEVICES": "GPU-a1,6"}
     assert visible(environment, 2) == ["6", "GPU-a1"]
     assert visible({}, 2) == ["0", "1"]
 
 
 def test_one_gpu_is_shared_as_it_is() -> None:
-    assert own_first({"CUDA_VISIBLE_DEVICES": "2"}, "gw3", 1) == {}
-    assert own_first({}, "gw3", 0) == {}
+    assert own_first({"CUDA_VISIBLE_DEVICES": "2"}, "gw3", 1, 4) == {}
+    assert own_first({}, "gw3", 0, 4) == {}
 
 
 TRY = """

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from threading import Lock
 from types import TracebackType
 from typing import Any
 from weakref import WeakValueDictionary
@@ -33,6 +34,7 @@ class Engine(StepEngine):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._calls = 0  # of generate() and stream()
+        self._in_generate = Lock()
         self._generating: list[str] = []  # requests of the call of generate()
         # Dropping a stream ends it, so it is not kept alive here.
         self._streams: WeakValueDictionary[str, OutputStream] = WeakValueDictionary()
@@ -192,8 +194,8 @@ class Engine(StepEngine):
             params: one for all, or one a prompt; None for :attr:`default_params`.
 
         Raises:
-            RequestError: a prompt or its parameters cannot be served (nothing is run), or requests
-                added with :meth:`add_request` are unfinished.
+            RequestError: a prompt or its parameters cannot be served (nothing is run), requests
+                added with :meth:`add_request` are unfinished, or another thread generates.
         """
         if isinstance(prompts, str) or not isinstance(prompts, Sequence):
             raise RequestError(
@@ -204,6 +206,19 @@ class Engine(StepEngine):
             params = [params or self.default_params] * len(prompts)
         if len(params) != len(prompts):
             raise RequestError(f"{len(prompts)} prompts but {len(params)} sampling parameters")
+        if not self._in_generate.acquire(blocking=False):
+            raise RequestError(
+                "generate() runs in another thread, and an engine is for one at a time; "
+                "use AsyncEngine"
+            )
+        try:
+            return self._generate(prompts, params)
+        finally:
+            self._in_generate.release()
+
+    def _generate(
+        self, prompts: Sequence[Prompt], params: Sequence[SamplingParams]
+    ) -> list[RequestOutput]:
         self._end_generating()  # an interrupt may have kept the last call from it
         if self.scheduler.has_unfinished():
             raise RequestError("generate() needs an idle engine; finish or abort its requests")

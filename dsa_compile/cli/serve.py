@@ -58,6 +58,7 @@ def _run(args: Mapping[str, Any]) -> int:
     if "artifact" not in given:
         raise UserError(f"ARTIFACT is needed; see {PROGRAM} --help")
     engine = {name: given.pop(flag) for flag, name in _ENGINE.items() if flag in given}
+    _check_engine(engine)
     for name in ("served_model_name", "api_key", "allowed_origins"):
         if name in given:
             given[name] = tuple(given[name])
@@ -67,6 +68,22 @@ def _run(args: Mapping[str, Any]) -> int:
     if (started := started_rank()) is not None and started.rank:
         return _follow(given["artifact"], engine)
     return serve(Settings(**given, engine=engine))
+
+
+def _check_engine(options: Mapping[str, Any]) -> None:
+    """Refuse options of the engine by their flags, before its process is started.
+
+    Raises:
+        UserError: one of them is not what it may be.
+    """
+    from dsa_compile.runtime.engine_options import EngineOptions
+
+    flags = {name: "--" + flag.replace("_", "-") for flag, name in _ENGINE.items()}
+    try:
+        EngineOptions(**options)
+    except UserError as error:
+        named = rf"\b({'|'.join(flags)})\b(?==| must)"
+        raise UserError(re.sub(named, lambda m: flags[m[1]], str(error))) from None
 
 
 def _follow(artifact: Path, engine: Mapping[str, Any]) -> int:

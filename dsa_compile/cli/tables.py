@@ -14,6 +14,7 @@ from rich.measure import Measurement
 from rich.table import Column, Table
 
 _PLAIN_WIDTH = 160
+_LEAST_WIDTH = 60  # a narrower terminal wraps lines, which is better than names cut short
 
 
 def console(stderr: bool = False) -> Console:
@@ -25,6 +26,7 @@ def console(stderr: bool = False) -> Console:
     made = Console(stderr=stderr, highlight=False, soft_wrap=True)
     if not made.is_terminal and "COLUMNS" not in os.environ:
         made.width = _PLAIN_WIDTH
+    made.width = max(made.width, _LEAST_WIDTH)
     return made
 
 

@@ -63,3 +63,14 @@ def test_no_colour_where_nobody_looks(
     monkeypatch.setenv("NO_COLOR", "1")
     show(console(), shown)
     assert "\x1b[31m" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("columns", ["0", "5"])
+def test_a_terminal_without_a_width_shows_something(columns, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    out = console()
+    out.file = io.StringIO()
+    shown = table("pass", "purpose")
+    shown.add_row("quantize_projections", "FP8 blocks")
+    show(out, shown)
+    assert "quantize_projections" in out.file.getvalue()

@@ -43,8 +43,17 @@ def test_a_right_artifact_is_verified(artifact: Path, capsys: pytest.CaptureFixt
 
 @pytest.mark.usefixtures("opened")
 def test_of_one_pass_as_data(artifact: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A report of all passes stays."""
+    file = artifact / "verify.json"
+    rows = [{"name": "absorb_mla"}, {"name": "export"}]
+    file.write_text(whole := json.dumps({"passes": rows}))
     args = ("--pass", "absorb_mla", "--json", "--tokens", 27)
-    status, out, _ = answer(capsys, artifact, "verify", *args)
+    status, out, err = answer(capsys, artifact, "verify", *args)
+    assert err == f"{file} stays: it is of more passes\n"
+    assert file.read_text() == whole
+    file.write_text(json.dumps({"passes": rows[:1]}))
+    status, out, err = answer(capsys, artifact, "verify", *args)
+    assert (err, json.loads(file.read_text())) == ("", json.loads(out))
     report = json.loads(out)
     assert status == 0
     assert [done["name"] for done in report["passes"]] == ["absorb_mla"]

@@ -1,5 +1,6 @@
 """The HTML report without a browser: its data, its size, its safety, and what it refuses."""
 
+import errno
 import html.parser
 import json
 import math
@@ -235,3 +236,21 @@ def test_what_is_wrong_is_said(
     assert complaint in error
     assert error.count("\n") == 1
     assert not out.exists()
+
+
+def test_a_report_that_cannot_be_written_leaves_the_last_one(
+    published: Path, tmp_path: Path, monkeypatch, capsys
+) -> None:
+    out = tmp_path / "report.html"
+    assert main([str(published), "html", "-o", str(out)]) == 0
+    before = out.read_bytes()
+
+    def full(path: Path, target: Path) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "replace", full)
+        assert main([str(published), "html", "-o", str(out)]) == 2
+    assert "report.html: cannot be written (No space left on device)" in capsys.readouterr().err
+    assert out.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [out]

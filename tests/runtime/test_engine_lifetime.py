@@ -1,7 +1,9 @@
 """Lifetime of an engine: what it shows of itself, and what closing it does."""
 
 import json
+import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -128,3 +130,22 @@ def test_parameters_that_a_request_does_not_bring_are_the_engines():
     while engine.has_unfinished():
         outputs = engine.step()
     assert outputs[0].num_tokens == SamplingParams().max_tokens
+
+
+def test_generate_in_two_threads_is_refused_and_spoils_nothing():
+    began, may_end = threading.Event(), threading.Event()
+
+    class Held(HashRunner):
+        def launch(self, inputs):
+            began.set()
+            assert may_end.wait(60)
+            return super().launch(inputs)
+
+    engine = Engine(Held(32, 4, VOCAB, 500), EngineOptions())
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(engine.generate, [[1, 2, 3]], GREEDY)
+        assert began.wait(60)
+        with pytest.raises(UserError, match=r"runs in another thread.*use AsyncEngine"):
+            engine.generate([[4, 5]], GREEDY)
+        may_end.set()
+        assert first.result(60)[0].token_ids == engine.generate([[1, 2, 3]], GREEDY)[0].token_ids

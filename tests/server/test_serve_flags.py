@@ -130,3 +130,20 @@ def test_machine_code_is_run_only_if_allowed_or_pinned() -> None:
 
 def test_keys_are_not_printed() -> None:
     assert "secret" not in repr(Settings(Path("a"), api_key=("secret",)))
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--max-num-seqs", "0"], "--max-num-seqs must be an integer >= 1; got 0"),
+        (["--rank-timeout", "nan"], "--rank-timeout=nan must be a number of seconds > 0"),
+        (["--draft", "none", "--num-speculative-tokens", "2"], "contradicts --draft='none'"),
+    ],
+    ids=str,
+)
+def test_the_engines_options_are_refused_by_their_flags(flags, said, tmp_path, capsys) -> None:
+    """Before anything is started or read."""
+    assert main([str(tmp_path / "absent"), *flags]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("dsa-serve: error: ")
+    assert said in error

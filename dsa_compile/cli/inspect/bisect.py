@@ -1,6 +1,7 @@
 """``dsa-inspect ARTIFACT bisect``: from a check that fails to the rewrite that makes it fail."""
 
 import argparse
+import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -85,6 +86,8 @@ def run(args: argparse.Namespace) -> int:
         raise UserError("--expect: give at least one token id")
     if args.limit is not None and (args.expect is not None or args.check is not None):
         raise UserError("--limit goes with --against")
+    if args.limit is not None and not 0 < args.limit < math.inf:
+        raise UserError(f"--limit {args.limit:g}: should be a number above 0")
     out = args.out or Path("bisect")
     from dsa_compile.cli.inspect.model import open_recompiled
     from dsa_compile.debugging.bisect.bisect_artifact import bisect_artifact

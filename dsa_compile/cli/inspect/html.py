@@ -12,6 +12,7 @@ from dsa_compile.inspecting.html.overlays import numerics, times
 from dsa_compile.inspecting.html.payload import payload
 from dsa_compile.inspecting.measured import VERIFY
 from dsa_compile.inspecting.store import Store
+from dsa_compile.regular_files import write_whole
 
 _DESCRIPTION = """\
 Write a report of every pass as one HTML file: an overview with the purpose of each pass, each pass
@@ -59,15 +60,18 @@ def run(args: argparse.Namespace) -> int:
     out: Path = args.output
     if not out.parent.is_dir():
         raise UserError(f"{out}: {out.parent} is not a directory; create it first")
-    text = document(data).encode()
+    text = document(data)
     try:
-        out.write_bytes(text)
+        if out.exists() and not out.is_file():  # a pipe or a device
+            out.write_text(text, encoding="utf-8")
+        else:
+            write_whole(out, text)
     except OSError as error:
         raise UserError(f"{out}: cannot be written ({error.strerror})") from None
     if args.json:
-        print_json({"file": str(out), "bytes": len(text)})
+        print_json({"file": str(out), "bytes": len(text.encode())})
     else:
-        print(f"{out}: {len(store.stages) - 1} passes, {len(text) / 1e6:.1f} MB")
+        print(f"{out}: {len(store.stages) - 1} passes, {len(text.encode()) / 1e6:.1f} MB")
     if args.open and not webbrowser.open(out.resolve().as_uri()):
         raise UserError(f"{out}: written, but no browser was found; open the file yourself")
     return 0

@@ -41,8 +41,8 @@ one, behind every pass from the first that cuts on: what ranks hold of a value, 
 value of one rank. The first pass and rewrite behind which one differs is named.
 """
 _EPILOG = """\
-The report is left in ARTIFACT/verify.json. Exit status: 0 all is right, 1 something is wrong,
-2 refused.
+The report is left in ARTIFACT/verify.json; one of all passes stays if those of --pass are right.
+Exit status: 0 all is right, 1 something is wrong, 2 refused.
 """
 
 
@@ -147,6 +147,7 @@ def run(args: argparse.Namespace) -> int:
     from dsa_compile.debugging.inputs.sample import EXPERTS
     from dsa_compile.debugging.sampled_artifact import sampled_artifact, too_wide
     from dsa_compile.debugging.verify.binding_check import binding_reports, runs_here
+    from dsa_compile.debugging.verify.report import FILE
     from dsa_compile.debugging.verify.selection_check import selection_report
     from dsa_compile.debugging.verify.verify_compilation import verify
     from dsa_compile.debugging.verify.weight_check import wrong_weights
@@ -206,7 +207,10 @@ def run(args: argparse.Namespace) -> int:
         if bound and report.ok:  # else what is bound may be wrong by that
             report.kernels = check_kernels()
     try:
-        report.write(args.artifact)
+        if only is None or not report.ok or report.covers(args.artifact):
+            report.write(args.artifact)
+        else:
+            print(f"{args.artifact / FILE} stays: it is of more passes", file=sys.stderr)
     except OSError as error:
         print(f"the report cannot be left in {args.artifact}: {error.strerror}", file=sys.stderr)
     if args.json:

@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dsa_compile.regular_files import read_regular, write_whole
+
 if TYPE_CHECKING:
     from dsa_compile.debugging.verify.kernel_check import KernelReport
 
@@ -181,10 +183,23 @@ class VerifyReport:
         return _finite(data)  # type: ignore[no-any-return]
 
     def write(self, directory: Path) -> Path:
-        """Leave :data:`FILE` in a directory, for ``dsa-inspect`` to show."""
+        """Leave :data:`FILE` in a directory, for ``dsa-inspect`` to show.
+
+        Raises:
+            OSError: it cannot be written.
+        """
         path = directory / FILE
-        path.write_text(json.dumps(self.to_json(), indent=1) + "\n", encoding="utf-8")
+        write_whole(path, json.dumps(self.to_json(), indent=1) + "\n")
         return path
+
+    def covers(self, directory: Path) -> bool:
+        """Whether :data:`FILE` in a directory tells of no pass that this report leaves out."""
+        try:
+            left = json.loads(read_regular(directory / FILE))
+            names = {row["name"] for row in left["passes"]}
+        except (OSError, ValueError, LookupError, TypeError):
+            return True  # there is none, or none that can be shown
+        return names <= {row.name for row in self.passes}
 
 
 def _finite(value: Any) -> Any:

@@ -132,9 +132,9 @@ test-faults: $(DEVELOPED)
 # test that fills one waits for the others on it. Those of several GPUs come last, a process for each pair:
 # they would wait long for two that nobody has.
 test-gpu: $(DEVELOPED)
-	$(BIN)/python -m pytest -vv --numprocesses=$(GPU_WORKERS) --dist=loadgroup -o faulthandler_timeout=300 \
+	$(BIN)/python -m pytest -vv --numprocesses=$(GPU_WORKERS) --dist=loadgroup -o faulthandler_timeout=300 --durations=20 \
 	  -m "gpu and not several_gpus" --require-gpu $(TESTS)
-	$(BIN)/python -m pytest -vv --numprocesses=$(GPU_PAIRS) -o faulthandler_timeout=300 -m several_gpus $(TESTS) \
+	$(BIN)/python -m pytest -vv --numprocesses=$(GPU_PAIRS) -o faulthandler_timeout=300 --durations=20 -m several_gpus $(TESTS) \
 	  || [ $$? -eq 5 ]  # none of TESTS
 
 lint: $(DEVELOPED)

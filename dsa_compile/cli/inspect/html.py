@@ -61,6 +61,7 @@ def run(args: argparse.Namespace) -> int:
     if not out.parent.is_dir():
         raise UserError(f"{out}: {out.parent} is not a directory; create it first")
     text = document(data)
+    size = len(text.encode())
     try:
         if out.exists() and not out.is_file():  # a pipe or a device
             out.write_text(text, encoding="utf-8")
@@ -69,9 +70,9 @@ def run(args: argparse.Namespace) -> int:
     except OSError as error:
         raise UserError(f"{out}: cannot be written ({error.strerror})") from None
     if args.json:
-        print_json({"file": str(out), "bytes": len(text.encode())})
+        print_json({"file": str(out), "bytes": size})
     else:
-        print(f"{out}: {len(store.stages) - 1} passes, {len(text.encode()) / 1e6:.1f} MB")
+        print(f"{out}: {len(store.stages) - 1} passes, {size / 1e6:.1f} MB")
     if args.open and not webbrowser.open(out.resolve().as_uri()):
         raise UserError(f"{out}: written, but no browser was found; open the file yourself")
     return 0

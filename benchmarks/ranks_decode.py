@@ -65,19 +65,20 @@ def main() -> None:
     parser.add_argument("--collectives", default="nccl")
     parser.add_argument("--trace", action="store_true", help="print what collectives add to a step")
     args = parser.parse_args()
+    batches = [int(batch) for batch in args.batch.split(",")]
     began = time.perf_counter()
     with Engine.load(
         args.artifact,
         load_format="dummy",
         skip_tokenizer=True,
-        max_running=64,
+        max_running=max(batches),
         max_batched_tokens=8192,
         max_model_len=16_384,
         collectives=args.collectives,
         enable_prefix_cache=False,
     ) as engine:
         print(f"loaded in {time.perf_counter() - began:.1f} s", flush=True)
-        for batch in map(int, args.batch.split(",")):
+        for batch in batches:
             ms, found = step_ms(engine, batch, args.context, args.trace)
             print(f"batch {batch}: {ms:.3f} ms a step", flush=True)
             if found is not None:

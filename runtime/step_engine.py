@@ -15,7 +15,7 @@ from dsa_compile.kernels.late_kernels import late_kernels
 from dsa_compile.runtime.acceptance_watch import AcceptanceWatch
 from dsa_compile.runtime.engine_options import EngineOptions
 from dsa_compile.runtime.execution.expert_counts import ExpertCounts
-from dsa_compile.runtime.execution.runner import Runner
+from dsa_compile.runtime.execution.runner import Runner, Watched
 from dsa_compile.runtime.failures.interrupts import Uninterrupted
 from dsa_compile.runtime.failures.step_errors import StepError
 from dsa_compile.runtime.generation import Generation
@@ -229,6 +229,15 @@ class StepEngine:
         with Uninterrupted():
             request = scheduler.abort(request_id)
             return None if request is None else self._output(request)
+
+    def check(self) -> None:
+        """Do nothing while the engine can run steps; for an engine that waits for requests.
+
+        Raises:
+            DeviceLost: another rank has ended, and so every step would fail.
+        """
+        if isinstance(self._runner, Watched):
+            self._runner.check()
 
     def has_unfinished(self) -> bool:
         """Whether :meth:`step` has anything to do: a request waits or runs, or a step is in flight.

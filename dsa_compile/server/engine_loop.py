@@ -31,6 +31,7 @@ from dsa_compile.server.protocol import (
 
 _LOG = logging.getLogger(__name__)
 _STATS_INTERVAL = 0.25  # seconds
+_LOOK_INTERVAL_MS = 1000  # between looks at an idle engine
 
 
 class EngineLoop:
@@ -69,8 +70,8 @@ class EngineLoop:
                 return message
 
     def _take_messages(self, wait: bool) -> None:
-        if wait:
-            self._wake.poll()
+        while wait and not self._wake.poll(_LOOK_INTERVAL_MS):
+            self._engine.check()  # a rank may end while nothing runs
         while self._socket.poll(0):
             self._handle(self._socket.recv())
         for compiled in self._grammars.finished():

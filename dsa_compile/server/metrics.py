@@ -118,6 +118,8 @@ class Metrics:
         """Another engine process runs: nothing of the one before does, and counts begin anew."""
         for gauge in (self.running, self.waiting, self.cache_usage):
             gauge.set(0)
+        for labelled in (self._lanes_running, self._lanes_waiting, self._busiest_expert):
+            labelled.clear()
         self._engine.start()
 
     def engine_stats(self, stats: Stats) -> None:

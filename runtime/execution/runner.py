@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from dsa_compile.runtime.execution.batch import Batch
 from dsa_compile.runtime.execution.prompt_rows import PromptRows
@@ -78,6 +78,19 @@ class LaunchedTokens(Protocol):
 
         Raises:
             Exception: the step, or one before it, failed.
+        """
+        ...
+
+
+@runtime_checkable
+class Watched(Protocol):
+    """Runner that can be lost between steps, as one of several ranks is when one of them ends."""
+
+    def check(self) -> None:
+        """Do nothing while steps can run.
+
+        Raises:
+            DeviceLost: none can any more.
         """
         ...
 

@@ -164,6 +164,14 @@ class RankGroup:
             return contextlib.nullcontext()
         return self._watch.waiting(self._timeout)
 
+    def check(self) -> None:
+        """Do nothing while all ranks are there; see :class:`Watched`.
+
+        Raises:
+            RankLost: one is gone, and so the group is over.
+        """
+        self._watch.check()
+
     def close(self) -> None:
         """End the other ranks; closing again does nothing."""
         self._end()

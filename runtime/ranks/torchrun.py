@@ -20,7 +20,7 @@ from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from torch._C._distributed_c10d import Store
+from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed import DistStoreError
 from torch.distributed.rendezvous import rendezvous
 
@@ -33,7 +33,8 @@ from dsa_compile.torchrun import StartedRank
 JOIN_TIMEOUT = 300.0
 """Seconds that ranks wait for each other before they load."""
 
-_ADDRESS = "dsa_compile/ranks"
+_ADDRESS = "ranks"
+_RESTARTS = "TORCHELASTIC_RESTART_COUNT"
 _LOG = logging.getLogger(__name__)
 
 
@@ -90,6 +91,9 @@ class StartedProcess:
 def open_shared_store(timeout: float = JOIN_TIMEOUT) -> Store:
     """The store of the processes that were started together, at ``MASTER_ADDR:MASTER_PORT``.
 
+    ``torchrun`` keeps one store however often it restarts the processes, with what those before
+    have left in it. They have places of their own, by the number of restarts.
+
     Raises:
         UserError: it cannot be reached, or its port is in use.
     """
@@ -102,7 +106,7 @@ def open_shared_store(timeout: float = JOIN_TIMEOUT) -> Store:
         if "EADDRINUSE" in str(error):
             reason = "the port is in use; give torchrun another --master-port"
         raise UserError(f"ranks cannot meet at {where}: {reason}") from None
-    return store
+    return PrefixStore(f"dsa_compile/{os.environ.get(_RESTARTS, '0')}", store)
 
 
 def join_ranks(

@@ -1,7 +1,7 @@
 """The end of a group of ranks: what is wrong is found once, and everything that waits goes on.
 
 A kernel that waits for a rank that is gone runs for ever, and so does whoever waits for the kernel.
-A thread therefore watches the waits of the first rank.
+A thread therefore watches the other ranks, and the waits of the first one for them.
 """
 
 import threading
@@ -96,14 +96,24 @@ class Watch:
                 self._abort()
             return self._lost
 
+    def check(self) -> None:
+        """Do nothing while the group is whole.
+
+        Raises:
+            RankLost: it has ended.
+        """
+        if self._lost is not None:
+            raise self._lost
+
     def look(self) -> None:
-        """End the group if this rank waits for one that is gone, or has waited for too long."""
+        """End the group if a rank is gone, or this one has waited for the others for too long."""
         until = self._until
-        if until is None or self._lost is not None:
+        if self._lost is not None:
             return
         if any(other.process.poll() is not None for other in self._others):
-            self.end(ConnectionError("Connection closed by another rank"))
-        elif time.monotonic() > until:
+            if not self._closed.is_set():  # else they were told to end
+                self.end(ConnectionError("Connection closed by another rank"))
+        elif until is not None and time.monotonic() > until:
             self.end(TimeoutError("the first rank's wait for the others timed out"))
 
     def close(self) -> None:

@@ -6,8 +6,11 @@ why, if the first rank can still read it.
 
 import contextlib
 import os
+import select
 import signal
 import sys
+import threading
+from collections.abc import Iterator
 from multiprocessing.connection import Connection
 
 import torch
@@ -65,15 +68,40 @@ def _serve(connection: "Connection[object, object]", store: Store | None) -> Non
     torch.set_num_threads(start.num_threads)
     layout = start.layout
     choose_device(start.target, start.rank, layout.world)
-    if store is None:
-        store = join_store(start.port, layout.world, LOADING_TIMEOUT)
-    peers = StorePeers(store, start.rank, layout.world)
-    peers.least("processes", 0)
-    communicator = connect(start.target, store, start.rank, layout, start.options)
-    with communicating(communicator):
-        runner = load_runner(start.path, start.options, peers)
-        peers.least("loaded", 0)
+    with contextlib.ExitStack() as entered:
+        with _ended_with_first_rank(connection):
+            if store is None:
+                store = join_store(start.port, layout.world, LOADING_TIMEOUT)
+            peers = StorePeers(store, start.rank, layout.world)
+            peers.least("processes", 0)
+            communicator = connect(start.target, store, start.rank, layout, start.options)
+            entered.enter_context(communicating(communicator))
+            runner = load_runner(start.path, start.options, peers)
+            peers.least("loaded", 0)
         follow_steps(runner, layout, start.rank, connection, start.options.rank_timeout)
+
+
+@contextlib.contextmanager
+def _ended_with_first_rank(connection: "Connection[object, object]") -> Iterator[None]:
+    """End this process if the first rank is gone meanwhile.
+
+    What a rank waits for while it loads, such as the table of addresses, says nothing for as long
+    as loading may take. Afterwards it waits for steps, over the connection itself.
+    """
+    done = threading.Event()
+    socket = select.poll()
+    socket.register(connection.fileno(), select.POLLRDHUP)
+
+    def watch() -> None:
+        while not done.is_set():
+            if socket.poll(1000 * _POLL) and not done.is_set():
+                os._exit(1)
+
+    threading.Thread(target=watch, name="first rank", daemon=True).start()
+    try:
+        yield
+    finally:
+        done.set()
 
 
 def follow_steps(

@@ -1,6 +1,8 @@
 """Processes of ranks: reports as they end, to the thread that waits and the one that watches."""
 
+import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -9,11 +11,14 @@ import numpy as np
 import pytest
 
 from dsa_compile.errors import UserError
+from dsa_compile.layout import Layout
+from dsa_compile.runtime import EngineOptions
 from dsa_compile.runtime.execution.runner import StepTokens
+from dsa_compile.runtime.failures.step_errors import RankLost
 from dsa_compile.runtime.ranks import watch
 from dsa_compile.runtime.ranks.lane_results import LaneAnswers
-from dsa_compile.runtime.ranks.messages import Failed, LaneLogits, LaneTokens
-from dsa_compile.runtime.ranks.processes import RankProcess
+from dsa_compile.runtime.ranks.messages import Failed, LaneLogits, LaneTokens, Start
+from dsa_compile.runtime.ranks.processes import RankProcess, start_process
 from dsa_compile.runtime.ranks.watch import Watch
 from dsa_compile.runtime.sampling.host_sampler import KnownTokens
 
@@ -104,6 +109,40 @@ def test_whichever_thread_finds_a_rank_gone_while_loading(ends, monkeypatch) -> 
 
     with pytest.raises(UserError, match="out of memory; all 2 ranks were ended"):
         load()
+
+
+def test_a_rank_that_ends_while_nothing_runs_is_noticed(ends) -> None:
+    ours, theirs = ends
+    theirs.send(Failed("out of memory"))
+    watched = Watch([RankProcess(1, StubProcess(), ours)], lambda: None)
+    until = time.monotonic() + 60
+    while watched._lost is None and time.monotonic() < until:
+        time.sleep(0.01)
+    with pytest.raises(RankLost, match="out of memory; all 2 ranks were ended"):
+        watched.check()
+
+
+def test_ranks_that_were_told_to_end_are_not_missed(ends, monkeypatch) -> None:
+    monkeypatch.setattr(watch, "_watch", lambda *_: None)
+    watched = Watch([RankProcess(1, StubProcess(), ends[0])], lambda: None)
+    watched.close()
+    watched.look()
+    watched.check()
+
+
+def test_a_rank_that_loads_ends_with_the_first_one() -> None:
+    """It waits for a table of addresses that nobody opens, as long as a large model may load."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    rank = start_process(1)
+    try:
+        rank.connection.send(Start(1, Layout(tp=2), port, "artifact", "cpu", EngineOptions(), 1))
+        assert rank.process.poll() is None
+        rank.connection.close()
+        assert rank.process.wait(120) == 1
+    finally:
+        rank.process.kill()
+        rank.process.wait()
 
 
 def test_a_lanes_messages_are_sent_one_at_a_time() -> None:

@@ -77,6 +77,20 @@ def test_a_first_rank_that_is_gone_is_named(shared: HashStore) -> None:
         torchrun.follow_first_rank(SECOND, timeout=5)
 
 
+def test_restarted_ranks_see_nothing_of_those_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torchrun keeps its store, with the address of a first rank that has ended."""
+    kept = HashStore()
+    monkeypatch.setattr(torchrun, "rendezvous", lambda *_, **__: iter([(kept, 1, 2)]))
+    for name, value in STARTED.items():
+        monkeypatch.setenv(name, value)
+    for attempt in ("0", "1"):
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", attempt)
+        store = torchrun.open_shared_store(5)
+        assert not store.check([torchrun._ADDRESS])
+        store.set(torchrun._ADDRESS, "/nowhere/ranks")
+        assert torchrun.open_shared_store(5).check([torchrun._ADDRESS])
+
+
 def test_a_port_in_use_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks are started by hand: the first one opens the port itself."""
     with socket.create_server(("127.0.0.1", 0)) as taken:

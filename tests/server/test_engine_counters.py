@@ -65,6 +65,8 @@ def test_lanes_and_experts_have_gauges_of_their_own() -> None:
         assert value(metrics, f"dsa:num_requests_running_by_lane{labels}") == running
         assert value(metrics, f"dsa:num_requests_waiting_by_lane{labels}") == waiting
     assert value(metrics, 'dsa:busiest_expert_ratio{layer="4",model_name="m"}') == 1.5
+    metrics.engine_started()
+    assert b"by_lane{" not in metrics.text(), "of an engine that is gone"
 
 
 def test_drafts_have_the_names_of_others_dashboards() -> None:

@@ -136,7 +136,7 @@ def test_keys_are_not_printed() -> None:
     ("flags", "said"),
     [
         (["--max-num-seqs", "0"], "--max-num-seqs must be an integer >= 1; got 0"),
-        (["--rank-timeout", "nan"], "--rank-timeout=nan must be a number of seconds > 0"),
+        (["--rank-timeout", "nan"], "--rank-timeout=nan must be a number of seconds in (0, 1e6]"),
         (["--draft", "none", "--num-speculative-tokens", "2"], "contradicts --draft='none'"),
     ],
     ids=str,

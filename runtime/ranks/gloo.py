@@ -1,5 +1,6 @@
 """Collectives between processes of one machine, by gloo: for the CPU."""
 
+import socket
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -15,9 +16,20 @@ HOST = "127.0.0.1"
 
 
 def open_store(world: int, timeout: float) -> TCPStore:
-    """Open the table of addresses, on a port that is free; for the first rank."""
+    """Open the table of addresses, on a port that is free; for the first rank.
+
+    It can be reached from this machine alone: by itself it would listen on all interfaces, and it
+    asks nobody who they are.
+    """
+    listener = socket.create_server((HOST, 0))
     return TCPStore(
-        HOST, 0, world, is_master=True, timeout=timedelta(seconds=timeout), wait_for_workers=False
+        HOST,
+        listener.getsockname()[1],
+        world,
+        is_master=True,
+        timeout=timedelta(seconds=timeout),
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),
     )
 
 

@@ -206,6 +206,15 @@ def test_a_rank_that_does_not_come_is_named() -> None:
         StorePeers(store, 0, 2, timeout=0.1).least("processes", 0)
 
 
+def test_the_table_of_addresses_is_for_this_machine() -> None:
+    store = open_store(2, 10)
+    lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    lines += [line.split() for line in Path("/proc/net/tcp6").read_text().splitlines()[1:]]
+    listening = [line[1] for line in lines if line[3] == "0A"]
+    addresses = {a.split(":")[0] for a in listening if int(a.split(":")[1], 16) == store.port}
+    assert addresses == {"0100007F"}  # 127.0.0.1
+
+
 def test_ranks_agree_on_the_least() -> None:
     store = open_store(2, 10)
     with ThreadPoolExecutor(1) as threads:

@@ -131,7 +131,7 @@ def test_ranks_that_were_told_to_end_are_not_missed(ends, monkeypatch) -> None:
 
 
 def test_a_rank_that_loads_ends_with_the_first_one() -> None:
-    """Waiting for a table of addresses that nobody opens takes as long as a large model may load."""
+    """Waiting for addresses that nobody lists takes as long as a large model may load."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     rank = start_process(1)

@@ -159,11 +159,7 @@ class EngineOptions:
         if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
             raise UserError(f"gpu_memory_utilization={share!r} must be in (0, 1]")
         seconds = self.rank_timeout
-        if (
-            isinstance(seconds, bool)
-            or not isinstance(seconds, int | float)
-            or not 0 < seconds <= 1e6
-        ):
+        if not (_is_finite(seconds) and 0 < seconds <= 1e6):
             raise UserError(f"rank_timeout={seconds!r} must be a number of seconds in (0, 1e6]")
         self._one_of("load_format", LOAD_FORMATS)
         self._one_of("generation_config", GENERATION_CONFIGS)

@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
         if out.exists() and not out.is_file():  # a pipe or a device
             out.write_text(text, encoding="utf-8")
         else:
-            write_whole(out, text)
+            write_whole(out.resolve(), text)  # where a link leads
     except OSError as error:
         raise UserError(f"{out}: cannot be written ({error.strerror})") from None
     if args.json:

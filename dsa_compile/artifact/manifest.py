@@ -262,7 +262,7 @@ def open_manifest(path: Path, digest: str | None = None) -> Manifest:
     if digest is not None and not _SHA256.fullmatch(digest):
         raise UserError(f"digest={digest!r:.80} must be 64 hexadecimal digits, in lower case")
     if not path.is_dir():
-        what = "is no directory" if path.exists() else "no such directory"
+        what = "not a directory" if path.exists() else "no such directory"
         raise ArtifactError(f"{path}: {what}; give the output of dsa-compile")
     file = resolve_inside(path, MANIFEST)
     if file is None:

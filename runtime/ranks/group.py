@@ -265,7 +265,7 @@ def _check_lanes(path: Path | str, options: EngineOptions) -> None:
 def _others(layout: Layout, what: str) -> tuple[Store, list[RankProcess], int]:
     """The other ranks, started here or by torchrun, the table of addresses and its port."""
     if (started := started_rank()) is not None:
-        shared = open_shared_store()
+        shared = open_shared_store(started)
         return shared, join_ranks(started, shared, layout, what), 0
     store = open_store(layout.world, LOADING_TIMEOUT)
     return store, [start_process(rank) for rank in range(1, layout.world)], store.port

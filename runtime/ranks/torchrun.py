@@ -20,9 +20,8 @@ from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from torch._C._distributed_c10d import PrefixStore, Store
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed import DistStoreError
-from torch.distributed.rendezvous import rendezvous
 
 from dsa_compile.errors import UserError
 from dsa_compile.layout import Layout
@@ -35,6 +34,10 @@ JOIN_TIMEOUT = 300.0
 
 _ADDRESS = "ranks"
 _RESTARTS = "TORCHELASTIC_RESTART_COUNT"
+_AGENT = "TORCHELASTIC_USE_AGENT_STORE"  # whether torchrun has opened the store: True or False
+_ATTEMPT = 5.0  # seconds that one connection may take
+_BETWEEN = 0.1  # seconds from one attempt to the next
+_SAME = "every process of torchrun must run the same command"
 _LOG = logging.getLogger(__name__)
 
 
@@ -88,25 +91,66 @@ class StartedProcess:
         os.close(self._descriptor)
 
 
-def open_shared_store(timeout: float = JOIN_TIMEOUT) -> Store:
-    """The store of the processes that were started together, at ``MASTER_ADDR:MASTER_PORT``.
+def open_shared_store(started: StartedRank, timeout: float = JOIN_TIMEOUT) -> Store:
+    """The store of the processes that were started together.
 
     ``torchrun`` keeps one store however often it restarts the processes, with what those before
-    have left in it. They have places of their own, by the number of restarts.
+    have left in it. They have places of their own, by the number of restarts. Where the processes
+    were started by hand, the first rank opens the store, and does not wait for others here:
+    :func:`join_ranks` knows which of them are missing.
+
+    Args:
+        started: this process.
+        timeout: seconds that ranks but the first wait for the store to be there.
 
     Raises:
         UserError: it cannot be reached, or its port is in use.
     """
-    where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-    store: Store
+    opens = started.rank == 0 and os.environ.get(_AGENT) != str(True)
+    if not opens:
+        _await_store(started, timeout)
     try:
-        store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=timeout)))
+        store = TCPStore(
+            started.host,
+            started.port,
+            started.world,
+            is_master=opens,
+            timeout=timedelta(seconds=timeout),
+            wait_for_workers=False,
+            multi_tenant=True,
+        )
     except (DistStoreError, OSError, RuntimeError) as error:
         reason = str(error).partition("\n")[0]
         if "EADDRINUSE" in str(error):
             reason = "the port is in use; give torchrun another --master-port"
-        raise UserError(f"ranks cannot meet at {where}: {reason}") from None
+        raise UserError(_unmet(started, reason)) from None
     return PrefixStore(f"dsa_compile/{os.environ.get(_RESTARTS, '0')}", store)
+
+
+def _await_store(started: StartedRank, timeout: float) -> None:
+    """Wait until something listens where the store will be.
+
+    torch's client would print frames of C++ for each time that it tries.
+    """
+    until = time.monotonic() + timeout
+    while True:
+        try:
+            socket.create_connection((started.host, started.port), _ATTEMPT).close()
+            return
+        except socket.gaierror as error:
+            raise UserError(_unmet(started, str(error.strerror))) from None
+        except OSError:
+            if time.monotonic() > until:
+                raise UserError(f"{_no_first(started, timeout)}; {_SAME}") from None
+        time.sleep(_BETWEEN)
+
+
+def _unmet(started: StartedRank, reason: str) -> str:
+    return f"ranks cannot meet at {started.host}:{started.port}: {reason}"
+
+
+def _no_first(started: StartedRank, timeout: float) -> str:
+    return f"rank 0 did not come within {timeout:g} s, for which rank {started.rank} waited"
 
 
 def join_ranks(
@@ -155,10 +199,7 @@ def join_ranks(
 
 def _missing(connected: Collection[int], world: int, timeout: float) -> str:
     names = " and ".join(f"rank {rank}" for rank in range(1, world) if rank not in connected)
-    return (
-        f"{names} did not come within {timeout:g} s: every process of torchrun must run the same "
-        "command"
-    )
+    return f"{names} did not come within {timeout:g} s: {_SAME}"
 
 
 def follow_first_rank(started: StartedRank, timeout: float = JOIN_TIMEOUT) -> int:
@@ -174,13 +215,11 @@ def follow_first_rank(started: StartedRank, timeout: float = JOIN_TIMEOUT) -> in
     Raises:
         UserError: the first rank does not come.
     """
-    store = open_shared_store(timeout)
+    store = open_shared_store(started, timeout)
     try:
         store.wait([_ADDRESS], timedelta(seconds=timeout))
     except (DistStoreError, RuntimeError):
-        raise UserError(
-            f"rank 0 did not come within {timeout:g} s, for which rank {started.rank} waited"
-        ) from None
+        raise UserError(_no_first(started, timeout)) from None
     client = socket.socket(socket.AF_UNIX)
     try:
         client.connect(store.get(_ADDRESS).decode())

@@ -17,9 +17,10 @@ from dsa_compile.runtime import Engine, SamplingParams
 from dsa_compile.runtime.ranks import torchrun
 from dsa_compile.torchrun import StartedRank, started_rank
 
-STARTED = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+HOST = "127.0.0.1"
+STARTED = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": HOST, "MASTER_PORT": "1"}
 TP2 = Layout(tp=2)
-FIRST, SECOND = StartedRank(0, 2), StartedRank(1, 2)
+FIRST, SECOND = StartedRank(0, 2, HOST, 1), StartedRank(1, 2, HOST, 1)
 
 
 def test_the_environment_says_which_process_this_is() -> None:
@@ -38,6 +39,9 @@ def test_a_process_may_be_the_only_one(changed) -> None:
     [
         ({"LOCAL_WORLD_SIZE": "1"}, "ranks share one machine; use torchrun --nnodes 1"),
         ({"RANK": "one"}, "RANK='one' should be a number"),
+        ({"RANK": "2"}, "RANK=2 of WORLD_SIZE=2: ranks count from 0"),
+        ({"MASTER_PORT": "-1"}, "MASTER_PORT='-1' should be a number"),
+        ({"MASTER_PORT": "65536"}, "MASTER_PORT=65536 should be at most 65535"),
     ],
 )
 def test_what_cannot_be_started(changed, message: str) -> None:
@@ -48,7 +52,7 @@ def test_what_cannot_be_started(changed, message: str) -> None:
 def test_as_many_processes_as_ranks() -> None:
     message = "for 2 ranks .*torchrun has started 4 processes; use --nproc-per-node 2"
     with pytest.raises(UserError, match=message) as error:
-        torchrun.join_ranks(StartedRank(0, 4), HashStore(), TP2, "artifact")
+        torchrun.join_ranks(StartedRank(0, 4, HOST, 1), HashStore(), TP2, "artifact")
     assert "\n" not in str(error.value)
 
 
@@ -60,7 +64,7 @@ def test_a_rank_that_does_not_connect_is_named() -> None:
 @pytest.fixture
 def shared(monkeypatch: pytest.MonkeyPatch) -> HashStore:
     store = HashStore()
-    monkeypatch.setattr(torchrun, "open_shared_store", lambda timeout: store)
+    monkeypatch.setattr(torchrun, "open_shared_store", lambda started, timeout: store)
     return store
 
 
@@ -77,30 +81,46 @@ def test_a_first_rank_that_is_gone_is_named(shared: HashStore) -> None:
         torchrun.follow_first_rank(SECOND, timeout=5)
 
 
-def test_restarted_ranks_see_nothing_of_those_before(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def port(monkeypatch: pytest.MonkeyPatch) -> int:
+    """A free one; the processes are started by hand, so that the first one opens it."""
+    monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
+    with socket.create_server((HOST, 0)) as free:
+        return int(free.getsockname()[1])
+
+
+def test_restarted_ranks_see_nothing_of_those_before(
+    monkeypatch: pytest.MonkeyPatch, port: int
+) -> None:
     """torchrun keeps its store, with the address of a first rank that has ended."""
-    kept = HashStore()
-    monkeypatch.setattr(torchrun, "rendezvous", lambda *_, **__: iter([(kept, 1, 2)]))
-    for name, value in STARTED.items():
-        monkeypatch.setenv(name, value)
-    for attempt in ("0", "1"):
-        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", attempt)
-        store = torchrun.open_shared_store(5)
-        assert not store.check([torchrun._ADDRESS])
-        store.set(torchrun._ADDRESS, "/nowhere/ranks")
-        assert torchrun.open_shared_store(5).check([torchrun._ADDRESS])
+    first, second = (StartedRank(rank, 2, HOST, port) for rank in (0, 1))
+    kept = torchrun.open_shared_store(first, 5)
+    kept.set(torchrun._ADDRESS, "/nowhere/ranks")
+    assert torchrun.open_shared_store(second, 5).check([torchrun._ADDRESS])
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert not torchrun.open_shared_store(second, 5).check([torchrun._ADDRESS])
 
 
-def test_a_port_in_use_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks are started by hand: the first one opens the port itself."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        given = {**STARTED, "RANK": "0", "MASTER_PORT": str(port)}
-        for name, value in given.items():
-            monkeypatch.setenv(name, value)
-        message = f"cannot meet at 127.0.0.1:{port}: the port is in use; .*--master-port"
+def test_a_process_that_was_not_started_is_named(port: int) -> None:
+    """By the first rank, which opens the store alone, and by those that miss the first."""
+    first, third = (StartedRank(rank, 3, HOST, port) for rank in (0, 2))
+    with pytest.raises(UserError, match=r"rank 0 did not come within 0\.1 s, for which rank 2 wai"):
+        torchrun.follow_first_rank(third, timeout=0.1)
+    store = torchrun.open_shared_store(first, 5)
+    with pytest.raises(UserError, match=r"rank 1 and rank 2 did not come within 0\.1 s: every"):
+        torchrun.join_ranks(first, store, Layout(tp=3), "artifact", timeout=0.1)
+
+
+def test_an_address_that_is_none_is_named(port: int) -> None:
+    with pytest.raises(UserError, match=f"ranks cannot meet at no.invalid:{port}: "):
+        torchrun.open_shared_store(StartedRank(1, 2, "no.invalid", port), 5)
+
+
+def test_a_port_in_use_is_named(port: int) -> None:
+    with socket.create_server((HOST, port)):
+        message = f"cannot meet at {HOST}:{port}: the port is in use; .*--master-port"
         with pytest.raises(UserError, match=message):
-            torchrun.open_shared_store(5)
+            torchrun.open_shared_store(StartedRank(0, 2, HOST, port), 5)
 
 
 def test_a_process_is_watched_and_ended() -> None:

@@ -10,7 +10,7 @@
 #   PORT         that make serve listens on
 #   WORKERS      test processes; each takes one core and about 1 GB
 #   GPU_WORKERS  processes of the tests that need a GPU: 8 of each GPU, which they share
-#   GPU_PAIRS    processes of the tests that need two
+#   GPU_PAIRS    processes of the tests that need two: 3 of each pair
 comma := ,
 PYTHON ?= python3
 VENV ?= $(or $(VIRTUAL_ENV),.venv)
@@ -20,7 +20,7 @@ TORCH_INDEX ?= $(if $(GPU),,--retries 1 --index-url https://download.pytorch.org
 EXTRAS ?= $(if $(GPU),serve$(comma)cuda,serve)
 WORKERS ?= 2
 GPU_WORKERS ?= $(if $(GPU),$(shell expr 8 '*' $$(nvidia-smi -L | wc -l)),8)
-GPU_PAIRS ?= $(shell expr '(' $(GPU_WORKERS) + 15 ')' / 16)
+GPU_PAIRS ?= $(shell expr 3 '*' '(' '(' $(GPU_WORKERS) + 15 ')' / 16 ')')
 PORT ?= 8000
 
 BIN := $(VENV)/bin
@@ -129,8 +129,8 @@ test-faults: $(DEVELOPED)
 	  --faults tests/planted_bugs/$$name --out demo/$${name}_catalogue.json || status=1; done; exit $$status
 
 # Fails, and says so, where there is no GPU. A line for each test; each process takes the next GPU, and a
-# test that fills one waits for the others on it. Those of several GPUs come last, a process for each pair:
-# they would wait long for two that nobody has.
+# test that fills one waits for the others on it. Those of several GPUs come last, where nothing else waits
+# for a turn on one of theirs; most of their time goes to loading, hence three at once.
 test-gpu: $(DEVELOPED)
 	$(BIN)/python -m pytest -vv --numprocesses=$(GPU_WORKERS) --dist=loadgroup -o faulthandler_timeout=300 --durations=20 \
 	  -m "gpu and not several_gpus" --require-gpu $(TESTS)

@@ -12,7 +12,7 @@ from dsa_compile.runtime import Engine, SamplingParams
 
 from .conftest import LAYOUTS, MODEL
 
-pytestmark = pytest.mark.gpu(capability=(9, 0), alone=True, count=2)
+pytestmark = pytest.mark.gpu(capability=(9, 0), count=2)
 PROMPT = [5, 6, 7]
 GREEDY = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
 

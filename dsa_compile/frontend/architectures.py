@@ -24,7 +24,7 @@ from transformers.models.glm_moe_dsa.modeling_glm_moe_dsa import GlmMoeDsaRotary
 
 from dsa_compile.errors import ConfigError, shown
 from dsa_compile.frontend.architecture import TAKES, Architecture, Traced, TracedLayer
-from dsa_compile.frontend.config_fields import check_dtypes, check_fields
+from dsa_compile.frontend.config_fields import check_dtypes, check_fields, check_rope_numbers
 from dsa_compile.frontend.model_checks import MODEL_TYPES, check_model_type, text_part
 from dsa_compile.frontend.modules import ReusingLayer, SelectingLayer
 from dsa_compile.model_spec import LARGEST, LayerKind, ModelSpec
@@ -123,6 +123,7 @@ def load_config(raw: Mapping[str, Any]) -> PreTrainedConfig:
     raw = text_part(raw)
     check_fields(raw, architecture.config, architecture.extra_fields)
     check_dtypes(raw)
+    check_rope_numbers(raw)
     for name, largest in LARGEST.items():  # transformers makes a list of as many entries
         if isinstance(size := raw.get(name), int | float) and size > largest:
             raise ConfigError(f"config.json: {name}={shown(size)} must be from 1 to {largest}")

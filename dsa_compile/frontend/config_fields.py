@@ -4,6 +4,7 @@ Classes of transformers keep whatever fields they are given, and their models co
 code for. A checkpoint whose configuration has one field more may be of another model.
 """
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import Any
@@ -25,12 +26,14 @@ _WITHOUT_EFFECT = frozenset(
 )
 # Those whose frequencies do not depend on the length of the sequence.
 _ROPE_TYPES = ("default", "yarn")
-_ROPE_FIELDS = frozenset(
+_ROPE_NUMBERS = frozenset(
     {
-        *("type", "rope_type", "rope_theta", "factor", "original_max_position_embeddings"),
-        *("beta_fast", "beta_slow", "mscale", "mscale_all_dim", "attention_factor", "truncate"),
+        *("rope_theta", "factor", "original_max_position_embeddings", "attention_factor"),
+        *("beta_fast", "beta_slow", "mscale", "mscale_all_dim"),
     }
 )
+_MAY_BE_ZERO = frozenset({"mscale", "mscale_all_dim"})  # which then have no effect
+_ROPE_FIELDS = _ROPE_NUMBERS | {"type", "rope_type", "truncate"}
 
 
 def check_fields(
@@ -67,6 +70,32 @@ def check_dtypes(raw: Mapping[str, Any]) -> None:
         known = isinstance(value, str) and isinstance(getattr(torch, value, None), torch.dtype)
         if value is not None and not known:
             raise ConfigError(f'config.json: {name}={shown(value)} is no dtype; write "bfloat16"')
+
+
+def check_rope_numbers(raw: Mapping[str, Any]) -> None:
+    """Refuse parameters of RoPE with which transformers would compute no numbers.
+
+    Args:
+        raw: ``config.json``.
+
+    Raises:
+        ConfigError: names the field.
+    """
+    for part in ("", "rope_parameters", "rope_scaling"):
+        fields = raw.get(part) or {} if part else raw
+        for name in sorted(_ROPE_NUMBERS & fields.keys()):
+            value = fields[name]
+            if value is not None and not _is_positive(value, or_zero=name in _MAY_BE_ZERO):
+                where = f"{part} has {name}" if part else name
+                raise ConfigError(
+                    f"config.json: {where}={shown(value)}, which must be a positive number"
+                )
+
+
+def _is_positive(value: object, *, or_zero: bool) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return 0 < value < math.inf or (or_zero and value == 0)
 
 
 def check_rope(config: Mapping[str, Any]) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import PreTrainedConfig
 
+from dsa_compile.errors import ConfigError
 from dsa_compile.frontend.architecture import Architecture
 from dsa_compile.frontend.architectures import refused
 from dsa_compile.ir.dims import fake_mode
@@ -40,13 +41,18 @@ def build_reference(
     :func:`dsa_compile.weights.canonical.compute_dtype` names.
 
     Raises:
-        ConfigError: transformers cannot make RoPE's frequencies of the configuration.
+        ConfigError: transformers cannot make RoPE's frequencies of the configuration, or not finite
+            ones.
     """
     try:
         small = architecture.config(**{**config.to_dict(), **architecture.config_of(kinds)})
         inv_freq = architecture.rotary(small).inv_freq.detach().clone().float()
     except Exception as error:  # a parameter of RoPE of another type or size
         raise refused(error) from None
+    if not torch.isfinite(inv_freq).all():
+        raise ConfigError(
+            "config.json: RoPE's frequencies are not finite; see rope_theta and the scaling of RoPE"
+        )
     # scaled_dot_product_attention and the grouped GEMM leave short, regular graphs; the eager
     # experts loop over data and cannot be exported
     small._attn_implementation = "sdpa"

@@ -71,6 +71,13 @@ def refused(model_dir: Path, changes: dict[str, Any]) -> str:
         ({"mlp_layer_types": ["dense", "sparse", "dense", "odd"]}, "mlp_layer_types"),
         ({"quantization_config": {"quant_method": "awq"}}, "quant_method 'fp8'"),
         ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, "rope"),
+        ({"rope_theta": -1}, "rope_theta=-1, which must be a positive number"),
+        ({"rope_theta": True}, "rope_theta=True, which must be a positive number"),
+        (
+            {"rope_parameters": {"rope_theta": "x"}},
+            "rope_parameters has rope_theta='x', which must",
+        ),
+        ({"rope_scaling": {"type": "yarn", "factor": 0}}, "rope_scaling has factor=0, which must"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )

@@ -114,6 +114,8 @@ def check_rope(config: Mapping[str, Any]) -> None:
             f"config.json: rope_type={shown(found)} is not supported, only "
             f"{' and '.join(_ROPE_TYPES)}"
         )
+    if found == "yarn" and rope.get("factor") is None:
+        raise ConfigError("config.json: rope_type='yarn' needs a factor, a positive number")
     for name in sorted(set(rope) - _ROPE_FIELDS):
         raise ConfigError(
             f"config.json: rope_parameters has {shown(name)}={shown(rope[name])}, which its model "

@@ -70,6 +70,7 @@ def test_index_leading_out_of_the_model_directory(model, refusal):
         ({"rope_parameters": {"rope_type": "longrope"}}, "rope"),
         ({"rope_parameters": {"rope_type": "none"}}, "rope_type='none' is not supported"),
         ({"rope_parameters": {"rope_theta": 1e-300}}, "RoPE's frequencies are not finite"),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": None}}, "'yarn' needs a factor"),
         ({"rope_parameters": 5}, "rope_parameters=5 should be an object"),
         ({"quantization_config": 5}, "quantization_config=5 should be an object"),
         (

@@ -7,6 +7,13 @@ from typing import Any
 from dsa_compile.config_values import LARGEST_SIZE
 from dsa_compile.errors import ConfigError, shown
 
+# The only value of a field, and what its absence means.
+_ONLY = {
+    "fmt": ("e4m3", ""),
+    "activation_scheme": ("dynamic", ""),  # static scales would be in the checkpoint
+    "scale_fmt": ("ue8m0", " (fp32 scales)"),
+}
+
 
 @dataclass(frozen=True)
 class BlockQuantization:
@@ -38,10 +45,10 @@ def quantization_of(config: Mapping[str, Any]) -> BlockQuantization | None:
             "config.json: quantization_config must be quant_method 'fp8' with a two-element "
             f"weight_block_size (DeepSeek's block format), found {shown(raw)}"
         )
-    scale_fmt = raw.get("scale_fmt")
-    if scale_fmt not in (None, "ue8m0"):
-        raise ConfigError(
-            "config.json: quantization_config.scale_fmt must be 'ue8m0' or absent (fp32 scales), "
-            f"found {shown(scale_fmt)}"
-        )
-    return BlockQuantization((sizes[0], sizes[1]), scale_fmt)
+    for name, (only, absent) in _ONLY.items():
+        if raw.get(name) not in (None, only):
+            raise ConfigError(
+                f"config.json: quantization_config.{name} must be {only!r} or absent{absent}, "
+                f"found {shown(raw[name])}"
+            )
+    return BlockQuantization((sizes[0], sizes[1]), raw.get("scale_fmt"))

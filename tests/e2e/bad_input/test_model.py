@@ -55,6 +55,9 @@ def test_index_leading_out_of_the_model_directory(model, refusal):
     assert "outside the model directory" in refusal.compiling(model)
 
 
+FP8_BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+
+
 @pytest.mark.parametrize(
     ("values", "what"),
     [
@@ -76,6 +79,14 @@ def test_index_leading_out_of_the_model_directory(model, refusal):
         (
             {"quantization_config": {"quant_method": "fp8", "weight_block_size": [0, "a"]}},
             "two-element weight_block_size",
+        ),
+        (
+            {"quantization_config": {**FP8_BLOCKS, "activation_scheme": "static"}},
+            "quantization_config.activation_scheme must be 'dynamic' or absent, found 'static'",
+        ),
+        (
+            {"quantization_config": {**FP8_BLOCKS, "fmt": "e5m2"}},
+            "quantization_config.fmt must be 'e4m3' or absent, found 'e5m2'",
         ),
         ({"eos_token_id": [1, -7]}, "eos_token_id=[1, -7] must name token ids"),
         ({"num_nextn_predict_layers": "x"}, "num_nextn_predict_layers='x' should be int"),

@@ -8,6 +8,8 @@ import torch
 
 from tests.e2e.bad_input.damage import NORM, edit_json, edit_shard, shard_of
 
+FP8_BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+
 
 def test_missing_shard(model, refusal):
     path = shard_of(model, NORM)
@@ -53,9 +55,6 @@ def test_index_leading_out_of_the_model_directory(model, refusal):
     names = json.loads(index.read_text())["weight_map"]
     edit_json(index, weight_map=names | {NORM: "../stolen.safetensors"})
     assert "outside the model directory" in refusal.compiling(model)
-
-
-FP8_BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128]}
 
 
 @pytest.mark.parametrize(

@@ -231,7 +231,6 @@ class ModelSpec:
             quantization=quantization_of(config),
             bos_token_id=bos_id,
             eos_token_ids=eos_ids,
-            gated_norm_rank=field_of(filled, "gated_norm_rank", int),
             shared_draft_selection=field_of(filled, "index_share_for_mtp_iteration", bool),
             **facts,
         )
@@ -250,7 +249,7 @@ class ModelSpec:
     def problems(self) -> Iterator[str]:
         """Problems, a sentence each, lazily: values out of range or in conflict."""
         for name in _INT_FIELDS:
-            least, largest = int(name != "q_lora_rank"), LARGEST.get(name, LARGEST_SIZE)
+            least, largest = int(name not in _ABSENT), LARGEST.get(name, LARGEST_SIZE)
             if not least <= getattr(self, name) <= largest:
                 yield f"{name}={getattr(self, name)} must be from {least} to {largest}"
         for name in ("routed_scaling_factor", "rms_norm_eps"):
@@ -342,4 +341,5 @@ _INT_FIELDS = (
     *("n_shared_experts", "n_routed_experts", "num_experts_per_tok", "n_group", "topk_group"),
     *("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"),
     *("index_topk", "index_n_heads", "index_head_dim", "max_position_embeddings"),
+    "gated_norm_rank",
 )

@@ -14,6 +14,8 @@ from dsa_compile.frontend.build import load_spec, model_plan
 from dsa_compile.model_spec import ModelSpec
 from dsa_compile.testing.models import hub_config, tiny_config, tiny_glm_config, yarn_parameters
 
+CONFIGS = Path(__file__).parents[2] / "examples" / "configs"
+
 
 def refused(model_dir: Path, changes: dict[str, Any]) -> str:
     config = {**tiny_config(4).to_dict(), **changes}
@@ -83,6 +85,14 @@ def refused(model_dir: Path, changes: dict[str, Any]) -> str:
 )
 def test_an_unsupported_configuration(tmp_path: Path, changes: dict[str, Any], says: str) -> None:
     assert says in refused(tmp_path, changes)
+
+
+@pytest.mark.parametrize("rank", [-1, 2**70])
+def test_a_rank_that_is_no_size(tmp_path: Path, rank: int) -> None:
+    config = json.loads((CONFIGS / "a_x_k2_light" / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "gated_norm_rank": rank}))
+    with pytest.raises(ConfigError, match=f"gated_norm_rank={rank} must be from 0"):
+        load_spec(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["index_topk", "kv_lora_rank", "attention_bias", "rms_norm_eps"])

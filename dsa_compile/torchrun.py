@@ -39,9 +39,10 @@ def started_rank(environment: Mapping[str, str] = os.environ) -> StartedRank | N
     """
     if any(name not in environment for name in (_RANK, _WORLD, _HOST, _PORT)):
         return None
-    rank, world, port = (_number(environment, name) for name in (_RANK, _WORLD, _PORT))
+    rank, world = (_number(environment, name) for name in (_RANK, _WORLD))
     if world <= 1:
         return None
+    port = _number(environment, _PORT)
     if rank >= world:
         raise UserError(f"{_RANK}={rank} of {_WORLD}={world}: ranks count from 0")
     if port > _LAST_PORT:

@@ -4,7 +4,6 @@ Classes of transformers keep whatever fields they are given, and their models co
 code for. A checkpoint whose configuration has one field more may be of another model.
 """
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig
 
+from dsa_compile.config_values import number_of
 from dsa_compile.errors import ConfigError, shown
 from dsa_compile.model_spec import CHECKED_FIELDS
 
@@ -81,21 +81,12 @@ def check_rope_numbers(raw: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: names the field.
     """
-    for part in ("", "rope_parameters", "rope_scaling"):
-        fields = raw.get(part) or {} if part else raw
-        for name in sorted(_ROPE_NUMBERS & fields.keys()):
-            value = fields[name]
-            if value is not None and not _is_positive(value, or_zero=name in _MAY_BE_ZERO):
-                where = f"{part} has {name}" if part else name
-                raise ConfigError(
-                    f"config.json: {where}={shown(value)}, which must be a positive number"
-                )
-
-
-def _is_positive(value: object, *, or_zero: bool) -> bool:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    return 0 < value < math.inf or (or_zero and value == 0)
+    parts = (raw.get(name) or {} for name in ("rope_parameters", "rope_scaling"))
+    for part in (raw, *parts):
+        for name in sorted(_ROPE_NUMBERS & part.keys()):
+            absent = part[name] is None or (name in _MAY_BE_ZERO and part[name] == 0)
+            if not absent:
+                number_of(part, name)
 
 
 def check_rope(config: Mapping[str, Any]) -> None:

@@ -106,7 +106,7 @@ def open_shared_store(started: StartedRank, timeout: float = JOIN_TIMEOUT) -> St
     Raises:
         UserError: it cannot be reached, or its port is in use.
     """
-    opens = started.rank == 0 and os.environ.get(_AGENT) != str(True)
+    opens = started.rank == 0 and os.environ.get(_AGENT) != "True"
     if not opens:
         _await_store(started, timeout)
     try:
@@ -141,7 +141,7 @@ def _await_store(started: StartedRank, timeout: float) -> None:
             raise UserError(_unmet(started, str(error.strerror))) from None
         except OSError:
             if time.monotonic() > until:
-                raise UserError(f"{_no_first(started, timeout)}; {_SAME}") from None
+                raise UserError(_no_first(started, timeout)) from None
         time.sleep(_BETWEEN)
 
 
@@ -150,7 +150,9 @@ def _unmet(started: StartedRank, reason: str) -> str:
 
 
 def _no_first(started: StartedRank, timeout: float) -> str:
-    return f"rank 0 did not come within {timeout:g} s, for which rank {started.rank} waited"
+    return (
+        f"rank 0 did not come within {timeout:g} s, for which rank {started.rank} waited: {_SAME}"
+    )
 
 
 def join_ranks(

@@ -88,7 +88,7 @@ AREAS: dict[str, tuple[str, ...]] = {
     "launches": ("ops", "kernels", "artifact", "ir.region", "ir.tensor_info"),
     "frontend.model_checks": (*FOUNDATION, "config"),
     "frontend": (
-        *FOUNDATION, "names", "ops", "model_spec", "config", "weights", "ir",
+        *FOUNDATION, "names", "ops", "config_values", "model_spec", "config", "weights", "ir",
         "frontend.model_checks",
     ),
     "passes": (

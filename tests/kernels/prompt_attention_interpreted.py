@@ -39,7 +39,17 @@ def operands(tokens, heads, sizes, latent, dtype):
     return q, pe, w_uk, w_uv
 
 
-def plain(lengths, padding, heads, sizes, tile, dtype):
+def choice(slots, positions, most):
+    """Slots that tokens select, of whatever token, and others, of nobody or of no row."""
+    shape = len(slots), most
+    picked = slots[torch.randint(len(slots), shape)].int()
+    strangers = torch.randint(-2, BLOCKS * BLOCK + 9, shape).int()
+    chosen = torch.where(torch.rand(shape) < 0.8, picked, strangers)
+    chosen[3::5] = -1  # tokens that select nothing
+    return chosen
+
+
+def plain(lengths, padding, heads, sizes, tile, dtype, most=None):
     slots, positions = step(lengths, padding)
     latent = 32
     q, pe, w_uk, w_uv = operands(len(slots), heads, sizes, latent, dtype)
@@ -47,6 +57,8 @@ def plain(lengths, padding, heads, sizes, tile, dtype):
     cache.view(-1, cache.shape[2])[0] = float("nan")  # a row that nobody names
     prompt_attention.choose_prompt_tile = lambda *given: tile
     args = (q, pe, cache, slots, positions, w_uk, w_uv, SCALE)
+    if most is not None:
+        args += (choice(slots, positions, most),)
     got = prompt_attention.paged_prompt_attention(*args)
     assert (got[len(slots) - padding :] == 0).all()
     return error(got, reference.paged_prompt_attention(*args))
@@ -60,13 +72,14 @@ def quantized(one_scale):
     if one_scale:
         scale = torch.tensor([0.4])
         args = (q, pe, values, slots, positions, w_uk, w_uv, SCALE, scale)
+        args += (choice(slots, positions, 20),)
         got = prompt_attention.paged_prompt_attention_fp8_tensor(*args)
         return error(got, reference.paged_prompt_attention_fp8_tensor(*args))
     scales = torch.rand(BLOCKS, BLOCK, 2)
     rope = torch.randn(BLOCKS, BLOCK, 16).bfloat16()
     parts = (values[..., :256].contiguous(), scales, rope)
     cache = torch.cat([part.view(torch.uint8) for part in parts], -1)
-    args = (q, pe, cache, slots, positions, w_uk, w_uv, SCALE)
+    args = (q, pe, cache, slots, positions, w_uk, w_uv, SCALE, choice(slots, positions, 20))
     got = prompt_attention.paged_prompt_attention_fp8(*args)
     return error(got, reference.paged_prompt_attention_fp8(*args))
 
@@ -87,7 +100,14 @@ def main():
         ([64, 64], 0, 16, even, tiles, torch.float32),
         ([70, 20], 7, 2, even, tiles, torch.bfloat16),
         ([70, 20], 7, 2, even, wide, torch.bfloat16),
+        ([1], 0, 2, even, narrow, torch.float32, 1),
+        ([100], 0, 3, even, narrow, torch.float32, 40),
+        ([17, 1, 40, 2, 64, 9], 5, 2, odd, wide, torch.float32, 70),
+        ([64, 64], 0, 16, even, tiles, torch.float32, 9),
+        ([70, 20], 7, 2, even, wide, torch.bfloat16, 30),
+        ([200], 3, 1, even, narrow, torch.float32, 60),
     ):
+        prompt_attention._BITS_BYTES = 64 * 1024 if len(case[0]) > 1 else 2000  # in parts
         name = str(case).replace("torch.", "")
         print("attention", name, plain(*case))
     for one_scale in (False, True):

@@ -14,6 +14,7 @@ from dsa_compile.ops import prompt_attention as ops
 triton = pytest.importorskip("triton")
 from dsa_compile.kernels.triton import prompt_attention  # noqa: E402
 from dsa_compile.kernels.triton.prompt_attention import PromptTile  # noqa: E402
+from dsa_compile.kernels.triton.selected_tokens import SelectedTokens  # noqa: E402
 from tests.kernels.compile_only import compiling_for  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
@@ -39,7 +40,7 @@ def test_interpreted_kernels_agree_with_the_references():
     )
     assert done.returncode == 0, done.stderr[-2000:]
     lines = done.stdout.splitlines()
-    assert len(lines) == 11
+    assert len(lines) == 17
     for line in lines:
         assert float(line.split()[-1]) < (6e-3 if "bfloat16" in line else 1e-6), line
 
@@ -71,6 +72,27 @@ def test_kernel_of_the_published_heads_compiles(capability, tiles):
     assert ("UTMALDG" if tiles else "LDGSTS") in kernel.sass
     assert kernel.shared_bytes <= SHARED_LIMIT
     assert kernel.local_bytes <= (0 if capability == 90 else 16)
+
+
+@pytest.mark.parametrize(
+    ("heads", "sizes", "dtype"),
+    [(128, (128, 64, 128), BF16), (64, (192, 64, 256), BF16), (4, (24, 0, 24), torch.float32)],
+    ids=str,
+)
+@pytest.mark.parametrize("capability", [90, 100])
+def test_kernels_of_selections_compile(capability, heads, sizes, dtype):
+    problem = meta_problem(heads, sizes, dtype)
+    slots = torch.empty(300, 2048, dtype=torch.int32, device="meta")
+    with compiling_for(capability) as found:
+        selected = SelectedTokens(slots, *problem[5:7], 4096)
+        prompt_attention.attend_heads(*problem, selected=selected)
+    place, mark, attend = found
+    assert [place.local_bytes, mark.local_bytes] == [0, 0]
+    assert "RED" in mark.sass or "ATOM" in mark.sass
+    assert attend.shared_bytes <= SHARED_LIMIT
+    if heads == 128:
+        assert ("HGMMA" if capability == 90 else "UTCHMMA") in attend.sass
+        assert attend.local_bytes <= (0 if capability == 90 else 16)
 
 
 @pytest.mark.parametrize(

@@ -82,6 +82,50 @@ def test_rows_under_one_scale_are_dequantised(step, as_bytes):
     torch.testing.assert_close(got, expected)
 
 
+def some_of(slots, step, most):
+    """At most so many of the slots of each token, in any order, and others that do not count."""
+    order = torch.rand(slots.shape).masked_fill(slots < 0, 2).argsort(1)
+    kept = slots.gather(1, order)[:, :most].contiguous()
+    strangers = torch.randint(-3, 2 * step.num_blocks * step.block_size, slots.shape).int()
+    seen = (strangers[:, :, None] == slots[:, None]).any(-1)
+    return kept, torch.cat((strangers.masked_fill(seen, -1), kept), 1)
+
+
+@pytest.mark.parametrize("form", ["", "_fp8", "_fp8_tensor"])
+def test_tokens_attend_to_what_is_selected(step, form):
+    """Rows of other requests, of later tokens, of nobody and outside of the cache do not count."""
+    q_nope, q_pe, w_uk, w_uv = operands(step)
+    kept, given = some_of(slots_of(step), step, 3)
+    cache = torch.randn(step.num_blocks, step.block_size, R + DR)
+    scale = ()
+    if form == "_fp8":
+        cache = fp8_cache(4 * step.num_blocks)
+    elif form:
+        cache, scale = cache.to(torch.float8_e4m3fn), (torch.tensor([0.7]),)
+    args = (q_nope, q_pe, cache, step.slot_mapping, step.positions, w_uk, w_uv, SCALE, *scale)
+    got = getattr(dsa, f"paged_prompt_attention{form}")(*args, given)
+    attend = getattr(dsa, f"paged_latent_attention{form}")
+    expected = absorbed(
+        step, q_nope, q_pe, w_uk, w_uv,
+        lambda q, pe, _: attend(q, pe, cache, kept, SCALE, *scale),
+    )  # fmt: skip
+    torch.testing.assert_close(got, expected)
+    whole = getattr(dsa, f"paged_prompt_attention{form}")
+    torch.testing.assert_close(whole(*args, slots_of(step)), whole(*args))
+
+
+def test_a_token_that_selects_nothing_is_zero(paged_batch):
+    step = paged_batch([(3, 3)])
+    q_nope, q_pe, w_uk, w_uv = operands(step)
+    cache = torch.randn(step.num_blocks, step.block_size, R + DR)
+    slots = slots_of(step)
+    slots[1] = -1
+    args = (q_nope, q_pe, cache, step.slot_mapping, step.positions, w_uk, w_uv, SCALE)
+    got = dsa.paged_prompt_attention(*args, slots)
+    assert (got[1] == 0).all()
+    torch.testing.assert_close(got[::2], dsa.paged_prompt_attention(*args)[::2])
+
+
 def test_rows_of_others_and_of_nobody_do_not_matter(paged_batch):
     """NaN lies in every row that a token must not see, in the row of slot 0 as well."""
     step = paged_batch([(5, 5), (3, 3)], padding=2)
@@ -132,3 +176,4 @@ def test_long_prompts_are_attended_to_in_parts(paged_batch, monkeypatch):
     whole = dsa.paged_prompt_attention(*args)
     monkeypatch.setattr("dsa_compile.ops.prompt_attention.GATHER_BYTES", 4 * H * 65 * 7)
     torch.testing.assert_close(dsa.paged_prompt_attention(*args), whole)
+    torch.testing.assert_close(dsa.paged_prompt_attention(*args, slots_of(step)), whole)

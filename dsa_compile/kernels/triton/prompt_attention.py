@@ -5,6 +5,9 @@ products make keys and values of all heads, ``[T, H, dn]`` and ``[T, H, dv]``. T
 FlashAttention's forward pass (arXiv:2307.08691): a program holds the queries of one head and goes
 through their keys with an online softmax. A block of queries may be of several requests; each query
 knows by its position where its own begins, so that short prompts fill blocks together.
+
+Where tokens have selected what they attend to, a row of bits a query hides the rest of the keys,
+which costs their products all the same.
 """
 
 import math
@@ -17,11 +20,13 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from dsa_compile.kernels.triton.latent_rows import latent_rows_fp8, latent_rows_fp8_tensor
 from dsa_compile.kernels.triton.prompt_attention_kernel import attend_prompt_kernel
+from dsa_compile.kernels.triton.selected_tokens import SelectedTokens
 from dsa_compile.ops.library import bad_input
 from dsa_compile.ops.prompt_attention import written_rows
 
 _LOG2E = 1.4426950408889634
 _GROUP = 16  # heads whose keys and values of 2,048 tokens, 20 MB, stay in the L2 cache together
+_BITS_BYTES = 64 << 20  # of selections at a time: 16,384 tokens need 32 MiB
 _NARROW = 128  # keys and values of the published model; wider ones leave room for fewer at a time
 
 
@@ -31,7 +36,7 @@ class PromptTile:
 
     Args:
         queries: of a program, a power of two and a multiple of ``keys``.
-        keys: of one step, a power of two.
+        keys: of one step, a power of two up to 64.
         warps: of a program.
         stages: loads in flight.
         tiles: keys and values come through the copy engine, where their widths are powers of two.
@@ -67,6 +72,7 @@ def attend_prompts(
     w_uv: Tensor,
     scale: float,
     tile: PromptTile | None = None,
+    selected: SelectedTokens | None = None,
 ) -> Tensor:
     """Causal attention within each request to latent rows of the step's tokens.
 
@@ -80,9 +86,10 @@ def attend_prompts(
         w_uv: ``[H, dv, R]``.
         scale: on the dot products.
         tile: how programs are cut; None for the one that :func:`choose_prompt_tile` gives.
+        selected: the tokens that each may attend to; None for all of its request up to itself.
 
     Returns:
-        ``[T, H, dv]``; zeros for padding.
+        ``[T, H, dv]``; zeros for padding, and for a token that attends to none.
 
     Raises:
         ValueError: strides or dtypes other than these.
@@ -95,7 +102,7 @@ def attend_prompts(
         )
     made = rows[:, :latent]
     k, v = (torch.matmul(made, w.flatten(0, 1).t()) for w in (w_uk, w_uv))
-    return attend_heads(q_nope, q_pe, k, rows, v, slot_mapping, positions, scale, tile)
+    return attend_heads(q_nope, q_pe, k, rows, v, slot_mapping, positions, scale, tile, selected)
 
 
 def attend_heads(
@@ -108,6 +115,7 @@ def attend_heads(
     positions: Tensor,
     scale: float,
     tile: PromptTile | None = None,
+    selected: SelectedTokens | None = None,
 ) -> Tensor:
     """The kernel alone: as :func:`attend_prompts`, keys ``[T, H dn]`` and values ``[T, H dv]``
     given; of ``rows`` the last ``dr`` columns are the rotated keys."""
@@ -123,46 +131,67 @@ def attend_heads(
         k_tiles = TensorDescriptor.from_tensor(k, [tile.keys, nope])
         pe_tiles = TensorDescriptor.from_tensor(rows, [tile.keys, rope])
         v_tiles = TensorDescriptor.from_tensor(v, [tile.keys, values])
-    attend_prompt_kernel[(triton.cdiv(tokens, tile.queries) * heads,)](
-        q_nope,
-        q_pe,
-        k,
-        rows[:, width - rope :],
-        v,
-        k_tiles,
-        pe_tiles,
-        v_tiles,
-        slot_mapping,
-        positions,
-        out,
-        q_nope.stride(0),
-        q_nope.stride(1),
-        q_pe.stride(0),
-        q_pe.stride(1),
-        rows.stride(0),
-        tokens,
-        heads,
-        scale * _LOG2E,
-        NOPE=nope,
-        ROPE=rope,
-        VALUES=values,
-        PAD_NOPE=_padded(nope),
-        PAD_ROPE=_padded(rope),
-        PAD_VALUES=_padded(values),
-        LATENT=width - rope,
-        QUERIES=tile.queries,
-        KEYS=tile.keys,
-        GROUP=math.gcd(heads, _GROUP),
-        TILES=k_tiles is not None,
-        num_warps=tile.warps,
-        num_stages=tile.stages,
-    )
+    step = tokens
+    if selected is not None:
+        rows_at_once = _BITS_BYTES // (4 * selected.words(tokens))
+        step = max(1, rows_at_once // tile.queries) * tile.queries
+    for start in range(0, tokens, step):
+        stop = min(start + step, tokens)
+        bits = None if selected is None else selected.bits(start, stop)
+        attend_prompt_kernel[(triton.cdiv(stop - start, tile.queries) * heads,)](
+            q_nope,
+            q_pe,
+            k,
+            rows[:, width - rope :],
+            v,
+            k_tiles,
+            pe_tiles,
+            v_tiles,
+            slot_mapping,
+            positions,
+            positions if bits is None else bits,  # nothing reads it
+            out,
+            q_nope.stride(0),
+            q_nope.stride(1),
+            q_pe.stride(0),
+            q_pe.stride(1),
+            rows.stride(0),
+            0 if bits is None else bits.shape[1],
+            start,
+            stop,
+            heads,
+            scale * _LOG2E,
+            NOPE=nope,
+            ROPE=rope,
+            VALUES=values,
+            PAD_NOPE=_padded(nope),
+            PAD_ROPE=_padded(rope),
+            PAD_VALUES=_padded(values),
+            LATENT=width - rope,
+            QUERIES=tile.queries,
+            KEYS=tile.keys,
+            GROUP=math.gcd(heads, _GROUP),
+            TILES=k_tiles is not None,
+            SELECTED=bits is not None,
+            num_warps=tile.warps,
+            num_stages=tile.stages,
+        )
     return out
 
 
 def _padded(width: int) -> int:
     """A width that matrix units take."""
     return max(16, int(triton.next_power_of_2(width)))
+
+
+def _selected(
+    slots: Tensor | None, slot_mapping: Tensor, positions: Tensor, cache: Tensor
+) -> SelectedTokens | None:
+    if slots is None:
+        return None
+    return SelectedTokens(
+        slots.contiguous(), slot_mapping, positions, cache.shape[0] * cache.shape[1]
+    )
 
 
 def paged_prompt_attention(
@@ -174,10 +203,13 @@ def paged_prompt_attention(
     w_uk: Tensor,
     w_uv: Tensor,
     scale: float,
+    slots: Tensor | None = None,
 ) -> Tensor:
     """``dsa::paged_prompt_attention``."""
     rows = written_rows(cache, slot_mapping)
-    return attend_prompts(q_nope, q_pe, rows, slot_mapping, positions, w_uk, w_uv, scale)
+    batch = slot_mapping, positions
+    selected = _selected(slots, *batch, cache)
+    return attend_prompts(q_nope, q_pe, rows, *batch, w_uk, w_uv, scale, selected=selected)
 
 
 def paged_prompt_attention_fp8(
@@ -189,10 +221,13 @@ def paged_prompt_attention_fp8(
     w_uk: Tensor,
     w_uv: Tensor,
     scale: float,
+    slots: Tensor | None = None,
 ) -> Tensor:
     """``dsa::paged_prompt_attention_fp8``."""
     rows = latent_rows_fp8(cache, slot_mapping, w_uk.shape[2])
-    return attend_prompts(q_nope, q_pe, rows, slot_mapping, positions, w_uk, w_uv, scale)
+    batch = slot_mapping, positions
+    selected = _selected(slots, *batch, cache)
+    return attend_prompts(q_nope, q_pe, rows, *batch, w_uk, w_uv, scale, selected=selected)
 
 
 def paged_prompt_attention_fp8_tensor(
@@ -205,7 +240,10 @@ def paged_prompt_attention_fp8_tensor(
     w_uv: Tensor,
     scale: float,
     cache_scale: Tensor,
+    slots: Tensor | None = None,
 ) -> Tensor:
     """``dsa::paged_prompt_attention_fp8_tensor``."""
     rows = latent_rows_fp8_tensor(cache, slot_mapping, cache_scale)
-    return attend_prompts(q_nope, q_pe, rows, slot_mapping, positions, w_uk, w_uv, scale)
+    batch = slot_mapping, positions
+    selected = _selected(slots, *batch, cache)
+    return attend_prompts(q_nope, q_pe, rows, *batch, w_uk, w_uv, scale, selected=selected)

@@ -5,13 +5,15 @@ Before::                                        After::
     ql, qp = dsa.absorb_rope_query(             qn, pe = split(q, [dn, dr], -1)
             q, w_uk, cos, sin)                  qp = dsa.rope_interleaved(pe, cos, sin)
     a = dsa.paged_latent_attention(             o = dsa.paged_prompt_attention(
-            ql, qp, cache, dense_slots, s)              qn, qp, cache, slot_mapping, positions,
-    o = dsa.expand_output(a, w_uv)                      w_uk, w_uv, s)
+            ql, qp, cache, slots, s)                    qn, qp, cache, slot_mapping, positions,
+    o = dsa.expand_output(a, w_uv)                      w_uk, w_uv, s, slots)
 
-A token of a prompt attends to every token before it, which are tokens of the same step. Absorbed, a
-score and its value cost 576 + 512 products a head in the published model, and 192 + 128 with keys
-and values of the head; what these cost to make is what absorbing costs. Attention to rows in FP8 is
-rewritten likewise; where it goes on to quantise, ``dsa.quantize_blocks`` does so behind it.
+What a token of a prompt attends to are tokens of the same step: all before it in the prompt
+variant, which needs no ``slots`` then, and those that it has selected in the long prompt variant.
+Absorbed, a score and its value cost 576 + 512 products a head in the published model, and 192 + 128
+with keys and values of the head; what these cost to make is what absorbing costs. Attention to rows
+in FP8 is rewritten likewise; where it goes on to quantise, ``dsa.quantize_blocks`` does so behind
+it.
 
 Declines: results in the latent space that something else reads.
 """
@@ -26,7 +28,7 @@ from torch._ops import OpOverload
 from dsa_compile.ir.edit import Editor
 from dsa_compile.ir.match import Call, Const, Match, Node, getitem
 from dsa_compile.ir.passes import Numerics, RegionPass
-from dsa_compile.ir.plan import PROMPT
+from dsa_compile.ir.plan import LONG_PROMPT, PROMPTS
 from dsa_compile.ir.program import Program
 from dsa_compile.ir.region import Region, Role
 from dsa_compile.passes.shared import each_layer
@@ -48,18 +50,18 @@ _FUSED = {
 
 
 class ExpandPromptAttention(RegionPass):
-    """Absorbed attention of the prompt variant becomes attention by heads."""
+    """Absorbed attention of the variants of prompts becomes attention by heads."""
 
     numerics = Numerics.TOLERANCE  # products in another order
     requires = ("split_prompts",)
 
     def expects(self, program: Program, region: Region) -> int | None:
-        """The attention of every layer of that variant."""
-        return each_layer(program, region) if region.variant == PROMPT else 0
+        """The attention of every layer of those variants."""
+        return each_layer(program, region) if region.variant in PROMPTS else 0
 
     def rewrite(self, edit: Editor, program: Program) -> None:
         """Replace every match."""
-        if edit.region.variant != PROMPT:
+        if edit.region.variant not in PROMPTS:
             return
         for attention, prompt in _PROMPT.items():
             for pattern in _patterns(attention):
@@ -95,7 +97,9 @@ def _expand(edit: Editor, m: Match, prompt: OpOverload) -> None:
     slots = edit.input(Role.BATCH, "slot_mapping", ("T",), torch.int64)
     positions = edit.input(Role.BATCH, "positions", ("T",), torch.int64)
     args = [q_nope, q_pe, m["cache"], slots, positions, m["w_uk"], m["w_uv"], m["scale"]]
-    args += [m[a.name] for a in prompt._schema.arguments[len(args) :]]
+    args += [m[a.name] for a in prompt._schema.arguments[len(args) : -1]]
+    if edit.region.variant == LONG_PROMPT:
+        args.append(m["slots"])
     out = edit.call(prompt, *args, before=root)
     if "ue8m0" in m.bound:
         heads, values, _ = m["w_uv"].meta["val"].shape

@@ -7,7 +7,7 @@ or a kernel is launched:
 part               must agree with
 =================  ===================================================================
 variants           the names of the regions: a kind is whole, or has every variant but perhaps
-                   the prompt one
+                   those of prompts
 batch inputs       :data:`BATCH`: what the runtime gives to a step
 cache inputs       the caches of the manifest, of the kind and of whoever owns them
 weight inputs      the weight plan, which every call must be able to resolve
@@ -31,7 +31,7 @@ from dsa_compile.artifact.manifest import Manifest
 from dsa_compile.artifact.reader import Artifact
 from dsa_compile.errors import ArtifactError, shown
 from dsa_compile.ir.execution import compile_nodes, reference
-from dsa_compile.ir.plan import MODEL, PROMPT, Call, Plan, region_name
+from dsa_compile.ir.plan import MODEL, PROMPTS, Call, Plan, region_name
 from dsa_compile.ir.region import Region, Role
 from dsa_compile.ir.tensor_info import TensorInfo
 from dsa_compile.weights.plan import WeightPlan
@@ -129,7 +129,7 @@ class _Checker:
             found.setdefault(region.kind, set()).add(region.variant)
         for kind, variants in found.items():
             every = set(self.manifest.variants)
-            if variants not in ({None}, every, every - {PROMPT}):
+            if variants not in ({None}, every, every - set(PROMPTS)):
                 listed = ", ".join(f"{kind}.{v}" if v else kind for v in sorted(map(str, variants)))
                 yield f"manifest.json: regions: {listed} do not go with variants"
 

@@ -23,7 +23,7 @@ from dsa_compile.artifact.strict_json import load_json, parse
 from dsa_compile.config import RECIPES, CompileConfig
 from dsa_compile.errors import ArtifactError, UserError
 from dsa_compile.ir.dtype_names import DTYPE_NAMES
-from dsa_compile.ir.plan import LONG, MODEL, PROMPT, SHORT, Call, Plan
+from dsa_compile.ir.plan import MODEL, VARIANTS, Call, Plan
 from dsa_compile.regular_files import read_regular
 
 FORMAT_VERSION = 7
@@ -46,7 +46,7 @@ class Manifest:
             order of tokens; the last takes any number.
         caches: the paged caches that a call of each kind of region reads and writes.
         variants: ``("long", "short")`` if regions are split by context length, with ``"prompt"``
-            if some have a graph for prompts, else empty.
+            and ``"long_prompt"`` if some have graphs for prompts, else empty.
         exported: the file with the graphs before the first pass, if records were kept.
         tokenizer: files of the tokenizer and the generation defaults.
         files: every file but the manifest itself and the timings.
@@ -175,8 +175,8 @@ class Manifest:
             inner = [limit for limit in limits[:-1] if limit is not None and limit > 0]
             if not kernels or limits[-1] is not None or limits[:-1] != sorted(set(inner)):
                 yield f"kernels: {op:.80} needs providers by ascending tokens, the last for any"
-        if self.variants not in ((), (LONG, SHORT), (LONG, SHORT, PROMPT)):
-            yield "variants should be empty, or long and short, with prompt or without"
+        if self.variants not in (VARIANTS[:count] for count in (0, 2, 3, 4)):
+            yield "variants should be empty, or long and short, with those of prompts or without"
 
     def _plan_problems(self) -> Iterator[str]:
         if MODEL not in self.plans:

@@ -13,7 +13,7 @@ from dsa_compile.evaluation.key_selection import Overrides, replace_ops
 from dsa_compile.evaluation.sequences import packed, whole_batch
 from dsa_compile.ir.execution import BoundCall
 from dsa_compile.ir.match import argument, calls
-from dsa_compile.ir.plan import PROMPT, SHORT
+from dsa_compile.ir.plan import PROMPTS
 from dsa_compile.ir.region import Region
 from dsa_compile.ops import Family, Form, ops_of
 from dsa_compile.ops.quantize import quantize_blocks
@@ -146,7 +146,7 @@ class ProbeRunner(ModelRunner):
     def _variant(self, batch: Batch) -> list[BoundCall]:
         """The calls whose attention lists what it attends to."""
         variant = self.variant_of(batch)
-        return self._calls[SHORT if variant == PROMPT else variant]
+        return self._calls[PROMPTS.get(variant, variant)]
 
     def _take(self, tensors: dict[str, Tensor], given: Trace, index: int) -> None:
         tensors[HIDDEN] = given.hidden[index].to(self.device, self.dtype)

@@ -10,7 +10,7 @@ from dsa_compile.inspecting.graph import Graph
 from dsa_compile.inspecting.pairing import pair_programs
 from dsa_compile.inspecting.store import Store
 from dsa_compile.inspecting.weights import weight_texts
-from dsa_compile.ir.plan import PROMPT, region_name
+from dsa_compile.ir.plan import PROMPTS, region_name
 
 
 @dataclass(frozen=True)
@@ -194,14 +194,14 @@ def _weights(store: Store) -> dict[str, str]:
 def _partner(name: str, other: Container[str]) -> str | None:
     kind, _, variant = name.partition(".")
     found = region_name(other, kind, variant or None)
-    if found not in other or (variant == PROMPT and found == kind):
+    if found not in other or (variant in PROMPTS and found == kind):
         return None
     return found
 
 
 def _pairs(first: Store, second: Store) -> list[tuple[Graph | None, Graph | None]]:
     """Regions of the same name; one that is not split goes with the long and the short one of the
-    other, and the short one of a program that is not split further with the prompt one as well."""
+    other, and those of a program without variants of prompts with the other's as well."""
     graphs = first.final, second.final
     found: dict[tuple[str | None, str | None], None] = {}
     for side, other in (graphs, graphs[::-1]):
@@ -210,7 +210,7 @@ def _pairs(first: Store, second: Store) -> list[tuple[Graph | None, Graph | None
             partner = _partner(name, other)
             variants = [each for each in other if each.partition(".")[0] == kind]
             if partner is None and variants:
-                continue  # the variants of the other side look for it; a prompt one goes with none
+                continue  # variants of the other side look for it; those of prompts go with none
             pair = (name, partner) if side is graphs[0] else (partner, name)
             found[pair] = None
     return [

@@ -14,12 +14,19 @@ MODEL = "model"
 DRAFT, DEEPER = "draft", "deeper_draft"
 """Plans that draft the token after the next: from the model's states, and from a draft's own."""
 
-LONG, SHORT, PROMPT = "long", "short", "prompt"
+LONG, SHORT, PROMPT, LONG_PROMPT = "long", "short", "prompt", "long_prompt"
 """Variants of regions, such as ``moe.long``: a step in which no context exceeds ``index_topk`` runs
-the short ones, any other step the long ones. A step that runs the short ones may run the prompt
-ones if every request's tokens begin at position 0."""
+the short ones, any other step the long ones. Where every request's tokens begin at position 0, a
+step may run the prompt ones in place of the short ones, and the long prompt ones in place of the
+long ones."""
 
-_TAKING = {SHORT: (SHORT, LONG), PROMPT: (PROMPT, SHORT, LONG)}
+VARIANTS = (LONG, SHORT, PROMPT, LONG_PROMPT)
+"""All of them in the order in which programs and manifests list theirs."""
+
+PROMPTS = {PROMPT: SHORT, LONG_PROMPT: LONG}
+"""Variants of whole prompts, and the one of any step that each is made from."""
+
+_TAKING = {SHORT: (SHORT, LONG), PROMPT: (PROMPT, SHORT, LONG), LONG_PROMPT: (LONG_PROMPT, LONG)}
 
 
 def variants_taking(variant: str) -> tuple[str, ...]:
@@ -30,8 +37,8 @@ def variants_taking(variant: str) -> tuple[str, ...]:
 def region_name(regions: Container[str], kind: str, variant: str | None) -> str:
     """The name of the region that a kind runs in a variant.
 
-    A kind that is not split serves every variant, and one without a prompt region runs its short
-    one.
+    A kind that is not split serves every variant, and one without regions of prompts runs those
+    that they would have been made from.
 
     Args:
         regions: names of those there are.

@@ -11,7 +11,7 @@ from torch import fx
 from dsa_compile.config import CompileConfig
 from dsa_compile.ir.dims import FakeWorld
 from dsa_compile.ir.pass_record import PassRecord
-from dsa_compile.ir.plan import MODEL, Call, Plan, region_name
+from dsa_compile.ir.plan import MODEL, VARIANTS, Call, Plan, region_name
 from dsa_compile.ir.region import Region, Role
 from dsa_compile.ir.texts import Texts
 from dsa_compile.model_spec import LayerKind, ModelSpec
@@ -120,8 +120,8 @@ class Program:
     @property
     def variants(self) -> tuple[str, ...]:
         """Names of the variants; empty if the program is not split."""
-        found = (region.variant for region in self.regions.values())
-        return tuple(dict.fromkeys(variant for variant in found if variant is not None))
+        found = {region.variant for region in self.regions.values()}
+        return tuple(variant for variant in VARIANTS if variant in found)
 
     def region(self, kind: str, variant: str | None) -> Region:
         """The region of a kind in one variant; see :func:`~dsa_compile.ir.plan.region_name`."""

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from dsa_compile.ir.execution import BoundCall
-from dsa_compile.ir.plan import DEEPER, DRAFT, LONG, PROMPT, SHORT, Plan
+from dsa_compile.ir.plan import DEEPER, DRAFT, LONG, PROMPTS, Plan
 from dsa_compile.ir.region import Region, open_values
 from dsa_compile.runtime.execution.draft_inputs import nobodys_options
 from dsa_compile.runtime.execution.draft_rows import (
@@ -98,7 +98,7 @@ class Drafter:
             values: Values
             values, options = rows.deeper(depth, self._block_size)
             values |= {"input_ids": drafts[depth - 2], **states}
-            self._run(DEEPER, values, SHORT if variant == PROMPT else variant)
+            self._run(DEEPER, values, PROMPTS.get(variant, variant))
             made = {key: values[key] for key in self.carried}
             if self.observer is not None:
                 self.observer(depth, made)

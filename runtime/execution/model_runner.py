@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dsa_compile.artifact.manifest import Manifest
 from dsa_compile.ir.execution import BoundCall, run_calls
-from dsa_compile.ir.plan import LONG, MODEL, PROMPT, SHORT, Plan
+from dsa_compile.ir.plan import LONG, MODEL, PROMPTS, SHORT, Plan
 from dsa_compile.ir.region import Region
 from dsa_compile.kernels.cuda.shipped import NO_KERNELS, ShippedKernels
 from dsa_compile.runtime.execution.batch import Batch
@@ -28,6 +28,7 @@ from dsa_compile.runtime.execution.graph_plan import GraphKey, GraphPlan
 from dsa_compile.runtime.execution.mixed_graphs import MixedGraphs, MixedKey, MixedPlan
 from dsa_compile.runtime.execution.pinned_staging import StagingRing
 from dsa_compile.runtime.execution.prompt_rows import PromptRows
+from dsa_compile.runtime.execution.prompt_steps import LEAST_PROMPT_TOKENS, longest_prompt
 from dsa_compile.runtime.execution.runner import LaunchedTokens, StepInputs
 from dsa_compile.runtime.execution.token_ids import resolve_token_ids
 from dsa_compile.runtime.execution.token_parts import PartShape, run_in_parts
@@ -39,9 +40,6 @@ from dsa_compile.runtime.sampling.sampler import SamplingState
 from dsa_compile.runtime.scheduling.stats import EAGER, StepKind
 
 LOGITS = "logits"
-# At 128 tokens its kernels take two thirds of the time of those of absorbed attention. Of fewer
-# tokens attention is a small part of a step, which waits for the host as it is.
-LEAST_PROMPT_TOKENS = 128
 _SCORED_ROWS = 64  # of a prompt at once: 33 MB of fp32 logits of the released vocabulary
 
 
@@ -75,7 +73,8 @@ class ModelRunner:
             the scheduler. A batch's token of -1 is taken from there.
         expert_counts: of routed experts' tokens; None where nothing is counted.
         shipped_kernels: as given.
-        least_prompt_tokens: of a step that runs the prompt variant.
+        least_prompt_tokens: of a step that runs a variant of prompts.
+        longest_prompt: of a step that runs the long prompt variant.
         planned_bytes: of the GPU that loading planned to take; None where it planned nothing.
 
     Raises:
@@ -108,6 +107,8 @@ class ModelRunner:
         self.eos_token_ids = spec.eos_token_ids
         self.shipped_kernels = shipped_kernels
         self.planned_bytes: int | None = None
+        heads = spec.num_attention_heads // manifest.compile.layout.tp
+        self.longest_prompt = longest_prompt(spec, heads)
         self._topk = spec.index_topk
         self._deterministic = deterministic
         self._manifest = manifest
@@ -157,7 +158,7 @@ class ModelRunner:
 
     @property
     def variants(self) -> tuple[str, ...]:
-        """The variants a step may run, ``long`` and perhaps ``short`` and ``prompt``."""
+        """The variants a step may run, ``long`` and perhaps others."""
         return tuple(self._calls)
 
     @torch.inference_mode()
@@ -310,17 +311,20 @@ class ModelRunner:
         return torch.empty((0, self.vocab_size), device=self.device)
 
     def variant_of(self, batch: Batch) -> str:
-        """The variant that a step runs: ``short`` where no context exceeds ``index_topk``, and
-        ``prompt`` where besides every request begins in the step and tokens are not few.
+        """The variant that a step runs: ``short`` where no context exceeds ``index_topk``, else
+        ``long``; the one of prompts in place of each where every request begins in the step, tokens
+        are not few and prompts not too long.
 
-        A deterministic engine has no prompt variant: a row has the same bits in whatever step.
+        A deterministic engine has no variants of prompts: a row has the same bits in whatever step.
         """
-        short = SHORT in self._calls and not self._is_alike(batch)
-        if not short or not batch.is_short(self._topk):
+        if SHORT not in self._calls or self._is_alike(batch):
             return LONG
-        many = PROMPT in self._calls and batch.num_tokens >= self.least_prompt_tokens
-        prompts = many and not self._deterministic and batch.is_prompts()
-        return PROMPT if prompts else SHORT
+        variant = SHORT if batch.is_short(self._topk) else LONG
+        many = batch.num_tokens >= self.least_prompt_tokens and not self._deterministic
+        if many and batch.is_short(self.longest_prompt) and batch.is_prompts():
+            found = (new for new, old in PROMPTS.items() if old == variant and new in self._calls)
+            return next(found, variant)
+        return variant
 
     def _is_alike(self, batch: Batch) -> bool:
         """Whether the step has to take the kernels of every other step of a token a request.

@@ -36,9 +36,9 @@ def test_the_last_stage_is_what_the_runtime_runs(
     prompt = recompiled.prompt(tokens=LENGTH)
     stage = Stage.of(recompiled.replay.final, recompiled.store)
     ours = run_stage(stage, prompt)
-    first, *others = ours.chunks
-    assert all(part.start == 0 for part in first.parts)
-    assert stage.region("moe", first).name == "moe.prompt"
+    fresh = [chunk for chunk in ours.chunks if all(part.start == 0 for part in chunk.parts)]
+    assert [stage.region("moe", c).name for c in fresh] == ["moe.prompt", "moe.long_prompt"]
+    others = [chunk for chunk in ours.chunks if chunk not in fresh]
     assert [stage.region("moe", chunk).name for chunk in others] == [
         "moe.short" if chunk.longest <= stage.topk else "moe.long" for chunk in others
     ]
@@ -63,27 +63,27 @@ def test_given_inputs_keep_an_error_in_its_layer(recompiled: RecompiledArtifact)
 
 def test_a_prompt_is_cut_around_index_topk() -> None:
     prompt = Prompt.of(range(40), 16, 16)
-    assert prompt.contexts == (8, 16, 37, 38, 39, 40)
+    assert prompt.contexts == (8, 16, 37, 38, 39, 19, 40)
     batch = prompt.batch(prompt.chunks[2], flat=True)
-    assert batch["slot_mapping"].tolist() == [53, *range(32, 48), *range(5)]
-    assert batch["block_tables"].tolist() == [[3, -1, -1], [5, 2, 0]]  # 1 and 4 are nobody's
+    assert batch["slot_mapping"].tolist() == [101, *range(48, 64), *range(5)]
+    assert batch["block_tables"].tolist() == [[6, -1, -1], [8, 3, 0]]  # 1, 4 and 7 are nobody's
     assert batch["cu_seqlens"].tolist() == [0, 1, 22]
     assert batch["context_lens"].tolist() == [6, 37]
-    assert prompt.num_blocks == 7
+    assert prompt.num_blocks == 10
 
 
 def test_decodes_are_beside_another_request_and_padded_and_the_last_is_alone() -> None:
     prompt = Prompt.of(range(40), 16, 16)
-    *beside, alone = prompt.chunks
+    *beside, whole, alone = prompt.chunks
     assert all({part.request for part in chunk.parts} == {0, 1} for chunk in beside)
-    assert [part.request for part in alone.parts] == [0]
-    assert [chunk.padding for chunk in prompt.chunks] == [0, 0, 0, 2, 2, 0]
-    assert [len(chunk.parts[0]) for chunk in prompt.chunks[-2:]] == [3, 1]
+    assert [part.request for part in (*whole.parts, *alone.parts)] == [2, 0]
+    assert [chunk.padding for chunk in prompt.chunks] == [0, 0, 0, 2, 2, 0, 0]
+    assert [len(chunk.parts[0]) for chunk in (beside[-1], alone)] == [3, 1]
     batch = prompt.batch(beside[-1], flat=True)
-    assert batch["slot_mapping"].tolist() == [55, 56, 57, 6, -1, -1]
+    assert batch["slot_mapping"].tolist() == [103, 104, 105, 6, -1, -1]
     assert batch["cu_seqlens"].tolist() == [0, 3, 4]  # several rows of one request
     assert batch["logit_rows"].tolist() == [0, 1, 2, 3, 4, 5]
-    written = torch.cat([prompt.slots(0), prompt.slots(1)])
+    written = torch.cat([prompt.slots(request) for request in range(3)])
     assert 0 in written  # block 0 and row 0 belong to a request
     assert len(written.unique()) == len(prompt)
     rows = torch.cat([prompt.rows(chunk) for chunk in prompt.chunks])

@@ -6,11 +6,14 @@ import numpy as np
 import pytest
 import torch
 
+from dsa_compile.bench.step.released import CONFIG
 from dsa_compile.compiling import compile_model
-from dsa_compile.ir.plan import LONG, PROMPT, SHORT
+from dsa_compile.frontend.architectures import load_config, spec_of
+from dsa_compile.ir.plan import LONG, LONG_PROMPT, PROMPT, SHORT
 from dsa_compile.runtime import Engine, SamplingParams
 from dsa_compile.runtime.engine_options import EngineOptions
-from dsa_compile.runtime.execution.model_runner import LEAST_PROMPT_TOKENS, ModelRunner
+from dsa_compile.runtime.execution.model_runner import ModelRunner
+from dsa_compile.runtime.execution.prompt_steps import LEAST_PROMPT_TOKENS, longest_prompt
 from dsa_compile.runtime.loading.load_runner import load_runner
 from tests.quick_cases import quick_first
 
@@ -45,7 +48,7 @@ def test_tokens_of_prompts_below_at_and_above_topk(case, ran, name):
     wanted = [c.reference(prompt, PARAMS.max_tokens) for prompt in prompts]
     alone = Engine.load(c.artifact)
     assert [alone.generate([p], PARAMS)[0].token_ids for p in prompts] == wanted
-    assert ran[PROMPT] == 5
+    assert (ran[PROMPT], ran[LONG_PROMPT]) == (5, 2)
     ran.clear()
     for most in (4096, k, k // 2 + 3):
         engine = Engine.load(c.artifact, max_batched_tokens=most)
@@ -53,6 +56,9 @@ def test_tokens_of_prompts_below_at_and_above_topk(case, ran, name):
         assert [out.token_ids for out in outs] == wanted[:5]
         assert ran[PROMPT] >= 1
         ran.clear()
+    together = Engine.load(c.artifact, max_batched_tokens=4096)  # one above makes the step long
+    assert [out.token_ids for out in together.generate(prompts, PARAMS)] == wanted
+    assert (ran[PROMPT], ran[LONG_PROMPT]) == (0, 1)
 
 
 def test_a_prompt_behind_a_cached_prefix_is_no_fresh_one(case, ran):
@@ -75,15 +81,28 @@ def variant_of(runner, lengths, starts):
 def test_which_steps_run_it(case):
     c = case("ungrouped-6-layers")
     runner = load_runner(c.artifact, EngineOptions(num_blocks=64))
-    assert (c.topk, runner.variants) == (64, (LONG, SHORT, PROMPT))
-    half = LEAST_PROMPT_TOKENS // 2
+    assert (c.topk, runner.variants) == (64, (LONG, SHORT, PROMPT, LONG_PROMPT))
+    half, longest = LEAST_PROMPT_TOKENS // 2, runner.longest_prompt
     assert variant_of(runner, [half, half], [0, 0]) == PROMPT
     assert variant_of(runner, [half, half - 1], [0, 0]) == SHORT  # few tokens
     assert variant_of(runner, [half, half - 1, 20], [0, 1, 0]) == SHORT  # a later chunk
     assert variant_of(runner, [half, half, 1], [0, 0, 7]) == SHORT  # a request that decodes
-    assert variant_of(runner, [half, half, 65], [0, 0, 0]) == LONG
+    assert variant_of(runner, [half, half, 65], [0, 0, 0]) == LONG_PROMPT
+    assert variant_of(runner, [LEAST_PROMPT_TOKENS], [0]) == LONG_PROMPT
+    assert variant_of(runner, [LEAST_PROMPT_TOKENS - 1], [0]) == LONG  # few tokens
+    assert variant_of(runner, [half, half, 65], [0, 1, 0]) == LONG  # a later chunk
+    assert variant_of(runner, [half, longest], [0, 0]) == LONG_PROMPT
+    assert variant_of(runner, [half, longest + 1], [0, 0]) == LONG
     alike = load_runner(c.artifact, EngineOptions(num_blocks=64, deterministic=True))
     assert variant_of(alike, [half, half], [0, 0]) == SHORT
+    assert variant_of(alike, [half, half, 65], [0, 0, 0]) == LONG
+
+
+def test_how_long_prompts_may_be():
+    """For the released models: with all heads, and those of a rank of eight."""
+    spec = spec_of(load_config(CONFIG).to_dict())
+    assert (longest_prompt(spec, 128), longest_prompt(spec, 64)) == (8355, 8355)
+    assert longest_prompt(spec, 16) == 33423
 
 
 def test_rows_and_logits_are_those_of_the_short_variant(case):

@@ -61,9 +61,9 @@ def attends(form: str, latent, query_pe, rows, slots, scales, *rest):
     return op(latent, query_pe, rows, slots, SCALE, *scales, *rest)
 
 
-def prompt(form: str, nope, query_pe, rows, slots, positions, w_uk, w_uv, scales):
+def prompt(form: str, nope, query_pe, rows, slots, positions, w_uk, w_uv, scales, selected=()):
     op = getattr(dsa, f"paged_prompt_attention{form}").default
-    return op(nope, query_pe, rows, slots, positions, w_uk, w_uv, SCALE, *scales)
+    return op(nope, query_pe, rows, slots, positions, w_uk, w_uv, SCALE, *scales, *selected)
 
 
 def rotated(q, cos, sin):
@@ -72,7 +72,11 @@ def rotated(q, cos, sin):
 
 
 def expanded(name: str, form: str, last: str):
-    """The region before, and as it is expected: ``last`` is what attention goes on to."""
+    """The region before, and as it is expected: ``last`` is what attention goes on to.
+
+    The long prompt variant keeps the slots, which are those of all tokens here.
+    """
+    selects = name.endswith("long_prompt")
     scale = (weight("latent_scale", 1),) if form == "_fp8_tensor" else ()
     given = (QUERY, W_UK, W_UV, *ANGLES, ROWS, cache_of(form), *scale)
     outputs = ("q8", "scale") if last else ("out",)
@@ -89,11 +93,14 @@ def expanded(name: str, form: str, last: str):
         made = dsa.expand_output_quantize.default(latent, w_uv, True)
         return made[0], made[1]
 
-    @region(name, *(each for each in given if each is not ROWS), *BATCH, outputs=outputs)
-    def after(q, w_uk, w_uv, cos, sin, rows, *rest):
-        *scales, slots, positions = rest
+    kept = tuple(each for each in given if selects or each is not ROWS)
+
+    @region(name, *kept, *BATCH, outputs=outputs)
+    def after(q, w_uk, w_uv, cos, sin, *rest):
+        selected = rest[: int(selects)]
+        rows, *scales, slots, positions = rest[int(selects) :]
         nope, query_pe = rotated(q, cos, sin)
-        out = prompt(form, nope, query_pe, rows, slots, positions, w_uk, w_uv, scales)
+        out = prompt(form, nope, query_pe, rows, slots, positions, w_uk, w_uv, scales, selected)
         if not last:
             return out
         flat = aten.reshape.default(out, [-1, HEADS * VALUES])
@@ -107,8 +114,9 @@ def expanded(name: str, form: str, last: str):
     ("form", "last"),
     [pair for pair in product(WIDTHS, ["", "quantize", "fused"]) if pair != ("", "fused")],
 )
-def test_attention_goes_back_to_heads(check: PassCheck, form: str, last: str) -> None:
-    before, after = expanded("dense.prompt", form, last)
+@pytest.mark.parametrize("variant", ["prompt", "long_prompt"])
+def test_attention_goes_back_to_heads(check: PassCheck, variant: str, form: str, last: str) -> None:
+    before, after = expanded(f"dense.{variant}", form, last)
     given = {"inputs": inputs(form), "sizes": {"T": 8}}
     # an e4m3 that rounds the other way is off by an eighth
     relative = 0.02 if last else None

@@ -50,7 +50,10 @@ class PlantedBug:
 def inserting(
     pass_name: str, op: Any, change: Change, *, region: str = "", path: str = ""
 ) -> Plant:
-    """Alter calls of ``op`` that a pass inserts in a kind of region, at a module path."""
+    """Alter calls of ``op`` that a pass inserts at a module path.
+
+    ``region`` begins the names of the regions that it does so in: a kind, or a name.
+    """
 
     def plant(patch: pytest.MonkeyPatch, struck: Struck) -> None:
         whole = Editor.call
@@ -58,7 +61,7 @@ def inserting(
         def call(self: Editor, target: Any, *args: Any, **options: Any) -> fx.Node:
             at = options.get("path") or options["before"].meta.get("path", "")
             here = self.pass_name == pass_name and target is op
-            if here and self.region.kind.startswith(region) and path in at:
+            if here and self.region.name.startswith(region) and path in at:
                 struck.sites.add(_sites(self) + 1)
                 target, args = change(self, target, args)
             return whole(self, target, *args, **options)

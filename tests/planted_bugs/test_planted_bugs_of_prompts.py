@@ -1,4 +1,4 @@
-"""Bugs of the prompt variant: found and named by verify, and by halving."""
+"""Bugs of the variants of prompts: found and named by verify, and by halving."""
 
 import math
 from collections.abc import Callable
@@ -13,7 +13,9 @@ from dsa_compile.debugging.bisect.culprit import find_culprit
 from dsa_compile.debugging.bisect.search import Log
 from dsa_compile.debugging.execution.replay import Replay
 from dsa_compile.debugging.verify.verify_compilation import verify
+from dsa_compile.ir.edit import Editor
 from dsa_compile.ir.pass_record import PassRecord
+from dsa_compile.ir.plan import PROMPTS
 from dsa_compile.ir.program import Program
 from dsa_compile.passes.split_prompts import SplitPrompts
 from tests.planted_bugs.conftest import Bench
@@ -36,14 +38,24 @@ def _without_index_keys(patch: pytest.MonkeyPatch, struck: Struck) -> None:
     patch.setattr(SplitPrompts, "run", run)
 
 
-def _expanding(op: Any, change: Any) -> Plant:
-    return inserting(EXPAND, op.default, change, region="moe")
+def _expanding(op: Any, change: Any, region: str = "moe") -> Plant:
+    return inserting(EXPAND, op.default, change, region=region)
+
+
+def _of_all_tokens(edit: Editor, op: Any, args: tuple[Any, ...]) -> Any:
+    """Attend to all tokens and not to those that were selected."""
+    return op, args[:-1]
 
 
 FP32 = (
     PlantedBug("prompt regions write no index keys", SPLIT, _without_index_keys),
     PlantedBug(
         "positions for slots", EXPAND, _expanding(dsa.paged_prompt_attention, swapped(3, 4))
+    ),
+    PlantedBug(
+        "selections of long prompts left out",
+        EXPAND,
+        _expanding(dsa.paged_prompt_attention, _of_all_tokens, "moe.long_prompt"),
     ),
     PlantedBug("scale of prompts", EXPAND, _expanding(dsa.paged_prompt_attention, scaled(7, 1.01))),
     PlantedBug("angles of prompts", EXPAND, _expanding(dsa.rope_interleaved, swapped(1, 2))),
@@ -103,4 +115,4 @@ def test_nothing_is_wrong_without_a_bug(bench: Callable[..., Bench], recipe: str
     report = verify(replay, on.store, on.prompt, [SPLIT, EXPAND])
     assert report.ok, report.wrong
     tried = {site.region for site in report.sites if site.pass_name == EXPAND}
-    assert tried == {"dense.prompt", "moe.prompt"}
+    assert tried == {f"{kind}.{of}" for kind in ("dense", "moe") for of in PROMPTS}

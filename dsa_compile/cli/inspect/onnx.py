@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from dsa_compile.cli.inspect.output import print_json
 from dsa_compile.errors import UserError
 from dsa_compile.inspecting.store import Store
-from dsa_compile.ir.plan import LONG, MODEL, PROMPT, SHORT, region_name
+from dsa_compile.ir.plan import MODEL, VARIANTS, region_name
 
 if TYPE_CHECKING:
     from dsa_compile.inspecting.onnx.export import Step
@@ -44,7 +44,10 @@ def register(commands: "argparse._SubParsersAction[Any]") -> None:
         "--plan", metavar="NAME", help="calls of this plan: draft, deeper_draft (default: model)"
     )
     parser.add_argument(
-        "--variant", choices=(LONG, SHORT, PROMPT), default="long", help="of split regions"
+        "--variant",
+        choices=VARIANTS,
+        default="long",
+        help="of split regions",
     )
     parser.add_argument(
         "--weights", action="store_true", help="with values, in FILE.data; else they are inputs"

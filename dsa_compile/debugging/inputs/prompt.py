@@ -1,7 +1,8 @@
 """Requests as a server would step through them: chunks of prefills beside decodes, padded rows.
 
 The first request is cut below, at and above ``index_topk``; a second, shorter one is in every step
-beside it but the last, with several rows where it ends. Where a program has caches, the pages of
+beside it but the last, with several rows where it ends; a third is a prompt of more than
+``index_topk`` tokens in a step of its own. Where a program has caches, the pages of
 the two are out of order and lie between one another, block 0 and its row 0 are a request's own, and
 decode steps end in rows of padding. The last step has a single row and no padding: ops take other
 ways where every row of a step decodes, and where none of them sees fewer keys than are selected.
@@ -14,12 +15,13 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from dsa_compile.ir.plan import LONG, PROMPT, SHORT
+from dsa_compile.ir.plan import LONG, PROMPTS, SHORT
 
 _DECODED = 3  # tokens at the end of a request that are steps of their own
 _DECODED_BRIEFLY = 2
 _PADDING = 2  # rows behind those of a decode step
 _ROWS = 3  # tokens of the second request in its last step, as where drafts are checked
+_BEYOND = 3  # tokens of the third request, besides index_topk
 _MOST_BESIDE = 20  # tokens of the second request in the first step
 
 
@@ -64,9 +66,10 @@ class Chunk:
 
     def variant(self, topk: int) -> str:
         """Variant that the runtime runs for a step of this sort, however few its tokens are."""
-        if self.longest > topk:
-            return LONG
-        return SHORT if any(part.start for part in self.parts) else PROMPT
+        variant = LONG if self.longest > topk else SHORT
+        if any(part.start for part in self.parts):
+            return variant
+        return next(new for new, old in PROMPTS.items() if old == variant)
 
 
 @dataclass(frozen=True)
@@ -87,13 +90,13 @@ class Prompt:
     def of(
         cls, token_ids: Sequence[int], topk: int, block_size: int, brief: bool = False
     ) -> "Prompt":
-        """Cut below and at ``topk``, and before each of the last tokens; another request beside.
+        """Cut below and at ``topk``, and before each of the last tokens; other requests beside.
 
         Args:
             token_ids: of the first request.
             topk: ``index_topk`` of the model.
             block_size: rows of a cache page.
-            brief: in five steps, one of each sort, where weights make every step long.
+            brief: in six steps, one of each sort, where weights make every step long.
         """
         length = len(token_ids)
         wanted = {topk // 2, topk, *range(length - _DECODED, length)}
@@ -117,7 +120,12 @@ class Prompt:
             other = Part(1, first + number - 1 if number else 0, end)
             parts = (mine, other) if number % 2 else (other, mine)
             chunks.append(Chunk(parts, _PADDING if stop - start == 1 else 0))
-        return cls((tuple(token_ids), beside), tuple(chunks), block_size)
+        requests = [tuple(token_ids), beside]
+        if length > topk:
+            turned = (*token_ids[length // 2 :], *token_ids[: length // 2])
+            requests.append(turned[: topk + _BEYOND])
+            chunks.insert(-1, Chunk((Part(2, 0, len(requests[2])),)))
+        return cls(tuple(requests), tuple(chunks), block_size)
 
     @classmethod
     def decoding(

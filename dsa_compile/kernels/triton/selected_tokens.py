@@ -84,7 +84,7 @@ class SelectedTokens:
     @staticmethod
     def words(stop: int) -> int:
         """Words of a row of bits of the tokens up to one."""
-        return triton.cdiv(stop, 32 * _WORDS) * _WORDS
+        return -(-stop // (32 * _WORDS)) * _WORDS
 
     def bits(self, start: int, stop: int) -> Tensor:
         """The selections of some tokens.

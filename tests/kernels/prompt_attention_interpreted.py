@@ -9,7 +9,7 @@ os.environ["TRITON_INTERPRET"] = "1"
 
 import torch
 
-from dsa_compile.kernels.triton import prompt_attention
+from dsa_compile.kernels.triton import prompt_attention, selected_tokens
 from dsa_compile.kernels.triton.prompt_attention import PromptTile
 from dsa_compile.ops import prompt_attention as reference
 from tests.kernels.interpreter import round_as_hardware
@@ -107,7 +107,7 @@ def main():
         ([70, 20], 7, 2, even, wide, torch.bfloat16, 30),
         ([200], 3, 1, even, narrow, torch.float32, 60),
     ):
-        prompt_attention._BITS_BYTES = 64 * 1024 if len(case[0]) > 1 else 2000  # in parts
+        selected_tokens._BYTES = 64 * 1024 if len(case[0]) > 1 else 2000  # in parts
         name = str(case).replace("torch.", "")
         print("attention", name, plain(*case))
     for one_scale in (False, True):

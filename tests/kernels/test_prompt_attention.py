@@ -66,7 +66,7 @@ def test_kernel_of_the_published_heads_compiles(capability, tiles):
     chosen = prompt_attention.choose_prompt_tile(128, 128, BF16)
     tile = PromptTile(chosen.queries, chosen.keys, chosen.warps, chosen.stages, tiles)
     with compiling_for(capability) as found:
-        prompt_attention.attend_heads(*meta_problem(128, (128, 64, 128)), tile)
+        prompt_attention.attend_heads(*meta_problem(128, (128, 64, 128)), tile=tile)
     (kernel,) = found
     assert ("HGMMA" if capability == 90 else "UTCHMMA") in kernel.sass
     assert ("UTMALDG" if tiles else "LDGSTS") in kernel.sass

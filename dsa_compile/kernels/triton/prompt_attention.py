@@ -11,6 +11,7 @@ which costs their products all the same.
 """
 
 import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -24,9 +25,11 @@ from dsa_compile.kernels.triton.selected_tokens import SelectedTokens
 from dsa_compile.ops.library import bad_input
 from dsa_compile.ops.prompt_attention import written_rows
 
+AttendHeads = Callable[..., Tensor]
+"""What takes the arguments of :func:`attend_heads` but the tile."""
+
 _LOG2E = 1.4426950408889634
 _GROUP = 16  # heads whose keys and values of 2,048 tokens, 20 MB, stay in the L2 cache together
-_BITS_BYTES = 64 << 20  # of selections at a time: 16,384 tokens need 32 MiB
 _NARROW = 128  # keys and values of the published model; wider ones leave room for fewer at a time
 
 
@@ -71,8 +74,8 @@ def attend_prompts(
     w_uk: Tensor,
     w_uv: Tensor,
     scale: float,
-    tile: PromptTile | None = None,
     selected: SelectedTokens | None = None,
+    attend: AttendHeads | None = None,
 ) -> Tensor:
     """Causal attention within each request to latent rows of the step's tokens.
 
@@ -85,8 +88,8 @@ def attend_prompts(
         w_uk: ``[H, dn, R]``.
         w_uv: ``[H, dv, R]``.
         scale: on the dot products.
-        tile: how programs are cut; None for the one that :func:`choose_prompt_tile` gives.
         selected: the tokens that each may attend to; None for all of its request up to itself.
+        attend: what attends to the keys and values; None for :func:`attend_heads`.
 
     Returns:
         ``[T, H, dv]``; zeros for padding, and for a token that attends to none.
@@ -102,7 +105,8 @@ def attend_prompts(
         )
     made = rows[:, :latent]
     k, v = (torch.matmul(made, w.flatten(0, 1).t()) for w in (w_uk, w_uv))
-    return attend_heads(q_nope, q_pe, k, rows, v, slot_mapping, positions, scale, tile, selected)
+    attend = attend or attend_heads
+    return attend(q_nope, q_pe, k, rows, v, slot_mapping, positions, scale, selected)
 
 
 def attend_heads(
@@ -114,11 +118,12 @@ def attend_heads(
     slot_mapping: Tensor,
     positions: Tensor,
     scale: float,
-    tile: PromptTile | None = None,
     selected: SelectedTokens | None = None,
+    tile: PromptTile | None = None,
 ) -> Tensor:
     """The kernel alone: as :func:`attend_prompts`, keys ``[T, H dn]`` and values ``[T, H dv]``
-    given; of ``rows`` the last ``dr`` columns are the rotated keys."""
+    given; of ``rows`` the last ``dr`` columns are the rotated keys. ``tile`` is how programs are
+    cut; None for the one that :func:`choose_prompt_tile` gives."""
     tokens, heads, nope = q_nope.shape
     rope, values, width = q_pe.shape[2], v.shape[1] // heads, rows.shape[1]
     out = q_nope.new_empty((tokens, heads, values))
@@ -131,13 +136,7 @@ def attend_heads(
         k_tiles = TensorDescriptor.from_tensor(k, [tile.keys, nope])
         pe_tiles = TensorDescriptor.from_tensor(rows, [tile.keys, rope])
         v_tiles = TensorDescriptor.from_tensor(v, [tile.keys, values])
-    step = tokens
-    if selected is not None:
-        rows_at_once = _BITS_BYTES // (4 * selected.words(tokens))
-        step = max(1, rows_at_once // tile.queries) * tile.queries
-    for start in range(0, tokens, step):
-        stop = min(start + step, tokens)
-        bits = None if selected is None else selected.bits(start, stop)
+    for start, stop, bits in parts_of(selected, tokens, tile.queries):
         attend_prompt_kernel[(triton.cdiv(stop - start, tile.queries) * heads,)](
             q_nope,
             q_pe,
@@ -179,6 +178,21 @@ def attend_heads(
     return out
 
 
+def parts_of(
+    selected: SelectedTokens | None, tokens: int, queries: int
+) -> Iterable[tuple[int, int, Tensor | None]]:
+    """Stretches of a step's tokens: the first, behind the last, and the bits of their selections.
+
+    Args:
+        selected: of the step's tokens; None for one stretch without bits.
+        tokens: of the step.
+        queries: of a tile; every stretch but the last is a multiple.
+    """
+    if selected is None:
+        return ((0, tokens, None),) if tokens else ()
+    return selected.parts(queries)
+
+
 def _padded(width: int) -> int:
     """A width that matrix units take."""
     return max(16, int(triton.next_power_of_2(width)))
@@ -204,12 +218,13 @@ def paged_prompt_attention(
     w_uv: Tensor,
     scale: float,
     slots: Tensor | None = None,
+    attend: AttendHeads | None = None,
 ) -> Tensor:
     """``dsa::paged_prompt_attention``."""
     rows = written_rows(cache, slot_mapping)
     batch = slot_mapping, positions
     selected = _selected(slots, *batch, cache)
-    return attend_prompts(q_nope, q_pe, rows, *batch, w_uk, w_uv, scale, selected=selected)
+    return attend_prompts(q_nope, q_pe, rows, *batch, w_uk, w_uv, scale, selected, attend)
 
 
 def paged_prompt_attention_fp8(
@@ -222,12 +237,13 @@ def paged_prompt_attention_fp8(
     w_uv: Tensor,
     scale: float,
     slots: Tensor | None = None,
+    attend: AttendHeads | None = None,
 ) -> Tensor:
     """``dsa::paged_prompt_attention_fp8``."""
     rows = latent_rows_fp8(cache, slot_mapping, w_uk.shape[2])
     batch = slot_mapping, positions
     selected = _selected(slots, *batch, cache)
-    return attend_prompts(q_nope, q_pe, rows, *batch, w_uk, w_uv, scale, selected=selected)
+    return attend_prompts(q_nope, q_pe, rows, *batch, w_uk, w_uv, scale, selected, attend)
 
 
 def paged_prompt_attention_fp8_tensor(
@@ -241,9 +257,10 @@ def paged_prompt_attention_fp8_tensor(
     scale: float,
     cache_scale: Tensor,
     slots: Tensor | None = None,
+    attend: AttendHeads | None = None,
 ) -> Tensor:
     """``dsa::paged_prompt_attention_fp8_tensor``."""
     rows = latent_rows_fp8_tensor(cache, slot_mapping, cache_scale)
     batch = slot_mapping, positions
     selected = _selected(slots, *batch, cache)
-    return attend_prompts(q_nope, q_pe, rows, *batch, w_uk, w_uv, scale, selected=selected)
+    return attend_prompts(q_nope, q_pe, rows, *batch, w_uk, w_uv, scale, selected, attend)

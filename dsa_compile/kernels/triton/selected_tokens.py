@@ -5,6 +5,8 @@ of whole prompts, attention by heads wants to know which tokens they are: a row 
 which a tile of queries and keys reads a word at a time.
 """
 
+from collections.abc import Iterator
+
 import torch
 import triton
 import triton.language as tl
@@ -12,6 +14,7 @@ from torch import Tensor
 
 _SLOTS = 1024  # of a turn
 _WORDS = 4  # a row is a multiple of 16 bytes
+_BYTES = 64 << 20  # of bits at a time: 16,384 tokens need 32 MiB
 
 
 @triton.jit(do_not_specialize=["tokens", "cache_rows"])
@@ -75,16 +78,24 @@ class SelectedTokens:
         self._slots = slots
         self._batch = slot_mapping, positions
         self._cache_rows = cache_rows
+        self.tokens = len(slot_mapping)
         self._places = torch.empty(cache_rows, dtype=torch.int32, device=slots.device)
-        tokens = len(slot_mapping)
-        _place_kernel[(triton.cdiv(tokens, _SLOTS),)](
-            slot_mapping, self._places, tokens, cache_rows, SLOTS=_SLOTS
-        )
+        if self.tokens:
+            _place_kernel[(triton.cdiv(self.tokens, _SLOTS),)](
+                slot_mapping, self._places, self.tokens, cache_rows, SLOTS=_SLOTS
+            )
 
-    @staticmethod
-    def words(stop: int) -> int:
-        """Words of a row of bits of the tokens up to one."""
-        return -(-stop // (32 * _WORDS)) * _WORDS
+    def parts(self, queries: int) -> Iterator[tuple[int, int, Tensor]]:
+        """Stretches of tokens whose bits fit into 64 MiB: the first, behind the last, and bits.
+
+        Args:
+            queries: of a tile; every stretch but the last is a multiple.
+        """
+        fitting = _BYTES // (4 * max(1, _words(self.tokens)))
+        step = max(1, fitting // queries) * queries
+        for start in range(0, self.tokens, step):
+            stop = min(start + step, self.tokens)
+            yield start, stop, self.bits(start, stop)
 
     def bits(self, start: int, stop: int) -> Tensor:
         """The selections of some tokens.
@@ -94,10 +105,10 @@ class SelectedTokens:
             stop: behind the last.
 
         Returns:
-            int32 ``[stop - start, words(stop)]``; bit ``j % 32`` of word ``j // 32`` is set if
-            token ``j`` is selected.
+            int32 ``[stop - start, words]`` of bits for the tokens up to ``stop``; bit ``j % 32`` of
+            word ``j // 32`` is set if token ``j`` is selected.
         """
-        words = self.words(stop)
+        words = _words(stop)
         bits = torch.zeros((stop - start, words), dtype=torch.int32, device=self._slots.device)
         if stop > start:
             _mark_kernel[(stop - start,)](
@@ -114,3 +125,8 @@ class SelectedTokens:
                 SLOTS=_SLOTS,
             )
         return bits
+
+
+def _words(stop: int) -> int:
+    """Words of a row of bits of the tokens up to one."""
+    return -(-stop // (32 * _WORDS)) * _WORDS

@@ -211,6 +211,11 @@ DEVICE void named_barrier_sync(u32 barrier, u32 threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
+// Arrives at such a barrier without waiting.
+DEVICE void named_barrier_arrive(u32 barrier, u32 threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
 // ---- programmatic dependent launch -----------------------------------------------------------
 
 // Waits until the kernels this one depends on have ended and their writes are visible.

@@ -13,7 +13,8 @@
 // exponentials of that next step are computed. Started as soon as P is there, it would share them
 // with Q K^T, both would end together, and the tensor cores would idle through the exponentials.
 #pragma once
-#include "mla_prefill_mma.cuh"
+#include "attention_tiles.cuh"
+#include "wgmma_bf16.cuh"
 
 constexpr u32 KEYS = 64;
 constexpr u32 HEADS = 64;
@@ -75,36 +76,6 @@ struct Item {
   DEVICE u32 head() const { return index % groups * HEADS; }
 };
 
-// Position in a ring of buffers, with the parity its barriers have in this round.
-template <u32 Size>
-struct Cursor {
-  u32 index = 0, parity = 0;
-
-  DEVICE void advance(u32 by) {
-    index += by;
-    if (index >= Size) {
-      index -= Size;
-      parity ^= 1;
-    }
-  }
-
-  DEVICE Cursor ahead(u32 by) const {
-    Cursor at = *this;
-    at.advance(by);
-    return at;
-  }
-};
-
-DEVICE void await(u32 barrier, u32 parity) {
-#ifdef MOST_CYCLES  // to debug: a hung kernel ends
-  long long start = clock64();
-  while (!mbarrier_try_wait(barrier, parity))
-    if (clock64() - start > MOST_CYCLES) __trap();
-#else
-  mbarrier_wait(barrier, parity);
-#endif
-}
-
 DEVICE u32 load_shared(u32 address) {
   u32 value;
   asm volatile("ld.shared.b32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
@@ -121,21 +92,9 @@ DEVICE void store_shared(u32 address, float value) {
   store_shared(address, __float_as_uint(value));
 }
 
-// Low words of matrix descriptors are plain numbers to which offsets in bytes / 16 are added:
-// shared memory ends well below 2^18, where their address field does. The high word says: groups of
-// eight rows 1,024 bytes apart, 128-byte swizzle. Descriptors built anew for every product would
-// keep the unit of the uniform registers busy for longer than the product takes.
+// Of descriptors' low words.
 constexpr u32 UNIT_STEP = UNIT / 16;
 constexpr u32 TILE_STEP = TILE / 16;
-
-DEVICE u32 descriptor_low(u32 base, u32 leading) { return (base >> 4) | (leading >> 4 << 16); }
-
-DEVICE u64 descriptor(u32 low) {
-  constexpr u32 high = 1024 / 16 | 1u << 30;
-  u64 both;
-  asm("mov.b64 %0, {%1, %2};" : "=l"(both) : "r"(low), "n"(high));
-  return both;
-}
 
 // Steps of the token, from the gathering warpgroup.
 DEVICE int take_steps(u32 base, Cursor<2>& at) {
@@ -144,21 +103,4 @@ DEVICE int take_steps(u32 base, Cursor<2>& at) {
   mbarrier_arrive(base + STEPS_EMPTY + 8 * at.index);
   at.advance(1);
   return steps;
-}
-
-// Among four neighbouring lanes: value c of lane t becomes value t of lane c.
-DEVICE void transpose_quad(u32 (&value)[4]) {
-  bool odd = lane_id() & 1, upper = lane_id() & 2;
-#pragma unroll
-  for (int i = 0; i < 4; i += 2) {
-    u32 sent = odd ? value[i] : value[i + 1];
-    u32 got = __shfl_xor_sync(0xffffffffu, sent, 1);
-    (odd ? value[i] : value[i + 1]) = got;
-  }
-#pragma unroll
-  for (int i = 0; i < 2; i++) {
-    u32 sent = upper ? value[i] : value[i + 2];
-    u32 got = __shfl_xor_sync(0xffffffffu, sent, 2);
-    (upper ? value[i] : value[i + 2]) = got;
-  }
 }

@@ -2,24 +2,7 @@
 #pragma once
 #include "mla_prefill.cuh"
 
-// Rows are rescaled only when a maximum has grown by more than a factor of 2^8: weights up to 256
-// lose nothing in bf16, and the last division by their sum makes up for any common factor.
-constexpr float SLACK = 8.0f;
 constexpr float LN_2 = 0.6931471805599453f;
-#define MINUS_INFINITY __int_as_float(0xff800000)
-
-DEVICE float power_of_two(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
-DEVICE u32 pack_bf16(float low, float high) {
-  u32 packed;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
-  return packed;
-}
-
 DEVICE void store_matrices(u32 address, u32 a, u32 b, u32 c, u32 d) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
                "r"(a), "r"(b), "r"(c), "r"(d)

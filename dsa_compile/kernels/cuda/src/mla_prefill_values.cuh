@@ -2,11 +2,6 @@
 #pragma once
 #include "mla_prefill.cuh"
 
-DEVICE u32 scaled_pair(float low, float high, float factor) {
-  __nv_bfloat162 pair = __floats2bfloat162_rn(low * factor, high * factor);
-  return reinterpret_cast<u32&>(pair);
-}
-
 // `side` 0: columns 0 to 127 and 256 to 383; 1: the others. Both then free the units of a step in
 // the order in which they are filled.
 DEVICE void accumulate_values(const Problem& p, u32 base, u32 side) {

@@ -1,4 +1,4 @@
-// Warpgroup matrix products of the MLA prefill kernel: bf16 operands, fp32 accumulators (PTX ISA,
+// Warpgroup matrix products of attention: bf16 operands, fp32 accumulators (PTX ISA,
 // "wgmma.mma_async"). Accumulator i of a thread, in groups of four: row 16 * warp + lane / 4 (and 8
 // more for the upper two), column 8 * (i / 4) + 2 * (lane % 4) + i % 2.
 #pragma once
@@ -43,6 +43,35 @@ DEVICE void wgmma_64x128_ss(float (&d)[64], u64 a, u64 b, bool accumulate) {
       "}, %64, %65, p, 1, 1, 0, 1;\n}"
       : ACC16(d, 0), ACC16(d, 16), ACC16(d, 32), ACC16(d, 48)
       : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)));
+}
+
+// d (+)= a b^T: d [64, 128], a [64, 16] and b [128, 16] in shared memory, both K-major.
+DEVICE void wgmma_64x128_transposed_ss(float (&d)[64], u64 a, u64 b, bool accumulate) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15,"
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31,"
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47,"
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+      "}, %64, %65, p, 1, 1, 0, 0;\n}"
+      : ACC16(d, 0), ACC16(d, 16), ACC16(d, 32), ACC16(d, 48)
+      : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)));
+}
+
+// d (+)= a b: d [64, 128], a [64, 16] in registers, as wgmma_64x64_rs takes it, b [16, 128] with
+// its columns contiguous.
+DEVICE void wgmma_64x128_rs(float (&d)[64], const u32* a, u64 b, bool accumulate) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15,"
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31,"
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47,"
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+      "}, {%64, %65, %66, %67}, %68, p, 1, 1, 1;\n}"
+      : ACC16(d, 0), ACC16(d, 16), ACC16(d, 32), ACC16(d, 48)
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)));
 }
 
 #undef ACC16

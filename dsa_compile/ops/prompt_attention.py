@@ -31,7 +31,7 @@ def paged_prompt_attention(
     w_uk: Tensor,
     w_uv: Tensor,
     scale: float,
-    slots: Tensor | None = None,
+    selected_slots: Tensor | None = None,
 ) -> Tensor:
     """Causal attention within each request, to the rows that the step has written.
 
@@ -44,15 +44,15 @@ def paged_prompt_attention(
         w_uk: ``[H, dn, R]``.
         w_uv: ``[H, dv, R]``.
         scale: on the dot products.
-        slots: int32 ``[T, K]``, the physical rows that each token may attend to, -1 for none. A row
-            of another request, or of a token behind, is left out. None for all of its request up to
-            itself.
+        selected_slots: int32 ``[T, K]``, the physical rows that each token may attend to, -1 for
+            none. A row of another request, or of a token behind, is left out. None for all of its
+            request up to itself.
 
     Returns:
         ``[T, H, dv]``; zeros for padding, and for a token that attends to none.
     """
     rows = written_rows(cache, slot_mapping).float()
-    unseen = _Unseen(cache, slot_mapping, positions, slots)
+    unseen = _Unseen(cache, slot_mapping, positions, selected_slots)
     return _attend(q_nope, q_pe, rows, unseen, w_uk, w_uv, scale)
 
 
@@ -81,7 +81,7 @@ def paged_prompt_attention_fp8(
     w_uk: Tensor,
     w_uv: Tensor,
     scale: float,
-    slots: Tensor | None = None,
+    selected_slots: Tensor | None = None,
 ) -> Tensor:
     """:func:`paged_prompt_attention` to ``fp8`` rows.
 
@@ -94,13 +94,13 @@ def paged_prompt_attention_fp8(
         w_uk: ``[H, dn, R]``.
         w_uv: ``[H, dv, R]``.
         scale: on the dot products.
-        slots: int32 ``[T, K]``, or None.
+        selected_slots: int32 ``[T, K]``, or None.
 
     Returns:
         ``[T, H, dv]``.
     """
     rows = latent_rows_fp8(cache, slot_mapping, w_uk.shape[2])
-    unseen = _Unseen(cache, slot_mapping, positions, slots)
+    unseen = _Unseen(cache, slot_mapping, positions, selected_slots)
     return _attend(q_nope, q_pe, rows, unseen, w_uk, w_uv, scale)
 
 
@@ -114,7 +114,7 @@ def paged_prompt_attention_fp8_tensor(
     w_uv: Tensor,
     scale: float,
     cache_scale: Tensor,
-    slots: Tensor | None = None,
+    selected_slots: Tensor | None = None,
 ) -> Tensor:
     """:func:`paged_prompt_attention` to rows of e4m3 under one scale.
 
@@ -128,13 +128,13 @@ def paged_prompt_attention_fp8_tensor(
         w_uv: ``[H, dv, R]``.
         scale: on the dot products.
         cache_scale: fp32 ``[1]``; a value is ``q * cache_scale``.
-        slots: int32 ``[T, K]``, or None.
+        selected_slots: int32 ``[T, K]``, or None.
 
     Returns:
         ``[T, H, dv]``.
     """
     rows = latent_rows_fp8_tensor(cache, slot_mapping, cache_scale)
-    unseen = _Unseen(cache, slot_mapping, positions, slots)
+    unseen = _Unseen(cache, slot_mapping, positions, selected_slots)
     return _attend(q_nope, q_pe, rows, unseen, w_uk, w_uv, scale)
 
 
@@ -145,7 +145,7 @@ class _Unseen:
         cache: ``[num_blocks, block_size, ...]``.
         slot_mapping: int64 ``[T]``.
         positions: int64 ``[T]``.
-        slots: int32 ``[T, K]``, or None.
+        selected_slots: int32 ``[T, K]``, or None.
     """
 
     def __init__(
@@ -211,7 +211,7 @@ _ARGUMENTS = (
 )
 _QUERIES = "q_nope: f[T, H, dn], q_pe: q_nope[T, H, dr]"
 _REST = "slot_mapping: i64[T], positions: i64[T], w_uk: q_nope[H, dn, R], w_uv: q_nope[H, dv, R]"
-_SLOTS = "slots: i32[T, K]"
+_SLOTS = "selected_slots: i32[T, K]"
 _FACTS = OpFacts(
     Family.PROMPT_ATTENTION,
     skips="slot_mapping",
@@ -224,20 +224,20 @@ _FACTS = OpFacts(
 )
 
 PAGED_PROMPT_ATTENTION = define(
-    f"paged_prompt_attention({_ARGUMENTS}, Tensor? slots=None) -> Tensor",
+    f"paged_prompt_attention({_ARGUMENTS}, Tensor? selected_slots=None) -> Tensor",
     paged_prompt_attention,
     f"({_QUERIES}, cache: q_nope[P, bs, R + dr], {_REST}, {_SLOTS}) -> q_nope[T, H, dv]",
     _FACTS,
 )
 PAGED_PROMPT_ATTENTION_FP8 = define(
-    f"paged_prompt_attention_fp8({_ARGUMENTS}, Tensor? slots=None) -> Tensor",
+    f"paged_prompt_attention_fp8({_ARGUMENTS}, Tensor? selected_slots=None) -> Tensor",
     paged_prompt_attention_fp8,
     f"({_QUERIES}, cache: u8[P, bs, fp8_row_bytes(R, dr)], {_REST}, {_SLOTS}) -> q_nope[T, H, dv]",
     _FACTS,
 )
 PAGED_PROMPT_ATTENTION_FP8_TENSOR = define(
     f"paged_prompt_attention_fp8_tensor({_ARGUMENTS}, Tensor cache_scale,"
-    " Tensor? slots=None) -> Tensor",
+    " Tensor? selected_slots=None) -> Tensor",
     paged_prompt_attention_fp8_tensor,
     f"({_QUERIES}, cache: (e4m3 | u8)[P, bs, R + dr], {_REST}, cache_scale: f32[1],"
     f" {_SLOTS}) -> q_nope[T, H, dv]",

@@ -238,6 +238,8 @@ def _prompt_attention(make: Callable[[int, int], tuple[Tensor, ...]]) -> Callabl
             query = randn(len(positions), heads, nope), randn(len(positions), heads, 64)
             weights = randn(heads, nope, 512), randn(heads, values, 512)
             yield *query, cache, slots, positions, *weights, 0.05, *scale
+            chosen = slots[torch.randint(len(slots), (len(slots), 50))].int()
+            yield *query, cache, slots, positions, *weights, 0.05, *scale, chosen
 
     return samples
 

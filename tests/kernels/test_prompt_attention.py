@@ -1,5 +1,6 @@
 """Attention of prompts: the kernel interpreted, its machine code, and on a GPU the results."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -7,15 +8,17 @@ from pathlib import Path
 import pytest
 import torch
 
+from dsa_compile.kernels.cuda import prompt_attention as hopper
+from dsa_compile.kernels.cuda.compiler import build
 from dsa_compile.kernels.facts import facts_of
 from dsa_compile.kernels.registry import implementations
 from dsa_compile.ops import prompt_attention as ops
 
 triton = pytest.importorskip("triton")
-from dsa_compile.kernels.triton import prompt_attention  # noqa: E402
+from dsa_compile.kernels.triton import prompt_attention, selected_tokens  # noqa: E402
 from dsa_compile.kernels.triton.prompt_attention import PromptTile  # noqa: E402
 from dsa_compile.kernels.triton.selected_tokens import SelectedTokens  # noqa: E402
-from tests.kernels.compile_only import compiling_for  # noqa: E402
+from tests.kernels.compile_only import compiling_for, inspect  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 SCALE = 0.07
@@ -23,6 +26,10 @@ SHARED_LIMIT = 227 * 1024
 TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
 BF16 = torch.bfloat16
 needs_gpu = pytest.mark.gpu
+MODULES = [
+    pytest.param(prompt_attention, id="triton"),
+    pytest.param(hopper, id="hopper", marks=pytest.mark.gpu(capability=(9, 0))),
+]
 
 
 # ---- under Triton's interpreter --------------------------------------------------------------
@@ -58,6 +65,21 @@ def meta_problem(heads, sizes, dtype=BF16):
     keys = (empty(300, heads * nope), empty(300, 512 + rope), empty(300, heads * values))
     batch = [empty(300, dtype=torch.int64) for _ in range(2)]
     return q[..., :nope], empty(300, heads, rope), *keys, *batch, SCALE
+
+
+@pytest.mark.parametrize("selects", [False, True], ids=["all", "selected"])
+def test_hopper_kernel_compiles_to_what_it_relies_on(selects):
+    """Products in flight: the compiler waits for none of them where the source does not."""
+    kernel = hopper.KERNELS[selects]
+    built = inspect(kernel.name, build(kernel.source, arch="sm_90a", defines=kernel.defines))
+    # scores of the first step and of the others, values of the others and of the last
+    assert len(re.findall(r"HGMMA\.64x128x16\.F32\.BF16", built.sass)) == 12 + (12 + 8) + 8
+    assert len(re.findall(r"WARPGROUP\.DEPBAR", built.sass)) == 4
+    assert "UTMALDG.3D" in built.sass
+    assert "USETMAXREG" in built.sass
+    assert built.local_bytes == 0
+    assert built.registers * hopper.THREADS <= 65536
+    assert hopper.SHARED_BYTES <= SHARED_LIMIT
 
 
 @pytest.mark.parametrize("tiles", [False, True], ids=["loads", "tiles"])
@@ -133,10 +155,13 @@ def test_tables_have_a_kernel_for_every_form():
         cache = torch.empty(8, 64, width, dtype=dtype, device="meta")
         args = (*published(cache), *rest)
         for target in ("sm_90a", "sm_100a"):
-            (kernel,) = implementations(op, target)
+            kernels = implementations(op, target)
+            providers = ["triton", "cuda"] if target == "sm_90a" else ["triton"]
+            assert [kernel.provider for kernel in kernels] == providers
             call = facts_of("", getattr(torch.ops.dsa, op).default, args)
-            assert (kernel.provider, kernel.refusal(call)) == ("triton", None)
-            assert kernel.load().__name__ == op
+            for kernel in kernels:
+                assert kernel.refusal(call) is None
+                assert kernel.load().__name__ == op
 
 
 def test_queries_that_lie_otherwise_are_refused():
@@ -167,10 +192,17 @@ def problem(lengths, padding, heads, sizes=(128, 64, 128)):
     return q[..., :nope], pe, slots, positions, w_uk, w_uv
 
 
-def check(op, args, tokens):
+def choice(slots, most):
+    """Slots that tokens select, of whatever token; some select nothing."""
+    chosen = slots[torch.randint(len(slots), (len(slots), most), device="cuda")].int()
+    chosen[5::9] = -1
+    return chosen
+
+
+def check(op, args, tokens, module=prompt_attention):
     poison = torch.full((args[0].shape[0], *args[6].shape[:2]), float("nan"), device="cuda")
     del poison  # likely the memory that the result gets
-    got = getattr(prompt_attention, op)(*args).double()
+    got = getattr(module, op)(*args).double()
     cpu = [a.cpu() if isinstance(a, torch.Tensor) else a for a in args]
     wide = getattr(ops, op)(*(a.float() if i in (0, 1, 5, 6) else a for i, a in enumerate(cpu)))
     wanted = wide.double().cuda()
@@ -186,14 +218,31 @@ def check(op, args, tokens):
 @pytest.mark.parametrize(
     ("lengths", "padding"), [([1], 0), ([17], 3), ([128], 0), ([700], 0), ([90, 1, 300, 64], 33)]
 )
-def test_kernel_over_fp8(heads, lengths, padding):
+@pytest.mark.parametrize("most", [None, 100], ids=["all", "selected"])
+@pytest.mark.parametrize("module", MODULES)
+def test_kernel_over_fp8(module, heads, lengths, padding, most):
     q, pe, *batch, w_uk, w_uv = problem(lengths, padding, heads)
     values = torch.randn(128, 64, 512, device="cuda").to(torch.float8_e4m3fn)
     scales = torch.rand(128, 64, 4, device="cuda")
     rope = torch.randn(128, 64, 64, device="cuda", dtype=BF16)
     cache = torch.cat([part.view(torch.uint8) for part in (values, scales, rope)], -1)
     args = (q, pe, cache, *batch, w_uk, w_uv, SCALE)
-    check("paged_prompt_attention_fp8", args, sum(lengths))
+    if most is not None:
+        args += (choice(batch[0], most),)
+    check("paged_prompt_attention_fp8", args, sum(lengths), module)
+
+
+@needs_gpu
+@pytest.mark.parametrize("module", MODULES)
+def test_long_prompts_are_attended_to_in_parts(module, monkeypatch):
+    """As one part; and the same bits each time."""
+    q, pe, *batch, w_uk, w_uv = problem([3000, 500, 1200], 20, 16)
+    cache = torch.randn(128, 64, 576, device="cuda", dtype=BF16)
+    args = (q, pe, cache, *batch, w_uk, w_uv, SCALE, choice(batch[0], 512))
+    whole = module.paged_prompt_attention(*args)
+    assert all(torch.equal(module.paged_prompt_attention(*args), whole) for _ in range(5))
+    monkeypatch.setattr(selected_tokens, "_BYTES", 1 << 18)
+    torch.testing.assert_close(module.paged_prompt_attention(*args), whole, rtol=0.02, atol=1e-3)
 
 
 @needs_gpu

@@ -44,9 +44,9 @@ paged_latent_attention_fp8(Tensor q_latent, Tensor q_pe, Tensor cache, Tensor sl
 paged_latent_attention_fp8_tensor(Tensor q_latent, Tensor q_pe, Tensor cache, Tensor slots, float scale, Tensor cache_scale) -> Tensor
 paged_latent_attention_fp8_expand(Tensor q_latent, Tensor q_pe, Tensor cache, Tensor slots, float scale, Tensor w_uv, bool ue8m0) -> (Tensor q, Tensor out_scale)
 paged_latent_attention_fp8_tensor_expand(Tensor q_latent, Tensor q_pe, Tensor cache, Tensor slots, float scale, Tensor cache_scale, Tensor w_uv, bool ue8m0) -> (Tensor q, Tensor out_scale)
-paged_prompt_attention(Tensor q_nope, Tensor q_pe, Tensor cache, Tensor slot_mapping, Tensor positions, Tensor w_uk, Tensor w_uv, float scale, Tensor? slots=None) -> Tensor
-paged_prompt_attention_fp8(Tensor q_nope, Tensor q_pe, Tensor cache, Tensor slot_mapping, Tensor positions, Tensor w_uk, Tensor w_uv, float scale, Tensor? slots=None) -> Tensor
-paged_prompt_attention_fp8_tensor(Tensor q_nope, Tensor q_pe, Tensor cache, Tensor slot_mapping, Tensor positions, Tensor w_uk, Tensor w_uv, float scale, Tensor cache_scale, Tensor? slots=None) -> Tensor
+paged_prompt_attention(Tensor q_nope, Tensor q_pe, Tensor cache, Tensor slot_mapping, Tensor positions, Tensor w_uk, Tensor w_uv, float scale, Tensor? selected_slots=None) -> Tensor
+paged_prompt_attention_fp8(Tensor q_nope, Tensor q_pe, Tensor cache, Tensor slot_mapping, Tensor positions, Tensor w_uk, Tensor w_uv, float scale, Tensor? selected_slots=None) -> Tensor
+paged_prompt_attention_fp8_tensor(Tensor q_nope, Tensor q_pe, Tensor cache, Tensor slot_mapping, Tensor positions, Tensor w_uk, Tensor w_uv, float scale, Tensor cache_scale, Tensor? selected_slots=None) -> Tensor
 pointwise(Tensor[] inputs, str program) -> Tensor[]
 quantize_blocks(Tensor x, bool ue8m0) -> (Tensor q, Tensor scale)
 rms_norm_quantize(Tensor x, Tensor weight, float eps, bool ue8m0) -> (Tensor q, Tensor scale)

@@ -158,7 +158,8 @@ WRONG: dict[str, list[tuple[str, str]]] = {
         ("cache", "bf16 4 4 7"), ("cache", "f32 16 7"), ("slot_mapping", "i32 6"),
         ("slot_mapping", "i64 5"), ("positions", "i32 6"), ("positions", "i64 7"),
         ("w_uk", "f32 3 5 4"), ("w_uk", "f32 2 4 5"), ("w_uv", "f32 3 6 4"), ("w_uv", "f32 4 6 5"),
-        ("w_uv", "bf16 3 6 5"), ("slots", "i64 6 3"), ("slots", "i32 5 3"), ("slots", "i32 6"),
+        ("w_uv", "bf16 3 6 5"), ("selected_slots", "i64 6 3"), ("selected_slots", "i32 5 3"),
+        ("selected_slots", "i32 6"),
     ],
     "paged_prompt_attention_fp8": [
         ("cache", "e4m3 1 16 136"), ("cache", "u8 1 16 130"), ("cache", "u8 16 136"),
@@ -168,7 +169,7 @@ WRONG: dict[str, list[tuple[str, str]]] = {
     "paged_prompt_attention_fp8_tensor": [
         ("cache", "f32 4 4 7"), ("cache", "u8 4 4 8"), ("cache_scale", "f32"),
         ("cache_scale", "f32 3"), ("w_uk", "f32 3 4 6"), ("positions", "i64 6 1"),
-        ("slots", "i64 6 3"),
+        ("selected_slots", "i64 6 3"),
     ],
     "quantize_blocks": [("x", "e4m3 3 5 256"), ("x", "i32 3 5 256"), ("x", "f32")],
     "rms_norm_quantize": [("weight", "f32 64"), ("weight", "f32 5 128"), ("x", "u8 5 128")],

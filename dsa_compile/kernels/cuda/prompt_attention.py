@@ -115,12 +115,12 @@ def paged_prompt_attention(
     w_uk: Tensor,
     w_uv: Tensor,
     scale: float,
-    slots: Tensor | None = None,
+    selected_slots: Tensor | None = None,
 ) -> Tensor:
     """``dsa::paged_prompt_attention``."""
     batch = slot_mapping, positions
     return prepared.paged_prompt_attention(
-        q_nope, q_pe, cache, *batch, w_uk, w_uv, scale, slots, attend_heads
+        q_nope, q_pe, cache, *batch, w_uk, w_uv, scale, selected_slots, attend_heads
     )
 
 
@@ -133,12 +133,12 @@ def paged_prompt_attention_fp8(
     w_uk: Tensor,
     w_uv: Tensor,
     scale: float,
-    slots: Tensor | None = None,
+    selected_slots: Tensor | None = None,
 ) -> Tensor:
     """``dsa::paged_prompt_attention_fp8``."""
     batch = slot_mapping, positions
     return prepared.paged_prompt_attention_fp8(
-        q_nope, q_pe, cache, *batch, w_uk, w_uv, scale, slots, attend_heads
+        q_nope, q_pe, cache, *batch, w_uk, w_uv, scale, selected_slots, attend_heads
     )
 
 
@@ -152,10 +152,10 @@ def paged_prompt_attention_fp8_tensor(
     w_uv: Tensor,
     scale: float,
     cache_scale: Tensor,
-    slots: Tensor | None = None,
+    selected_slots: Tensor | None = None,
 ) -> Tensor:
     """``dsa::paged_prompt_attention_fp8_tensor``."""
     batch = slot_mapping, positions
     return prepared.paged_prompt_attention_fp8_tensor(
-        q_nope, q_pe, cache, *batch, w_uk, w_uv, scale, cache_scale, slots, attend_heads
+        q_nope, q_pe, cache, *batch, w_uk, w_uv, scale, cache_scale, selected_slots, attend_heads
     )

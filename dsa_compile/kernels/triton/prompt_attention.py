@@ -217,13 +217,13 @@ def paged_prompt_attention(
     w_uk: Tensor,
     w_uv: Tensor,
     scale: float,
-    slots: Tensor | None = None,
+    selected_slots: Tensor | None = None,
     attend: AttendHeads | None = None,
 ) -> Tensor:
     """``dsa::paged_prompt_attention``."""
     rows = written_rows(cache, slot_mapping)
     batch = slot_mapping, positions
-    selected = _selected(slots, *batch, cache)
+    selected = _selected(selected_slots, *batch, cache)
     return attend_prompts(q_nope, q_pe, rows, *batch, w_uk, w_uv, scale, selected, attend)
 
 
@@ -236,13 +236,13 @@ def paged_prompt_attention_fp8(
     w_uk: Tensor,
     w_uv: Tensor,
     scale: float,
-    slots: Tensor | None = None,
+    selected_slots: Tensor | None = None,
     attend: AttendHeads | None = None,
 ) -> Tensor:
     """``dsa::paged_prompt_attention_fp8``."""
     rows = latent_rows_fp8(cache, slot_mapping, w_uk.shape[2])
     batch = slot_mapping, positions
-    selected = _selected(slots, *batch, cache)
+    selected = _selected(selected_slots, *batch, cache)
     return attend_prompts(q_nope, q_pe, rows, *batch, w_uk, w_uv, scale, selected, attend)
 
 
@@ -256,11 +256,11 @@ def paged_prompt_attention_fp8_tensor(
     w_uv: Tensor,
     scale: float,
     cache_scale: Tensor,
-    slots: Tensor | None = None,
+    selected_slots: Tensor | None = None,
     attend: AttendHeads | None = None,
 ) -> Tensor:
     """``dsa::paged_prompt_attention_fp8_tensor``."""
     rows = latent_rows_fp8_tensor(cache, slot_mapping, cache_scale)
     batch = slot_mapping, positions
-    selected = _selected(slots, *batch, cache)
+    selected = _selected(selected_slots, *batch, cache)
     return attend_prompts(q_nope, q_pe, rows, *batch, w_uk, w_uv, scale, selected, attend)

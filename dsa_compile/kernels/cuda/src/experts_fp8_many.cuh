@@ -40,10 +40,6 @@ DEVICE u32 empty_barrier(int stage) { return full_barrier(stage) + 8; }
 
 enum NamedBarrier { kAmax = 1, kReady, kHidden = kReady + 2, kTurn = kHidden + 2 };  // + warpgroup
 
-DEVICE void named_barrier_arrive(u32 barrier, u32 threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
-}
-
 // The same in all lanes, and known to the compiler to be so.
 DEVICE int uniform(int value) { return __shfl_sync(0xffffffffu, value, 0); }
 

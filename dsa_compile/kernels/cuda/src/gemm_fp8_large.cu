@@ -49,10 +49,6 @@ DEVICE u32 pack(float low, float high) {
 // The same in all lanes, and known to the compiler to be so.
 DEVICE int uniform(int value) { return __shfl_sync(0xffffffffu, value, 0); }
 
-DEVICE void named_barrier_arrive(u32 barrier, u32 threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
-}
-
 // Two warpgroups take turns: while one adds up, the other's products keep the tensor cores busy.
 constexpr bool kTurns = GROUPS == 2;
 DEVICE void wait_turn(int group) {

@@ -18,6 +18,7 @@ from dsa_compile.bench.step.timeline import Share
 from dsa_compile.cli.bench import main
 from dsa_compile.config import CompileConfig
 from dsa_compile.frontend.build import load_spec
+from dsa_compile.ir.plan import VARIANTS
 from dsa_compile.ir.region import Role
 from dsa_compile.testing.models import tiny_config
 
@@ -104,7 +105,7 @@ def test_a_compilation_without_a_pass(compiled: Compiled, tmp_path: Path) -> Non
     tiny_config(3).save_pretrained(tmp_path)
     compiler = Compiler(tmp_path, CompileConfig(recipe="bf16", weights="none"))
     with_, without = compiler.compile(), compiler.compile(("split_short_long",))
-    assert with_.manifest.variants == ("long", "short", "prompt")
+    assert with_.manifest.variants == VARIANTS
     assert without.manifest.variants == ()
     assert set(without.regions) == {"embed", "dense", "moe", "head"}
 

@@ -69,7 +69,7 @@ def test_the_verdict_says_what_was_sampled(
     assert report["ok"] is True
     assert "130 of 512 tokens" in report["sampled"]  # those of the prompt are among them
     assert {site["layer"] for site in report["sites"]} >= {0, 1}
-    assert len(report["contexts"]) == 5
+    assert len(report["contexts"]) == 6
 
 
 @pytest.mark.usefixtures("wide")

@@ -9,6 +9,7 @@ from dsa_compile.compiling import compile_model
 from dsa_compile.inspecting.compare import Difference, compare
 from dsa_compile.inspecting.store import Store
 from dsa_compile.ir.edit import Editor
+from dsa_compile.ir.plan import VARIANTS
 from dsa_compile.passes import fuse_add_norm
 
 
@@ -26,7 +27,7 @@ def test_an_artifact_is_the_same_as_itself(tiny: Path) -> None:
     found = compare(store, store)
     assert found.same
     assert (found.facts, found.rewrites, found.parting) == ((), (), None)
-    assert len(found.regions) == 9
+    assert len(found.regions) == 11
 
 
 def test_compiled_twice_is_the_same(tiny: Path, tmp_path: Path) -> None:
@@ -61,7 +62,7 @@ def test_another_recipe_and_fewer_layers(tiny: Path, tmp_path: Path) -> None:
     found = compare(Store.open(tiny / "artifact"), Store.open(tmp_path / "other"))
     assert Difference("layer", "", "dense", None, (0,)) in found.facts
     gone = [diff for diff in found.regions if diff.pairing.after is None]
-    assert {diff.region for diff in gone} == {"dense.long", "dense.short", "dense.prompt"}
+    assert {diff.region for diff in gone} == {f"dense.{variant}" for variant in VARIANTS}
     assert any(diff.retyped for diff in found.regions)
     caches = {f.name: (f.first, f.second) for f in found.facts if f.what == "cache"}
     assert caches["moe.index_cache"] == ("32 × float32", "32 × bfloat16")
@@ -97,6 +98,7 @@ def test_a_program_without_prompt_regions(tiny: Path, tmp_path: Path) -> None:
     )
     found = compare(Store.open(tiny / "artifact"), Store.open(tmp_path / "other"))
     pairs = {(d.pairing.before.name, d.pairing.after.name) for d in found.regions}  # type: ignore[union-attr]
-    assert {("moe.prompt", "moe.short"), ("moe.short", "moe.short")} <= pairs
+    assert {("moe.prompt", "moe.short"), ("moe.long_prompt", "moe.long")} <= pairs
+    assert {("moe.short", "moe.short"), ("moe.long", "moe.long")} <= pairs
     made = [line.code for fold in found.rewrites for line in fold.made]
     assert any("ops.dsa.paged_latent_attention(" in line for line in made)

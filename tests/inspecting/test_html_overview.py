@@ -89,7 +89,7 @@ def test_the_overview_leads_to_passes_and_graphs_and_back(shown: Report) -> None
     assert not shown.page.locator("#overview").is_visible()
     shown.page.go_back()
     shown.page.locator("#overview").wait_for()
-    shown.page.locator("#kinds button:has-text('moe.long')").click()
+    shown.page.locator("#kinds").get_by_role("button", name="moe.long", exact=True).click()
     assert shown.state()["pass"] == "overlap_streams"
     assert shown.page.locator("#graph .node").count() > 10
     shown.page.locator("#home").click()

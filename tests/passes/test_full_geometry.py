@@ -50,8 +50,8 @@ SITES = {
     "fuse_add_norm_across_layers": LAYERS,
     "select_logit_rows": 1,
     "split_short_long": LAYERS,
-    "split_prompts": LAYERS,
-    "expand_prompt_attention": LAYERS,
+    "split_prompts": 2 * LAYERS,
+    "expand_prompt_attention": 2 * LAYERS,
 }
 DATA_DEPENDENT = ("item", "_local_scalar_dense", "nonzero", "masked_select", "unique")
 TOKENS = {"T", "S", "B"}

@@ -169,17 +169,18 @@ FP8 = (
     ),
 )  # fmt: skip
 
+OVERLAPPED = (1, 2, 3, 4)  # long and long prompt regions of both kinds of layers
 STREAMS = (
     PlantedBug(
         "missing wait of a stream",
         "overlap_streams",
-        replacing(overlap_streams, "waits", few_waits, 1, 2),
+        replacing(overlap_streams, "waits", few_waits, *OVERLAPPED),
         "fp8",
     ),
     PlantedBug(
         "memory given back while another stream reads it",
         "overlap_streams",
-        replacing(overlap_streams, "_hold", lambda edit: None, 1, 2),
+        replacing(overlap_streams, "_hold", lambda edit: None, *OVERLAPPED),
         "fp8",
     ),
     PlantedBug(

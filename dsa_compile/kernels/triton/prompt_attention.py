@@ -26,7 +26,7 @@ from dsa_compile.ops.library import bad_input
 from dsa_compile.ops.prompt_attention import written_rows
 
 AttendHeads = Callable[..., Tensor]
-"""What takes the arguments of :func:`attend_heads` but the tile."""
+"""A function that takes the arguments of :func:`attend_heads` but the tile."""
 
 _LOG2E = 1.4426950408889634
 _GROUP = 16  # heads whose keys and values of 2,048 tokens, 20 MB, stay in the L2 cache together

@@ -13,7 +13,7 @@ Nothing is copied where the program is not split into long and short.
 """
 
 from dsa_compile.ir.passes import Pass, PassRecord
-from dsa_compile.ir.plan import PROMPTS
+from dsa_compile.ir.plan import PROMPTS, for_prompts
 from dsa_compile.ir.program import Place, Program
 from dsa_compile.ir.region import Region
 
@@ -41,6 +41,4 @@ class SplitPrompts(Pass):
 
 def _copy_of(program: Program, region: Region) -> str | None:
     """Variant of prompts that is made from a region; None for what is no layer's."""
-    if program.place(region) is not Place.LAYER:
-        return None
-    return next((new for new, old in PROMPTS.items() if region.variant == old), None)
+    return for_prompts(region.variant) if program.place(region) is Place.LAYER else None

@@ -29,6 +29,11 @@ PROMPTS = {PROMPT: SHORT, LONG_PROMPT: LONG}
 _TAKING = {SHORT: (SHORT, LONG), PROMPT: (PROMPT, SHORT, LONG), LONG_PROMPT: (LONG_PROMPT, LONG)}
 
 
+def for_prompts(variant: str | None) -> str | None:
+    """The variant of whole prompts that is made from another; None where there is none."""
+    return next((new for new, old in PROMPTS.items() if old == variant), None)
+
+
 def variants_taking(variant: str) -> tuple[str, ...]:
     """The variants that can run a step of a variant, the one made for it first."""
     return _TAKING.get(variant, (variant,))

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dsa_compile.artifact.manifest import Manifest
 from dsa_compile.ir.execution import BoundCall, run_calls
-from dsa_compile.ir.plan import LONG, MODEL, PROMPTS, SHORT, Plan
+from dsa_compile.ir.plan import LONG, MODEL, SHORT, Plan, for_prompts
 from dsa_compile.ir.region import Region
 from dsa_compile.kernels.cuda.shipped import NO_KERNELS, ShippedKernels
 from dsa_compile.runtime.execution.batch import Batch
@@ -322,8 +322,8 @@ class ModelRunner:
         variant = SHORT if batch.is_short(self._topk) else LONG
         many = batch.num_tokens >= self.least_prompt_tokens and not self._deterministic
         if many and batch.is_short(self.longest_prompt) and batch.is_prompts():
-            found = (new for new, old in PROMPTS.items() if old == variant and new in self._calls)
-            return next(found, variant)
+            made = for_prompts(variant)
+            return made if made in self._calls else variant
         return variant
 
     def _is_alike(self, batch: Batch) -> bool:

@@ -106,6 +106,7 @@ struct CUtensorMap {  // of bf16, innermost dimension first, with the 128-byte s
 };
 
 static void tma_load_3d(u32 to, const CUtensorMap* map, u32 barrier, int x, int y, int z) {
+  std::this_thread::sleep_for(std::chrono::milliseconds(5));  // whoever does not wait is too early
   const int rows = map->box[1] * map->box[2];
   for (int row = 0; row < rows; ++row) {
     const long long at[3] = {x, y + row % map->box[1], z + row / map->box[1]};
@@ -142,6 +143,24 @@ static u32 leading_of(u64 low) { return u32(low >> 16 & 0x3fff) << 4; }
 static thread_local std::deque<std::vector<std::function<void()>>> started;
 static thread_local std::vector<std::function<void()>> open_group;
 
+static u64 sum_of(u32 address, u32 bytes) {
+  u64 sum = 0, word;
+  for (u32 at = 0; at < bytes; at += 8) {
+    std::memcpy(&word, memory + address + at, 8);
+    sum = sum * 0x9e3779b97f4a7c15 + word;
+  }
+  return sum;
+}
+// A product whose operands must be there when it is started, and stay until it is done.
+template <typename Operands, typename Product>
+static void start(const Operands& operands, const Product& product) {
+  const u64 before = operands();
+  open_group.push_back([=] {
+    if (operands() != before) fail("operands of a product change while it is in flight");
+    product();
+  });
+}
+
 static void wgmma_commit() {
   started.push_back(std::move(open_group));
   open_group.clear();
@@ -159,7 +178,10 @@ static int column_of(int i) { return 8 * (i / 4) + 2 * (lane_id() % 4) + i % 2; 
 
 static void wgmma_64x128_transposed_ss(float (&d)[64], u64 a, u64 b, bool accumulate) {
   float* to = d;
-  open_group.push_back([=] {
+  const auto operands = [=] {
+    return sum_of(address_of(a) & ~1023u, 8192) + 3 * sum_of(address_of(b) & ~1023u, 16384);
+  };
+  start(operands, [=] {
     for (int i = 0; i < 64; ++i) {
       float sum = accumulate ? to[i] : 0;
       for (int k = 0; k < 16; ++k)
@@ -171,7 +193,11 @@ static void wgmma_64x128_transposed_ss(float (&d)[64], u64 a, u64 b, bool accumu
 }
 static void wgmma_64x128_rs(float (&d)[64], const u32* a, u64 b, bool accumulate) {
   float* to = d;
-  open_group.push_back([=] {
+  const auto operands = [=] {
+    const u64 given = u64(a[0]) + 3 * u64(a[1]) + 7 * u64(a[2]) + 11 * u64(a[3]);
+    return given + sum_of(address_of(b), 2048) + 3 * sum_of(address_of(b) + leading_of(b), 2048);
+  };
+  start(operands, [=] {
     Warp& warp = my_warp();
     std::copy(a, a + 4, warp.words[lane_id()]);
     warp.gate.arrive_and_wait();

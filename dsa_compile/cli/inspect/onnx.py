@@ -43,12 +43,7 @@ def register(commands: "argparse._SubParsersAction[Any]") -> None:
     which.add_argument(
         "--plan", metavar="NAME", help="calls of this plan: draft, deeper_draft (default: model)"
     )
-    parser.add_argument(
-        "--variant",
-        choices=VARIANTS,
-        default="long",
-        help="of split regions",
-    )
+    parser.add_argument("--variant", choices=VARIANTS, default="long", help="of split regions")
     parser.add_argument(
         "--weights", action="store_true", help="with values, in FILE.data; else they are inputs"
     )

@@ -2,10 +2,10 @@
 
 The first request is cut below, at and above ``index_topk``; a second, shorter one is in every step
 beside it but the last, with several rows where it ends; a third is a prompt of more than
-``index_topk`` tokens in a step of its own. Where a program has caches, the pages of
-the two are out of order and lie between one another, block 0 and its row 0 are a request's own, and
-decode steps end in rows of padding. The last step has a single row and no padding: ops take other
-ways where every row of a step decodes, and where none of them sees fewer keys than are selected.
+``index_topk`` tokens in a step of its own. Where a program has caches, the pages of requests are
+out of order and lie between one another, block 0 and its row 0 are a request's own, and decode
+steps end in rows of padding. The last step has a single row and no padding: ops take other ways
+where every row of a step decodes, and where none of them sees fewer keys than are selected.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from dsa_compile.ir.plan import LONG, PROMPTS, SHORT
+from dsa_compile.ir.plan import LONG, SHORT, for_prompts
 
 _DECODED = 3  # tokens at the end of a request that are steps of their own
 _DECODED_BRIEFLY = 2
@@ -67,9 +67,8 @@ class Chunk:
     def variant(self, topk: int) -> str:
         """Variant that the runtime runs for a step of this sort, however few its tokens are."""
         variant = LONG if self.longest > topk else SHORT
-        if any(part.start for part in self.parts):
-            return variant
-        return next(new for new, old in PROMPTS.items() if old == variant)
+        fresh = not any(part.start for part in self.parts)
+        return (fresh and for_prompts(variant)) or variant
 
 
 @dataclass(frozen=True)

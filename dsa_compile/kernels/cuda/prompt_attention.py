@@ -20,7 +20,6 @@ QUERIES, KEYS = 128, 128
 SHARED_BYTES = 13 * 16_384 + 80  # checked by src/prompt_attention.cuh
 THREADS = 384
 _LOG2E = 1.4426950408889634
-_GROUP = 16  # heads whose keys and values of 2,048 tokens, 20 MB, stay in the L2 cache together
 
 
 def _kernel(selected: int) -> CudaKernel:
@@ -85,7 +84,7 @@ def attend_heads(
             start,
             stop,
             heads,
-            math.gcd(heads, _GROUP),
+            math.gcd(heads, prepared.GROUP),
             scale * _LOG2E,
         )
     return out

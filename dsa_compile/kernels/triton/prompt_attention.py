@@ -29,7 +29,7 @@ AttendHeads = Callable[..., Tensor]
 """A function that takes the arguments of :func:`attend_heads` but the tile."""
 
 _LOG2E = 1.4426950408889634
-_GROUP = 16  # heads whose keys and values of 2,048 tokens, 20 MB, stay in the L2 cache together
+GROUP = 16  # heads whose keys and values of 2,048 tokens, 20 MB, stay in the L2 cache together
 _NARROW = 128  # keys and values of the published model; wider ones leave room for fewer at a time
 
 
@@ -169,7 +169,7 @@ def attend_heads(
             LATENT=width - rope,
             QUERIES=tile.queries,
             KEYS=tile.keys,
-            GROUP=math.gcd(heads, _GROUP),
+            GROUP=math.gcd(heads, GROUP),
             TILES=k_tiles is not None,
             SELECTED=bits is not None,
             num_warps=tile.warps,

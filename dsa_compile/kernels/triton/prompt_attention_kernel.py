@@ -86,7 +86,7 @@ def _scores_and_values(
     return acc, new, total
 
 
-@triton.jit(do_not_specialize=["begin", "tokens"])
+@triton.jit(do_not_specialize=["words", "begin", "tokens"])
 def attend_prompt_kernel(
     q_nope: tl.tensor,
     q_pe: tl.tensor,

@@ -27,7 +27,7 @@ def _place_kernel(
     tl.store(places + slot, token, (slot >= 0) & (slot < cache_rows))
 
 
-@triton.jit(do_not_specialize=["begin", "tokens", "cache_rows", "count"])
+@triton.jit(do_not_specialize=["begin", "tokens", "cache_rows", "count", "words"])
 def _mark_kernel(
     slots: tl.tensor,
     slot_mapping: tl.tensor,

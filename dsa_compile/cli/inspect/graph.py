@@ -26,7 +26,9 @@ def register(commands: Any) -> None:
     )
     parser.add_argument("--layer", type=int, metavar="N", help="only what this layer runs")
     parser.add_argument("--kind", metavar="KIND", help="only this kind of region: moe, head, …")
-    parser.add_argument("--variant", metavar="NAME", help="long, short or prompt (default: all)")
+    parser.add_argument(
+        "--variant", metavar="NAME", help="long, short, prompt or long_prompt (default: all)"
+    )
     parser.add_argument("--after", metavar="PASS", help="as it is after this pass")
     parser.add_argument("--inputs", action="store_true", help="list the inputs too")
     parser.set_defaults(run=run)

@@ -1,7 +1,7 @@
 """One call of a graph, made on tensors of any sizes."""
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -54,6 +54,22 @@ class Call:
         kept = node.meta.get("role") in (Role.WEIGHT, Role.CACHE)
         with torch.inference_mode(torch.is_inference_mode_enabled() and not kept):
             return make(shape, dtype=info.dtype, device=self._device)
+
+
+def form_of(node: fx.Node) -> Hashable:
+    """What a call is made of: the same for calls of any regions that launch the same kernels."""
+    return node.target, _form(node.args)
+
+
+def _form(value: Any) -> Hashable:
+    if isinstance(value, fx.Node):
+        if _is_view(value):
+            return form_of(value)
+        info = _info(value)
+        return info.dtype, tuple(info.shape), value.meta.get("role") in (Role.WEIGHT, Role.CACHE)
+    if isinstance(value, list | tuple):
+        return tuple(map(_form, value))
+    return type(value), value  # 1, 1.0 and True are not alike
 
 
 def _is_view(node: fx.Node) -> bool:

@@ -18,7 +18,7 @@ from dsa_compile.kernels.cuda.device import Rehearsal, rehearse
 from dsa_compile.kernels.cuda.sample_tokens import MOST_TOKENS, OPTIONS, sample_tokens
 from dsa_compile.kernels.implementation import Implementation
 from dsa_compile.kernels.registry import implementations
-from dsa_compile.launches.call import Call, Choice
+from dsa_compile.launches.call import Call, Choice, form_of
 
 Kernels = Mapping[str, tuple[KernelRecord, ...]]
 
@@ -44,15 +44,19 @@ class BoundGraphs:
     def calls(
         self, wanted: Callable[[Implementation], bool], device: str = "meta"
     ) -> Iterator[Call]:
-        """The calls that some wanted implementation is bound to.
+        """The calls that some wanted implementation is bound to, one of those that are alike.
 
         Args:
             wanted: others are not called.
             device: of the tensors that calls are made on.
         """
+        seen = set()
         for region in self.regions:
             for node in region.graph.nodes:
                 bound = self.kernels.get(str(node.target), ())
+                if not bound or (form := form_of(node)) in seen:
+                    continue
+                seen.add(form)
                 choices = [_choice(node, record, self.target, wanted) for record in bound]
                 if any(function is not None for _, function in choices):
                     yield Call(node, choices, device)

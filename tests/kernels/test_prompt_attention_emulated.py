@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(not emulator.available(), reason="needs g++")
 
 HEADS, LATENT, SCALE = 2, 32, 0.09
 WRITTEN_OUT = (
-    *("await", "power_of_two", "scaled_pair", "descriptor", "settle"),
+    *("await", "power_of_two", "scaled_pair", "descriptor", "fence_registers"),
     *("wgmma_64x64_ss", "wgmma_64x64_rs", "wgmma_64x128_ss"),
     *("wgmma_64x128_transposed_ss", "wgmma_64x128_rs"),
 )
@@ -148,3 +148,12 @@ def test_as_the_reference(lengths, padding, selects):
     assert (got - wanted).norm() < 8e-3 * wanted.norm()
     apart = (got - wanted).flatten(1).norm(dim=1) / wanted.flatten(1).norm(dim=1).clamp(min=1e-6)
     assert apart.max() < 3e-2
+
+
+def test_a_step_without_tokens_launches_nothing(monkeypatch):
+    monkeypatch.setattr(CudaKernel, "__call__", None)
+    nothing = torch.empty(0, dtype=torch.int64)
+    q, rows = torch.empty(0, HEADS, 192).bfloat16(), torch.empty(0, LATENT + 64).bfloat16()
+    k = torch.empty(0, HEADS * 128).bfloat16()
+    given = (q[..., :128], q[..., 128:], k, rows, k, nothing, nothing, SCALE)
+    assert prompt_attention.attend_heads(*given).shape == (0, HEADS, 128)

@@ -31,7 +31,7 @@ static u32 scaled_pair(float low, float high, float factor) {
   return pack_bf16(low * factor, high * factor);
 }
 template <int Count>
-static void settle(float (&)[Count]) {}
+static void fence_registers(float (&)[Count]) {}
 
 // ---- shared memory -------------------------------------------------------------------------------
 

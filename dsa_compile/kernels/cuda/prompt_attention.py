@@ -63,6 +63,8 @@ def attend_heads(
     _check(q_nope, q_pe, rows, scale)
     tokens, heads, _ = q_nope.shape
     out = q_nope.new_empty((tokens, heads, VALUES))
+    if not tokens:
+        return out
     maps = (
         tensor_map(q_nope, (QUERIES, 1, 64)),
         tensor_map(q_pe, (QUERIES, 1, 64)),

@@ -189,7 +189,7 @@ def parts_of(
         queries: of a tile; every stretch but the last is a multiple.
     """
     if selected is None:
-        return ((0, tokens, None),) if tokens else ()
+        return ((0, tokens, None),)
     return selected.parts(queries)
 
 

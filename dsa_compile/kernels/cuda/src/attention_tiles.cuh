@@ -84,3 +84,49 @@ DEVICE void transpose_quad(u32 (&value)[4]) {
     (upper ? value[i] : value[i + 2]) = got;
   }
 }
+
+// Online softmax of a thread's two rows, in steps of `Columns` scores a row of a quad of lanes.
+template <int Columns>
+struct Softmax {
+  float top[2] = {MINUS_INFINITY, MINUS_INFINITY};
+  float sum[2] = {0.0f, 0.0f};  // of the thread's own columns
+  float decay[2];
+
+  // Scores become weights. Whether the thread's results so far must be multiplied by `decay`.
+  DEVICE bool weigh(float (&s)[Columns / 2], float scale_log2) {
+    bool grown = false;
+    float shift[2];
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      float high = MINUS_INFINITY;
+#pragma unroll
+      for (int i = 0; i < Columns / 8; i++)
+        high = fmaxf(high, fmaxf(s[4 * i + 2 * r], s[4 * i + 2 * r + 1]));
+      high = fmaxf(high, __shfl_xor_sync(0xffffffffu, high, 1));
+      high = fmaxf(high, __shfl_xor_sync(0xffffffffu, high, 2)) * scale_log2;
+      decay[r] = 1.0f;
+      if (high > top[r] + SLACK) {
+        decay[r] = power_of_two(top[r] - high);
+        top[r] = high;
+        grown = true;
+      }
+      shift[r] = top[r] == MINUS_INFINITY ? 0.0f : top[r];
+      sum[r] *= decay[r];
+    }
+#pragma unroll
+    for (int i = 0; i < Columns / 2; i++) {
+      s[i] = power_of_two(fmaf(s[i], scale_log2, -shift[i / 2 % 2]));
+      sum[i / 2 % 2] += s[i];
+    }
+    return grown;
+  }
+
+  // Sum of a row's weights; the lanes of a quad exchange theirs.
+  DEVICE float total(int r) const {
+    float all = sum[r] + __shfl_xor_sync(0xffffffffu, sum[r], 1);
+    return all + __shfl_xor_sync(0xffffffffu, all, 2);
+  }
+};
+
+// What results of a row are multiplied by; 0 if it has seen nothing.
+DEVICE float inverse_of(float total) { return total > 0.0f ? 1.0f / total : 0.0f; }

@@ -3,6 +3,7 @@
 #include "mla_prefill.cuh"
 
 constexpr float LN_2 = 0.6931471805599453f;
+
 DEVICE void store_matrices(u32 address, u32 a, u32 b, u32 c, u32 d) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
                "r"(a), "r"(b), "r"(c), "r"(d)
@@ -97,7 +98,7 @@ DEVICE void compute_scores(const Problem& p, u32 base) {
     await(base + QUERY_FULL, query_parity);
     query_parity ^= 1;
 
-    float top[2] = {MINUS_INFINITY, MINUS_INFINITY}, sum[2] = {0.0f, 0.0f};
+    Softmax<KEYS> softmax;
     for (int step = 0; step < steps; step++) {
       float s[32];
       u32 previous = base + WEIGHTS_FULL + 8 * (rope.index ^ 1);
@@ -133,30 +134,7 @@ DEVICE void compute_scores(const Problem& p, u32 base) {
       u32 present[2] = {load_shared(base + PRESENT_AT + 8 * rope.index),
                         load_shared(base + PRESENT_AT + 8 * rope.index + 4)};
       hide_absent(s, present);
-      float decay[2], shift[2];
-      bool grown = false;
-#pragma unroll
-      for (int r = 0; r < 2; r++) {
-        float high = MINUS_INFINITY;
-#pragma unroll
-        for (int i = 0; i < 8; i++)
-          high = fmaxf(high, fmaxf(s[4 * i + 2 * r], s[4 * i + 2 * r + 1]));
-        high = fmaxf(high, __shfl_xor_sync(0xffffffffu, high, 1));
-        high = fmaxf(high, __shfl_xor_sync(0xffffffffu, high, 2)) * p.scale_log2;
-        decay[r] = 1.0f;
-        if (high > top[r] + SLACK) {
-          decay[r] = power_of_two(top[r] - high);
-          top[r] = high;
-          grown = true;
-        }
-        shift[r] = top[r] == MINUS_INFINITY ? 0.0f : top[r];
-        sum[r] *= decay[r];
-      }
-#pragma unroll
-      for (int i = 0; i < 32; i++) {
-        s[i] = power_of_two(fmaf(s[i], p.scale_log2, -shift[i / 2 % 2]));
-        sum[i / 2 % 2] += s[i];
-      }
+      bool grown = softmax.weigh(s, p.scale_log2);
 
       named_barrier_sync(1, 128);  // all four warps are through with the rotary keys
       u32 tile = base + ROPE_AT + rope.index * TILE + matrix_row * 128;
@@ -169,8 +147,8 @@ DEVICE void compute_scores(const Problem& p, u32 base) {
       fence_async_shared();
       grown = __any_sync(0xffffffffu, grown);
       if (grown && (lane & 3) == 0) {
-        store_shared(base + DECAY_AT + rope.index * HEADS * 4 + row * 4, decay[0]);
-        store_shared(base + DECAY_AT + rope.index * HEADS * 4 + row * 4 + 32, decay[1]);
+        store_shared(base + DECAY_AT + rope.index * HEADS * 4 + row * 4, softmax.decay[0]);
+        store_shared(base + DECAY_AT + rope.index * HEADS * 4 + row * 4 + 32, softmax.decay[1]);
       }
       if (lane == 0) store_shared(base + RESCALE_AT + rope.index * 16 + warp * 4, u32(grown));
       __syncwarp();
@@ -184,13 +162,12 @@ DEVICE void compute_scores(const Problem& p, u32 base) {
     total_parity ^= 1;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-      sum[r] += __shfl_xor_sync(0xffffffffu, sum[r], 1);
-      sum[r] += __shfl_xor_sync(0xffffffffu, sum[r], 2);
+      float total = softmax.total(r);
       if ((lane & 3) == 0) {
-        store_shared(base + INVERSE_AT + (row + 8 * r) * 4, sum[r] > 0.0f ? 1.0f / sum[r] : 0.0f);
+        store_shared(base + INVERSE_AT + (row + 8 * r) * 4, inverse_of(total));
         if (head + row + 8 * r < p.heads)
           p.lse[static_cast<long long>(token) * p.heads + head + row + 8 * r] =
-              LN_2 * (top[r] + log2f(sum[r]));
+              LN_2 * (softmax.top[r] + log2f(total));
       }
     }
     __syncwarp();

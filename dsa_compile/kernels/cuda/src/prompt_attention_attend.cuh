@@ -1,15 +1,9 @@
 // Attention of prompts by heads: a warpgroup with 64 of a block's tokens.
 #pragma once
-#include "prompt_attention_softmax.cuh"
+#include "fence_registers.cuh"
+#include "prompt_attention_mask.cuh"
 
 constexpr u32 TILE_STEP = TILE / 16;  // of descriptors' low words
-
-// Keeps the compiler from moving uses of accumulators across the point where they are complete.
-template <int Count>
-DEVICE void settle(float (&d)[Count]) {
-#pragma unroll
-  for (int i = 0; i < Count; i++) asm volatile("" : "+f"(d[i])::"memory");
-}
 
 // The two warpgroups start their products in turn (named barriers 1 and 2): while one has the
 // tensor cores, the other has time for its softmax.
@@ -97,7 +91,7 @@ DEVICE void attend(const Problem& p, u32 base, u32 group) {
     u32 row = begin + group * 64 + warp * 16 + lane / 4;
     Range range(p, begin);
     Rows rows(p, row, range.lowest);
-    Softmax softmax;
+    Softmax<KEYS> softmax;
     float s[64], out[64];
     u32 weights[32];
     uint4 seen[2];
@@ -131,7 +125,7 @@ DEVICE void attend(const Problem& p, u32 base, u32 group) {
     multiply_keys(s, query_low, keys_low + keys.index * KEY_TILES * TILE_STEP);
     pass_turn(group);
     wgmma_wait<0>();
-    settle(s);
+    fence_registers(s);
     free_keys(0);
     hide(0);
     softmax.weigh(s, p.scale_log2);
@@ -147,12 +141,12 @@ DEVICE void attend(const Problem& p, u32 base, u32 group) {
       multiply_values(out, weights, values_low + values.index * VALUE_TILES * TILE_STEP);
       pass_turn(group);
       wgmma_wait<1>();
-      settle(s);
+      fence_registers(s);
       free_keys(step);
       hide(step);
-      bool grown = softmax.weigh(s, p.scale_log2);
+      bool grown = __any_sync(0xffffffffu, softmax.weigh(s, p.scale_log2));
       wgmma_wait<0>();
-      settle(out);
+      fence_registers(out);
       free(VALUES_EMPTY + 8 * values.index);
       values.advance(1);
       if (grown) {
@@ -165,14 +159,14 @@ DEVICE void attend(const Problem& p, u32 base, u32 group) {
     await(base + VALUES_FULL + 8 * values.index, values.parity);
     multiply_values(out, weights, values_low + values.index * VALUE_TILES * TILE_STEP);
     wgmma_wait<0>();
-    settle(out);
+    fence_registers(out);
     free(VALUES_EMPTY + 8 * values.index);
     values.advance(1);
 
     float factor[2];
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-      float inverse = softmax.inverse(r);  // lanes exchange their sums, those of padding too
+      float inverse = inverse_of(softmax.total(r));  // of padding, too: lanes exchange sums
       factor[r] = __ldg(p.slot_mapping + rows.token[r]) >= 0 ? inverse : 0.0f;
     }
     store_rows(p, out, factor, row, item.head(p));

@@ -1,6 +1,7 @@
 // FP8 warpgroup products: wgmma m64nNk32, e4m3 operands in shared memory, fp32 accumulators.
 #pragma once
 #include "common.cuh"
+#include "fence_registers.cuh"
 
 // d[64, N] (+)= a[64, 32] b[32, N]. Both operands lie K-major in shared memory, named by matrix
 // descriptors; `accumulate` 0 overwrites d. Thread t of the warpgroup holds, for j < N / 8,
@@ -8,13 +9,6 @@
 //   d[4j + 2], d[4j + 3]  the same columns eight rows below.
 template <int N>
 DEVICE void wgmma_e4m3(float (&d)[N / 2], u64 a, u64 b, u32 accumulate);
-
-// Keeps the compiler from moving uses of accumulators across the point where they are complete.
-template <int Count>
-DEVICE void fence_registers(float (&d)[Count]) {
-#pragma unroll
-  for (int i = 0; i < Count; ++i) asm volatile("" : "+f"(d[i])::"memory");
-}
 
 // Operand lists of the assembly below: %0.. in its text, d[0].. as its arguments.
 #define T4(a, b, c, e) "%" #a ", %" #b ", %" #c ", %" #e

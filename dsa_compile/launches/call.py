@@ -57,7 +57,7 @@ class Call:
 
 
 def form_of(node: fx.Node) -> Hashable:
-    """What a call is made of: the same for calls of any regions that launch the same kernels."""
+    """Key of a call, equal for calls of any regions that launch the same kernels."""
     return node.target, _form(node.args)
 
 

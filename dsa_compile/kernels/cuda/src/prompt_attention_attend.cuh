@@ -5,26 +5,6 @@
 
 constexpr u32 TILE_STEP = TILE / 16;  // of descriptors' low words
 
-// The two warpgroups start their products in turn (named barriers 1 and 2): while one has the
-// tensor cores, the other has time for its softmax.
-DEVICE void take_turn(u32 group) {
-#if TURNS
-  if (group == 0)
-    named_barrier_sync(1, 256);
-  else
-    named_barrier_sync(2, 256);
-#endif
-}
-
-DEVICE void pass_turn(u32 group) {
-#if TURNS
-  if (group == 0)
-    named_barrier_arrive(2, 256);
-  else
-    named_barrier_arrive(1, 256);
-#endif
-}
-
 DEVICE void multiply_keys(float (&s)[64], u32 query_low, u32 key_low) {
   wgmma_fence();
 #pragma unroll
@@ -85,7 +65,6 @@ DEVICE void attend(const Problem& p, u32 base, u32 group) {
   auto free = [&](u32 barrier) {
     if (lane == 0) mbarrier_arrive(base + barrier);
   };
-  if (group == 1) pass_turn(group);  // the first begins
   for (Item item(p); item.valid(p); item.advance()) {
     u32 begin = item.token(p);
     u32 row = begin + group * 64 + warp * 16 + lane / 4;
@@ -121,9 +100,7 @@ DEVICE void attend(const Problem& p, u32 base, u32 group) {
     await(base + QUERY_FULL, query_parity);
     query_parity ^= 1;
     await(base + KEYS_FULL + 8 * keys.index, keys.parity);
-    take_turn(group);
     multiply_keys(s, query_low, keys_low + keys.index * KEY_TILES * TILE_STEP);
-    pass_turn(group);
     wgmma_wait<0>();
     fence_registers(s);
     free_keys(0);
@@ -135,11 +112,9 @@ DEVICE void attend(const Problem& p, u32 base, u32 group) {
     for (u32 step = 1; step < range.steps; step++) {
       fetch_seen(step);
       await(base + KEYS_FULL + 8 * keys.index, keys.parity);
-      take_turn(group);
       multiply_keys(s, query_low, keys_low + keys.index * KEY_TILES * TILE_STEP);
       await(base + VALUES_FULL + 8 * values.index, values.parity);
       multiply_values(out, weights, values_low + values.index * VALUE_TILES * TILE_STEP);
-      pass_turn(group);
       wgmma_wait<1>();
       fence_registers(s);
       free_keys(step);

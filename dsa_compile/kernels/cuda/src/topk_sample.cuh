@@ -52,7 +52,8 @@ struct Sampler {
     const First first = begin(sample, k, n, spread, 1.0f);
     const u32 least = first.low.range.least();
     const Range range{first.top, first.top - least};
-    return first.low.coarse() ? hug(shared, SampledKeys<Keys>{sample}, range) : range;
+    const bool wide = first.low.coarse() || alone(first);
+    return wide ? hug(shared, SampledKeys<Keys>{sample}, range) : range;
   }
 
   // The same with a threshold in full precision. Of equal keys as many count as belong to the rank,
@@ -121,6 +122,14 @@ struct Sampler {
     const Low found{low, all.of_bin(bin[1].index, SHIFT), bin[1].before,
                     bin[1].before + bin[1].count};
     return {found, max(higher.top, found.range.top)};
+  }
+
+  // Both ranks are in one bin that has no neighbours: its keys may span a small part of it only.
+  DEVICE bool alone(const First& first) const {
+    if (first.top != first.low.range.top) return false;
+    const u32 bin = ~first.top >> (32 - BIN_BITS);
+    const u32 larger = bin > 0 ? shared.sample.bins[bin - 1] : 0;
+    return !(larger | shared.sample.bins[min(bin + 1, BINS - 1)]);
   }
 
   // The bin of the lower rank, of a range that holds it. The block synchronised in hug(), since when

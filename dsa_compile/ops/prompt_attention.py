@@ -56,6 +56,21 @@ def paged_prompt_attention(
     return _attend(q_nope, q_pe, rows, unseen, w_uk, w_uv, scale)
 
 
+def finite_latents(latent: Tensor) -> Tensor:
+    """Latents that values are made of: 0 in place of NaN and infinities.
+
+    A value that a token does not attend to is multiplied by 0, which leaves the NaN of another
+    request a NaN. A token that does attend to it has the NaN of the key for a score.
+
+    Args:
+        latent: ``[T, R]``.
+
+    Returns:
+        ``[T, R]``.
+    """
+    return latent.nan_to_num(0.0, 0.0, 0.0)
+
+
 def written_rows(cache: Tensor, slot_mapping: Tensor) -> Tensor:
     """Rows of a cache that is not quantised; zeros for slots outside of it.
 
@@ -190,7 +205,7 @@ def _attend(
     latent, k_pe = rows.split([w_uk.shape[2], q_pe.shape[2]], -1)
     k_nope = torch.matmul(latent, w_uk.float().transpose(1, 2))
     keys = torch.cat((k_nope, k_pe.expand(heads, -1, -1)), -1).transpose(1, 2)
-    values = torch.matmul(latent, w_uv.float().transpose(1, 2))
+    values = torch.matmul(finite_latents(latent), w_uv.float().transpose(1, 2))
     query = torch.cat((q_nope, q_pe), -1).transpose(0, 1).float()
 
     out = q_nope.new_empty((tokens, heads, w_uv.shape[1]))

@@ -194,7 +194,8 @@ def test_what_pages_held_before_is_never_read(case, name):
     assert torch.equal(poisoned_logits, clean_logits)
 
 
-def test_pages_of_a_failed_request_are_clean_for_the_next(case, load, monkeypatch):
+@pytest.mark.parametrize("step_tokens", [53, 1024])
+def test_pages_of_a_failed_request_are_clean_for_the_next(case, load, monkeypatch, step_tokens):
     """A NaN weight row fails every request that holds its token, and only those, in any company."""
     prompts, params, _ = load
     bad = 7
@@ -209,7 +210,7 @@ def test_pages_of_a_failed_request_are_clean_for_the_next(case, load, monkeypatc
 
     load_weights = weight_loading.load_weights
     monkeypatch.setattr(weight_loading, "load_weights", spoiled)
-    engine = Engine.load(case(NAME).artifact, num_blocks=40, max_batched_tokens=53)
+    engine = Engine.load(case(NAME).artifact, num_blocks=40, max_batched_tokens=step_tokens)
     chance = random.Random(10)
     mixed, expected = [], []
     for prompt, tokens in zip(prompts, want, strict=True):

@@ -84,6 +84,23 @@ def quantized(one_scale):
     return error(got, reference.paged_prompt_attention_fp8(*args))
 
 
+def with_nan(dtype, selects):
+    """The error of all tokens but those that attend to a row with a NaN, which have nothing else."""
+    slots, positions = step([9, 30, 20], 3)
+    q, pe, w_uk, w_uv = operands(len(slots), 2, (32, 16, 64), 32, dtype)
+    cache = torch.randn(BLOCKS, BLOCK, 48, dtype=dtype)
+    cache.view(-1, 48)[slots[20], 3] = float("nan")
+    prompt_attention.choose_prompt_tile = lambda *given: PromptTile(64, 64, 4, 1)
+    args = (q, pe, cache, slots, positions, w_uk, w_uv, SCALE)
+    if selects:
+        args += (slots[torch.where(torch.arange(62) < 39, 20, 45)][:, None].int(),)
+    got = prompt_attention.paged_prompt_attention(*args)
+    want = reference.paged_prompt_attention(*args)
+    assert got[20:39].isnan().all()
+    assert torch.equal(got.isnan(), want.isnan())
+    return error(got.nan_to_num(), want.nan_to_num())
+
+
 def main():
     torch.manual_seed(0)
     round_as_hardware()
@@ -110,6 +127,9 @@ def main():
         selected_tokens._BYTES = 64 * 1024 if len(case[0]) > 1 else 2000  # in parts
         name = str(case).replace("torch.", "")
         print("attention", name, plain(*case))
+    for dtype in (torch.float32, torch.bfloat16):
+        for selects in (False, True):
+            print("attention beside a NaN", dtype, selects, with_nan(dtype, selects))
     for one_scale in (False, True):
         print("attention to bfloat16 of FP8", one_scale, quantized(one_scale))
 

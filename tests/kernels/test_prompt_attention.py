@@ -47,7 +47,7 @@ def test_interpreted_kernels_agree_with_the_references():
     )
     assert done.returncode == 0, done.stderr[-2000:]
     lines = done.stdout.splitlines()
-    assert len(lines) == 17
+    assert len(lines) == 21
     for line in lines:
         assert float(line.split()[-1]) < (6e-3 if "bfloat16" in line else 1e-6), line
 

@@ -105,20 +105,21 @@ class Selected:
 
 
 @pytest.mark.parametrize(
-    ("lengths", "padding", "selects"),
+    ("lengths", "padding", "selects", "wrong"),
     quick_first(
         [
-            ([100, 1, 210], 9, 60),
-            ([300], 3, None),
-            ([5, 150, 3, 120], 20, None),
-            ([128], 0, 3),
-            ([513], 0, 100),
-            ([1], 0, None),
+            ([100, 1, 210], 9, 60, 150),
+            ([300], 3, None, None),
+            ([5, 150, 3, 120], 20, None, 100),
+            ([128], 0, 3, None),
+            ([513], 0, 100, None),
+            ([1], 0, None, None),
         ]
     ),
     ids=str,
 )
-def test_as_the_reference(lengths, padding, selects):
+def test_as_the_reference(lengths, padding, selects, wrong):
+    """Also with a token, ``wrong``, whose row has a NaN."""
     slots = torch.randperm(4096)[: sum(lengths)]
     positions = torch.cat([torch.arange(length) for length in lengths])
     pad = torch.nn.functional.pad
@@ -130,8 +131,14 @@ def test_as_the_reference(lengths, padding, selects):
     rows[:, LATENT:] *= torch.linspace(0.1, 8, tokens)[:, None]  # results so far must shrink
     rows = rows.bfloat16()
     rows[slots < 0] = 0
+    if wrong is not None:
+        rows[wrong, 7] = torch.nan
+    latents = rows[:, :LATENT].float()
     w_uk, w_uv = (torch.randn(HEADS, 128, LATENT) / 6 for _ in range(2))
-    k, v = ((rows[:, :LATENT].float() @ w.flatten(0, 1).t()).bfloat16() for w in (w_uk, w_uv))
+    k, v = (
+        (of @ w.flatten(0, 1).t()).bfloat16()
+        for of, w in ((latents, w_uk), (ops.finite_latents(latents), w_uv))
+    )
     chosen, selected = None, None
     if selects is not None:
         chosen = slots[torch.randint(tokens, (tokens, selects))].int()
@@ -144,7 +151,10 @@ def test_as_the_reference(lengths, padding, selects):
     exact = [each.float() for each in (q[..., :128], pe)]
     unseen = ops._Unseen(cache, slots, positions, chosen)
     wanted = ops._attend(*exact, rows.float(), unseen, w_uk, w_uv, SCALE)
-    assert torch.equal(got == 0, wanted == 0)
+    assert torch.equal((got == 0).all(2), (wanted == 0).all(2))
+    assert torch.equal(got.isnan(), wanted.isnan())
+    assert wanted.isnan().any() == (wrong is not None)
+    got, wanted = got.nan_to_num(), wanted.nan_to_num()
     assert (got - wanted).norm() < 8e-3 * wanted.norm()
     apart = (got - wanted).flatten(1).norm(dim=1) / wanted.flatten(1).norm(dim=1).clamp(min=1e-6)
     assert apart.max() < 3e-2

@@ -114,6 +114,22 @@ def test_tokens_attend_to_what_is_selected(step, form):
     torch.testing.assert_close(whole(*args, slots_of(step)), whole(*args))
 
 
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), float("-inf")], ids=str)
+@pytest.mark.parametrize("selects", [False, True])
+def test_a_row_without_numbers_reaches_only_what_attends_to_it(paged_batch, selects, wrong):
+    step = paged_batch([(4, 4), (6, 6), (5, 5)], padding=2)
+    q_nope, q_pe, w_uk, w_uv = operands(step)
+    cache = torch.randn(step.num_blocks, step.block_size, R + DR)
+    args = (step.slot_mapping, step.positions, w_uk, w_uv, SCALE)
+    args += (slots_of(step),) if selects else ()
+    want = dsa.paged_prompt_attention(q_nope, q_pe, cache, *args)
+    cache.view(-1, R + DR)[step.slot_mapping[6], 5] = wrong
+    got = dsa.paged_prompt_attention(q_nope, q_pe, cache, *args)
+    assert got[6:10].isnan().all()
+    want[6:10] = torch.nan
+    torch.testing.assert_close(got, want, equal_nan=True)
+
+
 def test_a_token_that_selects_nothing_is_zero(paged_batch):
     step = paged_batch([(3, 3)])
     q_nope, q_pe, w_uk, w_uv = operands(step)

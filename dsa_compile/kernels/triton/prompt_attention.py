@@ -23,7 +23,7 @@ from dsa_compile.kernels.triton.latent_rows import latent_rows_fp8, latent_rows_
 from dsa_compile.kernels.triton.prompt_attention_kernel import attend_prompt_kernel
 from dsa_compile.kernels.triton.selected_tokens import SelectedTokens
 from dsa_compile.ops.library import bad_input
-from dsa_compile.ops.prompt_attention import written_rows
+from dsa_compile.ops.prompt_attention import finite_latents, written_rows
 
 AttendHeads = Callable[..., Tensor]
 """A function that takes the arguments of :func:`attend_heads` but the tile."""
@@ -104,7 +104,8 @@ def attend_prompts(
             "on the GPU: queries with a contiguous last dimension, rows in their dtype",
         )
     made = rows[:, :latent]
-    k, v = (torch.matmul(made, w.flatten(0, 1).t()) for w in (w_uk, w_uv))
+    k = torch.matmul(made, w_uk.flatten(0, 1).t())
+    v = torch.matmul(finite_latents(made), w_uv.flatten(0, 1).t())
     attend = attend or attend_heads
     return attend(q_nope, q_pe, k, rows, v, slot_mapping, positions, scale, selected)
 

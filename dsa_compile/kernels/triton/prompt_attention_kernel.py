@@ -179,7 +179,7 @@ def attend_prompt_kernel(
         )  # fmt: skip
 
     slot = tl.load(slot_mapping + row, present, -1)
-    any_seen = (slot >= 0) & (total > 0.0)
+    any_seen = (slot >= 0) & (total != 0.0)  # NaN passes
     share = tl.where(any_seen, 1.0 / total, 0.0)
     result = tl.where(any_seen[:, None], acc * share[:, None], 0.0).to(out.dtype.element_ty)
     inside = present[:, None] & (value < VALUES)[None, :]

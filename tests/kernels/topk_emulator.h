@@ -97,6 +97,7 @@ static void launch_clusters(void (*kernel)(P...), Dim grid, int threads, void** 
 #define __reduce_max_sync largest_of_warp
 #define __ballot_sync ballot_of_warp
 #define __shfl_sync shuffle_of_warp
+#define __shfl_xor_sync exchange_of_warp
 
 // What `of` makes of the words of all lanes.
 template <class F>
@@ -132,6 +133,9 @@ static u32 __ballot_sync(u32, bool x) {
 static bool __any_sync(u32 mask, bool x) { return __ballot_sync(mask, x) != 0; }
 static u32 __shfl_sync(u32, u32 x, u32 lane) {
   return with_warp(x, [=](const u32* all) { return all[lane % 32]; });
+}
+static u32 __shfl_xor_sync(u32, u32 x, u32 step) {
+  return with_warp(x, [=](const u32* all) { return all[lane_id() ^ step]; });
 }
 static void add_from_below(u32& value, u32 step) {
   value += with_warp(

@@ -16,7 +16,7 @@ constexpr u32 ALL_LANES = 0xffffffffu;
 constexpr u32 WARPS = THREADS / 32;
 constexpr u32 BIN_BITS = 12, BINS = 1u << BIN_BITS;
 constexpr u32 UNITS = 32, UNIT_BINS = BINS / UNITS;  // a warp adds up a unit, four bins a lane
-constexpr u32 LIST = 32;
+constexpr u32 LIST = 32, FEW = 4;
 
 DEVICE u32 warp_sum(u32 value) { return __reduce_add_sync(ALL_LANES, value); }
 
@@ -37,13 +37,21 @@ struct alignas(16) Histogram {
   }
 };
 
+constexpr u32 UNKNOWN = ~0u;
+
+struct Cut {
+  u32 key, ties;  // selected are the keys above `key`, and `ties` of those equal to it: the lowest
+  u32 last;       // columns, up to this one, which may be UNKNOWN
+};
+
 // What find_cut() needs.
 struct CutShared {
   Histogram range;
   u32 warp_sums[2][32];
   u32 least[32], largest[32];  // keys of a range, of each warp
   u32 listed;
-  alignas(16) uint2 list[LIST];  // keys and their columns
+  Cut cut;           // that a thread has found among the listed
+  uint2 list[LIST];  // keys and their columns
 };
 
 DEVICE void clear(Histogram& histogram) {
@@ -168,32 +176,51 @@ DEVICE void list(CutShared& shared, const Keys& keys, const Range& range) {
   } while (others);
 }
 
-constexpr u32 UNKNOWN = ~0u;
+// The cut behind the r-th of the listed keys, equal ones by column, where so many keys are greater
+// and so many equal to it.
+DEVICE Cut cut_at(uint2 nth, u32 r, u32 greater, u32 equal) {
+  return r == greater + equal ? Cut{nth.x - 1, 0, UNKNOWN} : Cut{nth.x, r - greater, nth.y};
+}
 
-struct Cut {
-  u32 key, ties;  // selected are the keys above `key`, and `ties` of those equal to it: the lowest
-  u32 last;       // columns, up to this one, which may be UNKNOWN
-};
-
-// The r-th largest of at most LIST listed keys; every warp finds it for itself. It reads them from
-// shared memory, two at once: to pass them on from lane to lane takes four times as many turns.
-DEVICE Cut rank_listed(const uint2* list, u32 count, u32 r) {
+// The r-th largest of few listed keys; every warp finds it for itself.
+DEVICE Cut rank_few(const uint2* list, u32 count, u32 r) {
   const uint2 mine = lane_id() < count ? list[lane_id()] : make_uint2(0, 0);
   u32 ahead = 0;
-  const auto compare = [&](u32 key, u32 column) {
-    ahead += key > mine.x || (key == mine.x && column < mine.y);
-  };
 #pragma unroll 4
-  for (u32 i = 0; i < count; i += 2) {
-    const uint4 two = *reinterpret_cast<const uint4*>(list + i);
-    compare(two.x, two.y);
-    compare(i + 1 < count ? two.z : 0, two.w);  // no lane that counts has key 0
+  for (u32 i = 0; i < count; ++i) {
+    const u32 key = __shfl_sync(ALL_LANES, mine.x, i), column = __shfl_sync(ALL_LANES, mine.y, i);
+    ahead += key > mine.x || (key == mine.x && column < mine.y);
   }
   const u32 lane = __ffs(__ballot_sync(ALL_LANES, mine.x && ahead == r - 1)) - 1;
-  const u32 cut = __shfl_sync(ALL_LANES, mine.x, lane), last = __shfl_sync(ALL_LANES, mine.y, lane);
-  const u32 greater = __popc(__ballot_sync(ALL_LANES, mine.x > cut));
-  const u32 equal = __popc(__ballot_sync(ALL_LANES, mine.x == cut));
-  return r == greater + equal ? Cut{cut - 1, 0, UNKNOWN} : Cut{cut, r - greater, last};
+  const uint2 nth = make_uint2(__shfl_sync(ALL_LANES, mine.x, lane),
+                               __shfl_sync(ALL_LANES, mine.y, lane));
+  return cut_at(nth, r, __popc(__ballot_sync(ALL_LANES, mine.x > nth.x)),
+                __popc(__ballot_sync(ALL_LANES, mine.x == nth.x)));
+}
+
+// The r-th largest of at most LIST listed keys: a team of threads compares one with all others.
+// Synchronises the block.
+DEVICE Cut rank_listed(CutShared& shared, u32 count, u32 r) {
+  constexpr u32 TEAM = THREADS / LIST;
+  const u32 number = threadIdx.x / TEAM, member = threadIdx.x % TEAM;
+  const uint2 mine = number < count ? shared.list[number] : make_uint2(0, 0);
+  u32 greater = 0, equal = 0, ahead = 0;
+#pragma unroll
+  for (u32 i = member; i < LIST; i += TEAM) {
+    const uint2 other = i < count ? shared.list[i] : make_uint2(0, 0);
+    greater += other.x > mine.x;
+    equal += other.x == mine.x;
+    ahead += other.x == mine.x && other.y < mine.y;
+  }
+  u32 packed = greater | equal << 8 | ahead << 16;
+#pragma unroll
+  for (u32 step = 1; step < TEAM; step *= 2) packed += __shfl_xor_sync(ALL_LANES, packed, step);
+  greater = packed & 255, equal = packed >> 8 & 255, ahead = packed >> 16;
+  if (mine.x && member == 0 && greater + ahead == r - 1) {
+    shared.cut = cut_at(mine, r, greater, equal);
+  }
+  __syncthreads();
+  return shared.cut;
 }
 
 // Makes ready for another find_cut().
@@ -240,7 +267,8 @@ DEVICE Cut find_cut(CutShared& shared, const Keys& keys, u32 wanted, Range range
         keys.each([&](u32 key) { nearest = min(nearest, range.top - key); });
         if (nearest <= range.span) list(shared, keys, range);  // few threads
         __syncthreads();
-        return rank_listed(shared.list, bin.count, missing);
+        if (bin.count <= FEW) return rank_few(shared.list, bin.count, missing);
+        return rank_listed(shared, bin.count, missing);
       }
       if (range.span == 0) return {range.top, missing, UNKNOWN};
     }

@@ -23,37 +23,51 @@ STEPS = 60
 TRACED = 16
 
 
+def start(engine: Engine, name: str, batch: int, context: int) -> None:
+    """Bring so many requests to decoding, all at once: a prompt takes a step or two."""
+    generator = np.random.default_rng(batch)
+    while_prompts_run = batch + batch // 8
+    params = SamplingParams(
+        max_tokens=while_prompts_run + STEPS + 8, temperature=0.0, ignore_eos=True
+    )
+    for number in range(batch):
+        prompt = generator.integers(3, 100_000, context).tolist()
+        engine.add_request(f"{name}-{number}", prompt, params)
+    while len(engine.step()) < batch:
+        pass
+    for _ in range(4):
+        engine.step()
+
+
 def step_ms(
     engine: Engine, batch: int, context: int, traced: bool
 ) -> tuple[float, Communication | None]:
     """The median over steps in which all requests decode, and communication in others if wanted."""
-    generator = np.random.default_rng(batch)
-    params = SamplingParams(max_tokens=STEPS + 20, temperature=0.0, ignore_eos=True)
-    for number in range(batch):
-        prompt = generator.integers(3, 100_000, context).tolist()
-        engine.add_request(f"{batch}-{number}", prompt, params)
-    times, before, found = [], time.perf_counter(), None
-    while engine.has_unfinished():
-        engine.step()
+    start(engine, f"{batch}", batch, context)
+    times, before = [], time.perf_counter()
+    while len(engine.step()) == batch:
         now = time.perf_counter()
         times.append((now - before) * 1e3)
         before = now
+    assert len(times) > STEPS // 2, "requests ended before all of them decoded"
+    found = None
+    finish(engine)
     if traced:
-        for number in range(batch):
-            prompt = generator.integers(3, 100_000, context).tolist()
-            engine.add_request(f"traced-{batch}-{number}", prompt, params)
-        for _ in range(len(times) - STEPS):  # of the prompts, as before
-            engine.step()
+        start(engine, f"traced-{batch}", batch, context)
 
         def steps() -> None:
             for _ in range(TRACED):
                 engine.step()
 
         found = communication(on_device(trace(steps)), TRACED)
-        while engine.has_unfinished():
-            engine.step()
-    # prefill comes first and requests end one after the other: the steps in between
-    return statistics.median(times[-STEPS:-8]), found
+        finish(engine)
+    return statistics.median(times), found
+
+
+def finish(engine: Engine) -> None:
+    """Step until no request is left."""
+    while engine.has_unfinished():
+        engine.step()
 
 
 def main() -> None:

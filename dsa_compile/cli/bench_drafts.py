@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Column, Table
 
 from dsa_compile.artifact.manifest import open_manifest
-from dsa_compile.cli.common import numbers
+from dsa_compile.cli.common import number, numbers
 from dsa_compile.cli.tables import console, print_json
 from dsa_compile.errors import UserError
 
@@ -50,7 +50,7 @@ def add_drafts(commands: Any) -> None:
     )
     parser.add_argument("--batch", **several, default=(1,), help="requests of a step (default: 1)")
     parser.add_argument(
-        "--context", type=int, default=1024, metavar="N", help="of a request (default: %(default)s)"
+        "--context", type=number, default=1024, metavar="N", help="of a request (default: 1K)"
     )
     parser.add_argument("--repeats", type=int, default=32, metavar="N", help="default: %(default)s")
     parser.add_argument("--json", action="store_true", help="print data")
@@ -103,14 +103,14 @@ def run_drafts(args: argparse.Namespace) -> int:
 
 
 def _table(steps: "list[DraftedStep]", accepted: tuple[float, ...]) -> Table:
-    def number(name: str) -> Column:
+    def figure(name: str) -> Column:
         return Column(name, justify="right")
 
     on_gpu = any(step.gpu for step in steps)
-    more = (number("GPU ms"), number("host ms"), number("kernels"), "graph") if on_gpu else ()
+    more = (figure("GPU ms"), figure("host ms"), figure("kernels"), "graph") if on_gpu else ()
     shown = Table(
-        number("batch"), number("drafts"), number("step ms"), number("of the first"),
-        number("tokens"), number("tokens/s"), *more, box=None,
+        figure("batch"), figure("drafts"), figure("step ms"), figure("of the first"),
+        figure("tokens"), figure("tokens/s"), *more, box=None,
     )  # fmt: skip
     first = {step.batch: step for step in reversed(steps)}
     for step in steps:

@@ -5,7 +5,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dsa_compile.cli.common import numbers
+from dsa_compile.cli.common import number, numbers
 from dsa_compile.cli.tables import console, print_json, show
 from dsa_compile.config import CompileConfig
 from dsa_compile.errors import UserError
@@ -95,7 +95,7 @@ def add_step(commands: Any) -> None:
     )
     step.add_argument(
         "--chunk",
-        type=int,
+        type=number,
         default=8192,
         metavar="N",
         help="most tokens of a prefill step (default: 8192)",

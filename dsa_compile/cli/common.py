@@ -96,12 +96,21 @@ class Parser(SubParser):
 def numbers(text: str) -> tuple[int, ...]:
     """``1,16,8K``, as an argument's type; K stands for 1,024."""
     try:
-        return tuple(
-            int(part[:-1]) * 1024 if part[-1:] in ("k", "K") else int(part)
-            for part in text.split(",")
-        )
+        return tuple(_number(part) for part in text.split(","))
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers") from None
+
+
+def number(text: str) -> int:
+    """``8192`` or ``8K``, as an argument's type."""
+    try:
+        return _number(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number such as 8192 or 8K") from None
+
+
+def _number(text: str) -> int:
+    return int(text[:-1]) * 1024 if text[-1:] in ("k", "K") else int(text)
 
 
 def token_counts(text: str) -> tuple[int, ...]:

@@ -61,13 +61,20 @@ def test_kernels_made_for_the_released_model_take_it(exported: Path, recipe: str
     bound = {b.op.split(".")[1]: {r.provider for r in b.records()} for b in bind_kernels(program)}
     small_rows = {"router", "index_head_weights"}
     rows = "" if recipe == "fp8" else "_tensor"
-    prompts = {f"paged_prompt_attention_fp8{rows}", "rope_interleaved", "quantize_blocks"}
     assert {op for op, providers in bound.items() if providers == {"triton"}} == {
         *small_rows,
-        *prompts,  # whose attention is Triton's alone, with what is fused in other variants
+        "rope_interleaved",  # of prompts, where other variants have it fused, and so is the next
+        "quantize_blocks",
         "embedding",
         "dense_slots",
         "rope_tables",
     }
-    for op in ("experts_fp8", "linear_fp8", "paged_index_topk_fp8", "attention_inputs_fp8"):
+    prompts = f"paged_prompt_attention_fp8{rows}"
+    for op in (
+        prompts,
+        "experts_fp8",
+        "linear_fp8",
+        "paged_index_topk_fp8",
+        "attention_inputs_fp8",
+    ):
         assert bound[op] == {"cuda"}, op

@@ -85,7 +85,7 @@ def quantized(one_scale):
 
 
 def with_nan(dtype, selects):
-    """The error of all tokens but those that attend to a row with a NaN, which have nothing else."""
+    """The error of all tokens but those that attend to a row with a NaN, which are NaN."""
     slots, positions = step([9, 30, 20], 3)
     q, pe, w_uk, w_uv = operands(len(slots), 2, (32, 16, 64), 32, dtype)
     cache = torch.randn(BLOCKS, BLOCK, 48, dtype=dtype)

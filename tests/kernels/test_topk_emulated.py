@@ -76,6 +76,39 @@ def test_distributions(variant):
     check(scores, None, torch.full((len(rows),), width, dtype=torch.int32))
 
 
+def clusters(width=2000):
+    """Rows whose keys lie close together, in one place or in two far apart."""
+    place, normal = torch.randperm(width), torch.randn(width)
+    return torch.stack([
+        normal,
+        torch.where(place < K - 1, 1e4 + 100 * normal, 5 + 1e-4 * torch.rand(width)),
+        torch.where(place < K + 60, 100.0, -100.0) + 1e-3 * normal,
+        torch.where(place < K // 2, 100.0, -100.0) + 1e-3 * normal,
+        torch.where(place < K, 1e9 * torch.rand(width), -1e-9 * torch.rand(width)),
+        8 + 1e-4 * normal,  # on both sides of a bin's end
+        1000 + 0.1 * normal,
+    ])  # fmt: skip
+
+
+def test_clusters(variant):
+    scores = clusters()
+    check(scores, None, torch.full((len(scores),), scores.shape[1], dtype=torch.int32))
+
+
+@pytest.mark.parametrize("variant", VARIANTS[:1], ids=["rows"], indirect=True)
+def test_one_histogram_of_all_keys_tells_clusters_apart(variant):
+    scores = clusters()
+    source, defines, _ = module.compile_options(variant, paged=False)
+    library = emulator._library(source, "topk_rows", tuple(sorted(defines.items())))
+    held = variant.threads * 4 * variant.groups
+    library.take_counted()  # of other tests
+    turns = []
+    for row in scores:
+        check(row[None], None, torch.tensor([len(row)], dtype=torch.int32))
+        turns.append(library.take_counted() // held)  # what is left is the sample's
+    assert turns == [1] * len(turns)
+
+
 def passes(variant, scores):
     """Times that the kernel reads its row of scores, each row in a launch of its own; checked."""
     width = scores.shape[1]

@@ -150,7 +150,11 @@ static u32 smem_u32(const void* pointer) {
 }
 static u32* at(u32 address) { return reinterpret_cast<u32*>(&anchor + int(address)); }
 
+// Keys counted in histograms.
+static std::atomic<long> counted;
+extern "C" long take_counted() { return counted.exchange(0); }
 static void count_key(u32 bins, u32 most, u32 key, u32 top, u32 shift, u32& higher) {
+  ++counted;
   higher -= key > top;
   std::atomic_ref(*at(bins + 4 * std::min((top - key) >> shift, most))).fetch_add(1);
 }

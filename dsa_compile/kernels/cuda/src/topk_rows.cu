@@ -111,13 +111,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   for (u32 j = 0; j < GROUPS; j += SAMPLE_STEP) {
     if (j / STEP * STEP < keys.used) sample[j / SAMPLE_STEP] = keys.key[j][0];
   }
-  Range range;
+  Search search = Range{~0u, ~0u - 1};
   if (row.length - k <= row.length / 8) {  // no sample says much about the lowest keys
-    range = hug(shared, keys, {~0u, ~0u - 1});
+    search = hug(shared, keys, search.range);
   } else {
-    range = sampler.range(sample, k, row.length, 3.5f);
+    search = sampler.search(sample, k, row.length, 3.5f);
   }
-  const Cut cut = find_cut(shared, keys, k, range);
+  const Cut cut = find_cut(shared, keys, k, search);
   u32 below = cut.key;  // what is selected exceeds it
   if (cut.ties && cut.last == UNKNOWN) {
     Order order(shared.warp_sums[0], keys, [&](u32 key) { return key == cut.key; });

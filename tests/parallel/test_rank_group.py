@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,11 +12,15 @@ import pytest
 import torch
 
 from dsa_compile.errors import UserError
+from dsa_compile.ir.plan import LONG_PROMPT, PROMPT
 from dsa_compile.layout import Layout
 from dsa_compile.runtime import DeviceLost, Engine, EngineOptions, SamplingParams
+from dsa_compile.runtime.execution.batch import Batch
+from dsa_compile.runtime.execution.model_runner import ModelRunner
 from dsa_compile.runtime.ranks import group
 from dsa_compile.runtime.ranks.gloo import open_store
 from dsa_compile.runtime.ranks.peers import StorePeers
+from tests.quick_cases import quick_first
 
 GREEDY = SamplingParams(max_tokens=24, temperature=0.0)
 PROMPTS = [
@@ -62,6 +67,34 @@ def test_two_ranks_give_the_tokens_of_one(artifact, wanted, layout, overlap) -> 
         assert tokens(engine) == wanted
         assert engine.stats().preemptions > 0
         assert engine.stats().owned_blocks == 0
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Variants of the first rank's steps."""
+    found: Counter[str] = Counter()
+    choose = ModelRunner.variant_of
+
+    def noted(runner: ModelRunner, batch: Batch) -> str:
+        variant = choose(runner, batch)
+        found[variant] += 1
+        return variant
+
+    monkeypatch.setattr(ModelRunner, "variant_of", noted)
+    return found
+
+
+@pytest.mark.parametrize("layout", quick_first(["dp2ep2", "tp2", "ep2", "tp2dp2"]))
+def test_ranks_run_steps_of_whole_prompts(artifact, wanted, ran, layout) -> None:
+    """Of two lanes one may run another variant than the other."""
+    within = [list(range(200 + 60 * n, 260 + 60 * n)) for n in range(6)]  # index_topk, which is 64
+    with Engine.load(artifact(layout), num_blocks=96) as engine:
+        assert tokens(engine) == wanted
+        ours = [output.token_ids for output in engine.generate(within, GREEDY)]
+    assert ran[PROMPT] > 0
+    assert ran[LONG_PROMPT] > 0
+    with Engine.load(artifact("one"), num_blocks=96, max_batched_tokens=48) as engine:
+        assert [output.token_ids for output in engine.generate(within, GREEDY)] == ours
 
 
 @pytest.mark.slow

@@ -65,6 +65,7 @@ def test_two_gpus_give_the_tokens_of_one(compiled, layout: str) -> None:
     options = {} if layout.startswith("dp") else {"deterministic": True}
     assert tokens(path, GREEDY, cuda_graphs=False, **options) == wanted
     assert tokens(path, GREEDY, num_blocks=13) == wanted
+    assert tokens(path, GREEDY, max_batched_tokens=1024) == wanted  # steps of whole prompts
 
 
 @pytest.mark.parametrize("layout", ["tp2-mtp", "dp2ep2-mtp"])

@@ -86,7 +86,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 @pytest.mark.parametrize("layout", quick_first(["dp2ep2", "tp2", "ep2", "tp2dp2"]))
 def test_ranks_run_steps_of_whole_prompts(artifact, wanted, ran, layout) -> None:
-    """Of two lanes one may run another variant than the other."""
+    """Two lanes may run different variants in one step."""
     within = [list(range(200 + 60 * n, 260 + 60 * n)) for n in range(6)]  # index_topk, which is 64
     with Engine.load(artifact(layout), num_blocks=96) as engine:
         assert tokens(engine) == wanted

@@ -112,13 +112,6 @@ DEVICE u32 pack_bf16(float low, float high) {
   return *reinterpret_cast<const u32*>(&pair);
 }
 
-// Four 8 x 8 blocks of bf16: lane l names row l % 8 of block l / 8.
-DEVICE void store_matrices(u32 to, u32 a, u32 b, u32 c, u32 d) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a),
-               "r"(b), "r"(c), "r"(d)
-               : "memory");
-}
-
 // A warp's 16 rows of `out`, 64 columns at a time.
 template <bool Half, int Boxes>
 DEVICE void store_out(float (&sum)[Boxes][64], const Item& item, const Outputs& to) {

@@ -32,6 +32,13 @@ DEVICE void cluster_meet() {
       "barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
 }
 
+// Four 8 x 8 blocks of bf16: lane l names row l % 8 of block l / 8.
+DEVICE void store_matrices(u32 to, u32 a, u32 b, u32 c, u32 d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a),
+               "r"(b), "r"(c), "r"(d)
+               : "memory");
+}
+
 // From an address in the cluster's window.
 DEVICE float2 load_shared_float2(u32 address) {
   float2 value;

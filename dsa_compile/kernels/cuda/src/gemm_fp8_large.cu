@@ -87,11 +87,8 @@ DEVICE void stage_chunk(u32 to, const float* sum) {
   for (int j = 0; j < 8; j += 2) {  // 8 columns each
     const float* v = sum + 4 * j;
     const int place = (j + lane / 16) ^ (lane & 7);
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
-                     row + place * 16),
-                 "r"(pack(v[0], v[1])), "r"(pack(v[2], v[3])), "r"(pack(v[4], v[5])),
-                 "r"(pack(v[6], v[7]))
-                 : "memory");
+    store_matrices(row + place * 16, pack(v[0], v[1]), pack(v[2], v[3]), pack(v[4], v[5]),
+                   pack(v[6], v[7]));
   }
 }
 

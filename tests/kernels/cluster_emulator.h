@@ -105,6 +105,8 @@ static void mbarrier_init(u32 barrier, u32 arrivals) {
   std::lock_guard<std::mutex> lock(mutex);
   Arrivals& at = barriers[{block_of_cluster, barrier}];
   at.wanted = at.missing = arrivals, at.bytes = 0, at.phase = 0;
+  // a block begins, and what arrived at named barriers at the end of the one before counts no more
+  std::erase_if(named, [](const auto& each) { return each.first.first == block_of_cluster; });
 }
 static void mbarrier_arrive(u32 barrier) { change(block_of_cluster, barrier, 1, 0); }
 static void mbarrier_arrive_slot(u32 barrier, u32 block) { change(block, barrier, 1, 0); }

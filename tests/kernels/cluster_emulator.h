@@ -3,8 +3,6 @@
 // when they are waited for: operands that are freed too soon are others by then.
 #include <algorithm>
 #include <condition_variable>
-#include <deque>
-#include <functional>
 #include <map>
 #include <mutex>
 #undef DEVICE
@@ -32,15 +30,6 @@ template <typename T>
 static T __ldg(const T* from) {
   return *from;
 }
-static float __shfl_xor_sync(u32, float x, int offset) {
-  Warp& warp = my_warp();
-  warp.words[lane_id()][0] = bits<u32>(x);
-  warp.gate.arrive_and_wait();
-  const u32 other = warp.words[lane_id() ^ offset][0];
-  warp.gate.arrive_and_wait();
-  return bits<float>(other);
-}
-static int __shfl_sync(u32, int x, int) { return x; }  // the kernels' values are uniform
 static int math_thread() { return threadIdx.x - 128; }
 template <int Registers>
 static void register_dealloc() {}
@@ -229,16 +218,11 @@ static u64 sum_of(u64 descriptor, int rows) {
   return sum;
 }
 
-static thread_local std::deque<std::vector<std::function<void()>>> started;
-static thread_local std::vector<std::function<void()>> open_group;
-
 template <int N>
 static void wgmma_e4m3(float (&d)[N / 2], u64 a, u64 b, u32 accumulate) {
   float* to = d;
   const auto operands = [=] { return lane_id() ? 0 : sum_of(a, 64) + 3 * sum_of(b, N); };
-  const u64 before = operands();
-  open_group.push_back([=] {
-    if (operands() != before) fail("operands of a product change while it is in flight");
+  start(operands, [=] {
     const int row = threadIdx.x / 32 % 4 * 16 + lane_id() / 4;
     float low[32], high[32];
     for (int k = 0; k < 32; ++k) {
@@ -257,19 +241,6 @@ static void wgmma_e4m3(float (&d)[N / 2], u64 a, u64 b, u32 accumulate) {
     }
   });
 }
-static void wgmma_commit() {
-  started.push_back(std::move(open_group));
-  open_group.clear();
-}
-template <int Pending>
-static void wgmma_wait() {
-  while (started.size() > Pending) {
-    for (const auto& product : started.front()) product();
-    started.pop_front();
-  }
-  my_warp().gate.arrive_and_wait();  // products are the warp's, and complete for all of its lanes
-}
-
 // Four 8 x 8 blocks of bf16 by a warp: lane l names row l % 8 of block l / 8.
 static void store_matrices(u32 to, u32 a, u32 b, u32 c, u32 d) {
   Warp& warp = my_warp();

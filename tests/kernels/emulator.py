@@ -9,9 +9,12 @@ import functools
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
+import pytest
 from torch import Tensor
 
 from dsa_compile.kernels.cuda.compiler import SOURCES
@@ -41,6 +44,28 @@ _INSTRUCTIONS = (
 def available() -> bool:
     """Whether there is a compiler."""
     return shutil.which("g++") is not None
+
+
+def use_headers(monkeypatch: pytest.MonkeyPatch, folder: Path, *names: str) -> None:
+    """Compile with further headers of this folder behind ``emulator.h``.
+
+    Args:
+        monkeypatch: of the test.
+        folder: an empty one.
+        names: of the headers, in their order.
+    """
+    header = folder / "common.h"
+    parts = [HEADER, *(HEADER.parent / name for name in names)]
+    header.write_text("".join(part.read_text() for part in parts))
+    monkeypatch.setattr(sys.modules[__name__], "HEADER", header)
+
+
+def without(text: str, names: Iterable[str]) -> str:
+    """A source without some of its functions."""
+    for name in names:
+        function = rf"(template <[^\n]*>\n)?DEVICE [\w ]+ {name}\([^{{]*{{(\n.*?\n| .*? )}}\n"
+        text = re.sub(function, "", text, flags=re.DOTALL)
+    return text
 
 
 def _portable(text: str) -> str:
@@ -74,6 +99,8 @@ def _library(source: str, name: str, defines: tuple[tuple[str, int | str], ...])
 def _pointer(argument: object) -> object:
     if argument is None:
         return ctypes.c_void_p(None)
+    if isinstance(argument, ctypes.Structure):
+        return argument
     if isinstance(argument, Tensor):
         return ctypes.c_void_p(argument.data_ptr())
     if isinstance(argument, Int64):

@@ -53,33 +53,19 @@ def tensor_map(tensor: Tensor, box, *, swizzle: int = 128, l2_promotion: int = 0
     )
 
 
-def without(name: str, text: str) -> str:
-    function = rf"(template <[^\n]*>\n)?DEVICE [\w ]+ {name}\([^{{]*{{(\n.*?\n| .*? )}}\n"
-    return re.sub(function, "", text, flags=re.DOTALL)
-
-
 @pytest.fixture(autouse=True)
 def emulated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    header = tmp_path / "common.h"
-    extra = Path(__file__).parent / "cluster_emulator.h"
-    header.write_text(emulator.HEADER.read_text() + extra.read_text())
-    usual, pointer = emulator._portable, emulator._pointer
+    emulator.use_headers(monkeypatch, tmp_path, "products_in_flight.h", "cluster_emulator.h")
+    usual = emulator._portable
 
     def portable(text: str) -> str:
         if text.startswith(("// FP8 warpgroup products", "// Accumulators of products")):
             return '#pragma once\n#include "common.cuh"\n'
-        for name in WRITTEN_OUT:
-            text = without(name, text)
+        text = emulator.without(text, WRITTEN_OUT)
         text = re.sub(r"extern __shared__ [^;]*;\n", "", text)
         return usual(text)
 
-    monkeypatch.setattr(emulator, "HEADER", header)
     monkeypatch.setattr(emulator, "_portable", portable)
-    monkeypatch.setattr(
-        emulator,
-        "_pointer",
-        lambda given: given if isinstance(given, TensorMap) else pointer(given),
-    )
     monkeypatch.setattr(CudaKernel, "__call__", emulator.launch)
     monkeypatch.setattr(CudaKernel, "resident_clusters", lambda self, threads, cluster: 1)
     for module in (gemm_fp8_large, experts_fp8_many):

@@ -52,19 +52,11 @@ def tensor_map(tensor: torch.Tensor, box) -> TensorMap:
 
 @pytest.fixture(autouse=True)
 def emulated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    header = tmp_path / "common.h"
-    extra = Path(__file__).parent / "warpgroup_emulator.h"
-    header.write_text(emulator.HEADER.read_text() + extra.read_text())
-    usual, pointer = emulator._portable, emulator._pointer
+    emulator.use_headers(monkeypatch, tmp_path, "products_in_flight.h", "warpgroup_emulator.h")
+    usual = emulator._portable
 
     def portable(text: str) -> str:
-        for name in WRITTEN_OUT:
-            text = re.sub(
-                rf"(template <int Count>\n)?DEVICE \w+ {name}\([^{{]*{{(\n.*?\n| .*? )}}\n",
-                "",
-                text,
-                flags=re.DOTALL,
-            )
+        text = emulator.without(text, WRITTEN_OUT)
         text = re.sub(r"#define MINUS_INFINITY .*", "", text)
         return usual(
             text.replace(
@@ -72,13 +64,7 @@ def emulated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
             )
         )
 
-    monkeypatch.setattr(emulator, "HEADER", header)
     monkeypatch.setattr(emulator, "_portable", portable)
-    monkeypatch.setattr(
-        emulator,
-        "_pointer",
-        lambda given: given if isinstance(given, TensorMap) else pointer(given),
-    )
     monkeypatch.setattr(CudaKernel, "__call__", emulator.launch)
     monkeypatch.setattr(prompt_attention, "tensor_map", tensor_map)
     monkeypatch.setattr(prompt_attention, "multiprocessors", lambda device: 2)

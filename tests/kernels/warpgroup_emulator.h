@@ -3,8 +3,6 @@
 // started: results that are read too soon are old, and operands that are freed too soon are others.
 #include <algorithm>
 #include <condition_variable>
-#include <deque>
-#include <functional>
 #include <map>
 #include <mutex>
 #undef DEVICE
@@ -140,9 +138,6 @@ static float element(u32 address, int row, int along) {
 static u32 address_of(u64 low) { return u32(low & 0x3fff) << 4; }
 static u32 leading_of(u64 low) { return u32(low >> 16 & 0x3fff) << 4; }
 
-static thread_local std::deque<std::vector<std::function<void()>>> started;
-static thread_local std::vector<std::function<void()>> open_group;
-
 static u64 sum_of(u32 address, u32 bytes) {
   u64 sum = 0, word;
   for (u32 at = 0; at < bytes; at += 8) {
@@ -150,28 +145,6 @@ static u64 sum_of(u32 address, u32 bytes) {
     sum = sum * 0x9e3779b97f4a7c15 + word;
   }
   return sum;
-}
-// A product whose operands must be there when it is started, and stay until it is done.
-template <typename Operands, typename Product>
-static void start(const Operands& operands, const Product& product) {
-  const u64 before = operands();
-  open_group.push_back([=] {
-    if (operands() != before) fail("operands of a product change while it is in flight");
-    product();
-  });
-}
-
-static void wgmma_commit() {
-  started.push_back(std::move(open_group));
-  open_group.clear();
-}
-template <int Pending>
-static void wgmma_wait() {
-  while (started.size() > Pending) {
-    for (const auto& product : started.front()) product();
-    started.pop_front();
-  }
-  my_warp().gate.arrive_and_wait();  // products are the warp's, and complete for all of its lanes
 }
 static int row_of(int i) { return threadIdx.x / 32 % 4 * 16 + lane_id() / 4 + i / 2 % 2 * 8; }
 static int column_of(int i) { return 8 * (i / 4) + 2 * (lane_id() % 4) + i % 2; }

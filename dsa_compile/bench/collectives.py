@@ -22,7 +22,7 @@ from torch.distributed import _symmetric_memory as symmetric_memory
 from dsa_compile.kernels.cuda.all_reduce_norm import summed_norm
 from dsa_compile.kernels.cuda.norm_quantize import add_rms_norm_quantize
 from dsa_compile.kernels.cuda.peer_memory import PeerMemory
-from dsa_compile.kernels.cuda.symmetric_memory import shared_peer_memories
+from dsa_compile.kernels.cuda.shared_peer_memory import shared_peer_memories
 
 WIDTH = 7168
 _CALLS, _REPLAYS, _WARM_UPS = 40, 20, 3
@@ -112,7 +112,8 @@ def _run(rank: int, ranks: int, port: int, rows: Sequence[int], norm: bool, resu
         timeout=timedelta(seconds=_PATIENCE),
     )  # fmt: skip
     torch.manual_seed(rank)
-    memory = shared_peer_memories(rank, {"all": range(ranks)}, _PATIENCE)["all"]
+    groups = {"all": range(ranks)}
+    memory = shared_peer_memories(store, rank, ranks, groups, _PATIENCE)["all"]
     found = []
     for count in rows:
         x = torch.randn(count, WIDTH, device=device).bfloat16()

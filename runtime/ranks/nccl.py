@@ -12,7 +12,7 @@ from torch.distributed import distributed_c10d
 
 from dsa_compile.errors import UserError
 from dsa_compile.kernels.cuda.peer_memory import PeerMemory
-from dsa_compile.kernels.cuda.symmetric_memory import shared_peer_memories
+from dsa_compile.kernels.cuda.shared_peer_memory import shared_peer_memories
 from dsa_compile.layout import DP, TP, Layout
 
 _CLEAN_UP_ONLY = "2"
@@ -21,8 +21,8 @@ _CLEAN_UP_ONLY = "2"
 class NcclCommunicator:
     """A :class:`~dsa_compile.ops.collectives.Communicator` over all ranks of a machine.
 
-    It is torch's default process group, which symmetric memory needs. Collectives run on the
-    current stream and may be captured in CUDA graphs.
+    It is torch's default process group. Collectives run on the current stream and may be captured
+    in CUDA graphs.
 
     Args:
         store: the table of addresses.
@@ -34,7 +34,7 @@ class NcclCommunicator:
 
     Raises:
         UserError: this process has a default process group already; or as
-            :func:`~dsa_compile.kernels.cuda.symmetric_memory.shared_peer_memories`.
+            :func:`~dsa_compile.kernels.cuda.shared_peer_memory.shared_peer_memories`.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class NcclCommunicator:
         self._memories: dict[str, PeerMemory] = {}
         if symmetric:
             met = {axis: layout.group(axis, rank) for axis in (TP, DP) if layout.along(axis) > 1}
-            self._memories = shared_peer_memories(rank, met, timeout)
+            self._memories = shared_peer_memories(store, rank, layout.world, met, timeout)
         self._groups = {axis: self._group(axis, rank) for axis in (TP, DP)}
 
     def _group(self, axis: str, rank: int) -> dist.ProcessGroup | None:

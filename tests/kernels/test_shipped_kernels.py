@@ -51,7 +51,7 @@ class Driver:
 @pytest.fixture
 def driver(monkeypatch):
     driver = Driver()
-    monkeypatch.setattr(launch, "_driver", lambda: driver)
+    monkeypatch.setattr(launch, "load_driver", lambda: driver)
     monkeypatch.setattr(launch, "architecture", lambda device: "sm_90a")
     monkeypatch.setattr(launch, "build", lambda source, **_: BUILT)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)

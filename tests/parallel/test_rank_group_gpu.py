@@ -101,6 +101,16 @@ def test_lanes_exchange_tokens_either_way(compiled, recipe: str, graphs: bool) -
     assert tokens(path, GREEDY, collectives="symmetric", **options) == nccl
 
 
+@pytest.mark.parametrize("layout", ["tp2", "dp2ep2"])
+def test_an_engine_loads_again_with_new_ranks(compiled, layout: str) -> None:
+    """This process shares memory with others than before; the first ranks' is freed."""
+    path, options = compiled(layout, "bf16"), {"cuda_graphs": False, "collectives": "symmetric"}
+    first = tokens(path, GREEDY, **options)
+    free, _ = torch.cuda.mem_get_info()
+    assert tokens(path, GREEDY, **options) == first
+    assert torch.cuda.mem_get_info()[0] > free - (64 << 20)
+
+
 LOSING = """
 import os, signal, sys
 from dsa_compile.runtime import DeviceLost, Engine, SamplingParams

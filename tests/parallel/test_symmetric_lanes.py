@@ -6,11 +6,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import Tensor
+from torch._C._distributed_c10d import HashStore
 
 pytest.importorskip("cuda.bindings")
 
 from dsa_compile.errors import UserError
-from dsa_compile.kernels.cuda.symmetric_memory import shared_peer_memories
+from dsa_compile.kernels.cuda.shared_peer_memory import shared_peer_memories
 from dsa_compile.layout import Layout
 from dsa_compile.runtime.ranks import nccl
 from dsa_compile.runtime.ranks.nccl import NcclCommunicator
@@ -80,13 +81,13 @@ def by_nccl(monkeypatch) -> list[str]:
 def test_every_axis_has_a_memory_of_its_own(monkeypatch, by_nccl, layout: Layout) -> None:
     asked = []
 
-    def made(rank: int, groups, patience: float):
-        asked.append((rank, dict(groups)))
+    def made(store, rank: int, world: int, groups, patience: float):
+        asked.append((rank, world, dict(groups)))
         return {axis: Memory(axis) for axis in groups}
 
     monkeypatch.setattr(nccl, "shared_peer_memories", made)
     ranks = NcclCommunicator(None, 0, layout, 1.0, symmetric=True)
-    assert asked == [(0, GROUPS[layout])]
+    assert asked == [(0, layout.world, GROUPS[layout])]
     few, many = torch.zeros(2, 8), torch.zeros(8, 8)
     for axis, members in GROUPS[layout].items():
         count = len(members)
@@ -117,4 +118,4 @@ def test_nccl_alone_is_asked_for_no_memory(monkeypatch, by_nccl) -> None:
 
 def test_more_ranks_than_kernels_take_are_refused() -> None:
     with pytest.raises(UserError, match="16 ranks: they are for at most 8; load with collectives="):
-        shared_peer_memories(0, {"tp": range(2), "dp": range(16)}, 1.0)
+        shared_peer_memories(HashStore(), 0, 16, {"tp": range(2), "dp": range(16)}, 1.0)

@@ -12,6 +12,7 @@ from torch import Tensor
 from dsa_compile.errors import UserError
 from dsa_compile.kernels.cuda.compiler import Defines, build
 from dsa_compile.kernels.cuda.device import multiprocessors, rehearsal
+from dsa_compile.kernels.cuda.driver import checked, load_driver
 from dsa_compile.kernels.cuda.launch_arguments import check_arguments
 from dsa_compile.kernels.cuda.shipped import kernels_in_use
 from dsa_compile.kernels.late_kernels import kernel_made_ready
@@ -85,7 +86,7 @@ class CudaKernel:
         if rehearsed := rehearsal():
             rehearsed.kernels.setdefault(self)
             return
-        driver = _driver()
+        driver = load_driver()
         function = self._function(driver)
         if self._config is None:
             self._config = self._new_config(driver, self.cluster)
@@ -107,7 +108,7 @@ class CudaKernel:
             built: machine code of :func:`~dsa_compile.kernels.cuda.compiler.build`, for a kernel
                 that the shipped ones in use lack; None to compile it here.
         """
-        self._function(_driver(), built)
+        self._function(load_driver(), built)
 
     def resident_clusters(self, threads: int, cluster: Grid) -> int:
         """Clusters of that many blocks of ``threads`` that the current device holds at once."""
@@ -115,12 +116,12 @@ class CudaKernel:
             return multiprocessors() // math.prod(cluster)
         key = (*_loaded_for(), threads, cluster)
         if key not in self._resident:
-            driver = _driver()
+            driver = load_driver()
             config = self._new_config(driver, cluster)
             config.gridDimX, config.gridDimY, config.gridDimZ = cluster
             config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
             counted = driver.cuOccupancyMaxActiveClusters(self._function(driver), config)
-            self._resident[key] = _checked(driver, counted, self.name)
+            self._resident[key] = checked(driver, counted, self.name)
         return self._resident[key]
 
     def _new_config(self, driver: Any, cluster: Grid) -> Any:
@@ -165,16 +166,16 @@ class CudaKernel:
         if not library:
             cubin = built or build(self.source, arch=arch, defines=self.defines)
             loaded = driver.cuLibraryLoadData(cubin, [], [], 0, [], [], 0)
-            library = _checked(driver, loaded, self.source)
-        kernel = _checked(driver, driver.cuLibraryGetKernel(library, self.name.encode()), self.name)
-        function = _checked(driver, driver.cuKernelGetFunction(kernel), self.name)
+            library = checked(driver, loaded, self.source)
+        kernel = checked(driver, driver.cuLibraryGetKernel(library, self.name.encode()), self.name)
+        function = checked(driver, driver.cuKernelGetFunction(kernel), self.name)
         attributes = driver.CUfunction_attribute
         if self.shared:  # 48 KB are free to take, but of them the kernel's static part is taken
             attribute = attributes.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            _checked(driver, driver.cuFuncSetAttribute(function, attribute, self.shared), self.name)
+            checked(driver, driver.cuFuncSetAttribute(function, attribute, self.shared), self.name)
         if self.cluster[0] * self.cluster[1] * self.cluster[2] > 8:
             attribute = attributes.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
-            _checked(driver, driver.cuFuncSetAttribute(function, attribute, 1), self.name)
+            checked(driver, driver.cuFuncSetAttribute(function, attribute, 1), self.name)
         kernel_made_ready()
         return function
 
@@ -209,7 +210,7 @@ def tensor_map(
     """
     if rehearsal():
         return None
-    driver = _driver()
+    driver = load_driver()
     size = tensor.element_size()
     kinds = driver.CUtensorMapDataType
     kind = {
@@ -279,18 +280,3 @@ def _pack(args: Sequence[Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
             values.append(value)
             types.append(None)
     return tuple(values), tuple(types)
-
-
-@functools.cache
-def _driver() -> Any:
-    try:
-        from cuda.bindings import driver
-    except ImportError as error:
-        raise UserError("the CUDA kernels need cuda-bindings: pip install cuda-bindings") from error
-    return driver
-
-
-def _checked(driver: Any, result: tuple[Any, ...], what: str) -> Any:
-    if result[0] != driver.CUresult.CUDA_SUCCESS:
-        raise UserError(f"{what}: {result[0].name}")
-    return result[1] if len(result) > 1 else None

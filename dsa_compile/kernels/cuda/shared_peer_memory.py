@@ -1,12 +1,14 @@
-"""Memory that all GPUs of a machine can store to, by torch's symmetric memory; no multicast."""
+"""Memory that all GPUs of a machine can store to."""
 
+import os
 from collections.abc import Mapping, Sequence
 
 import torch
 import torch.distributed as dist
-from torch.distributed import _symmetric_memory as symmetric_memory
+from torch._C._distributed_c10d import Store
 
 from dsa_compile.errors import UserError
+from dsa_compile.kernels.cuda.descriptors import exchange_descriptors
 from dsa_compile.kernels.cuda.peer_memory import (
     MOST_RANKS,
     PeerMemory,
@@ -17,24 +19,31 @@ from dsa_compile.kernels.cuda.peer_memory import (
     peer_memories,
     reduce_scatter_kernel,
 )
+from dsa_compile.kernels.cuda.shared_buffer import SharedBuffer
 from dsa_compile.kernels.peer_limits import CAPACITY
 
 
 def shared_peer_memories(
-    rank: int, groups: Mapping[str, Sequence[int]], patience: float
+    store: Store, rank: int, world: int, groups: Mapping[str, Sequence[int]], patience: float
 ) -> dict[str, PeerMemory]:
     """Make buffers on each GPU of torch's default process group; all ranks do so together.
 
+    torch's own symmetric memory is not used: its ranks number their meetings by process, so that
+    one that has met others before waits for new ones for ever (torch 2.11 to 2.13).
+
     Args:
+        store: by which the ranks find each other.
         rank: of this process.
+        world: how many there are.
         groups: as of :func:`~dsa_compile.kernels.cuda.peer_memory.peer_memories`.
-        patience: seconds that a kernel waits for a peer.
+        patience: seconds to wait for another rank, here and in a kernel.
 
     Returns:
         For each group buffers and a count of calls of its own.
 
     Raises:
-        UserError: there are too many ranks, or their GPUs do not reach each other's memory.
+        UserError: there are too many ranks, or one does not come, or their GPUs do not reach each
+            other's memory.
     """
     most = max(map(len, groups.values()))
     if most > MOST_RANKS:
@@ -44,15 +53,15 @@ def shared_peer_memories(
         )
     device = torch.device("cuda", torch.cuda.current_device())
     try:
-        size = peer_bytes(groups, CAPACITY)
-        buffer = symmetric_memory.empty(size, dtype=torch.uint8, device=device)
-        handle = symmetric_memory.rendezvous(buffer, dist.group.WORLD)  # type: ignore[arg-type]
-    except RuntimeError as error:
-        raise UserError(
-            "symmetric collectives: the GPUs cannot store to each other's memory: "
-            f"{str(error).partition(chr(10))[0]}; load with collectives='nccl'"
-        ) from None
-    buffer.zero_()
+        buffer = SharedBuffer(peer_bytes(groups, CAPACITY))
+        own = buffer.descriptor()
+        try:
+            theirs = exchange_descriptors(store, rank, world, own, patience)
+        finally:
+            os.close(own)
+        buffers = [buffer.address if fd is None else buffer.map(fd) for fd in theirs]
+    except UserError as error:
+        raise UserError(f"symmetric collectives: {error}; load with collectives='nccl'") from None
     states = torch.zeros(len(groups), 2, dtype=torch.int32, device=device)
     for count in {len(ranks) for ranks in groups.values()}:
         for kernel in (all_reduce_kernel, all_gather_kernel, reduce_scatter_kernel):
@@ -60,7 +69,6 @@ def shared_peer_memories(
         if count > 2:  # two never sum in two shots
             all_reduce_two_shot_kernel(count).warm()
     torch.cuda.synchronize()
-    dist.barrier()  # nobody stores before all are zero
+    dist.barrier()  # nobody stores before all have mapped the zeros
     torch.cuda.synchronize()
-    buffers = [int(pointer) for pointer in handle.buffer_ptrs]
-    return peer_memories(rank, groups, buffers, states, CAPACITY, patience, (buffer, handle))
+    return peer_memories(rank, groups, buffers, states, CAPACITY, patience, buffer)

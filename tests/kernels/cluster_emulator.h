@@ -185,6 +185,9 @@ static void bulk_load_multicast(u32 to, const void* from, u32 bytes, u32 barrier
 static void bulk_load(u32 to, const void* from, u32 bytes, u32 barrier) {
   bulk_load_multicast(to, from, bytes, barrier, 1 << block_of_cluster);
 }
+static void bulk_load_both(u32 to, const void* from, u32 bytes, u32 barrier) {
+  bulk_load_multicast(to, from, bytes, barrier, 3);
+}
 
 // ---- products ------------------------------------------------------------------------------------
 

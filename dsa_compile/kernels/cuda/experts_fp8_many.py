@@ -19,19 +19,13 @@ _MATH_WARPS = 8
 _STAGES = 4  # of the ring in shared memory, each 128 of K
 _CHUNK = 2048  # pairs that a block of the first two launches takes
 _GATHER_ROWS = 16
-_CLUSTERS = (2,)  # blocks; the first that divides the tiles. 4 compiles, and has not been timed
+_CLUSTER = 2  # blocks
 _ROW_STEP = 8  # rows that an expert's first is a multiple of
 
 
 def takes(hidden: int, inner: int) -> bool:
     """Whether there is a tile of a weight for each block of a cluster."""
-    return cluster_of(hidden, inner) > 0
-
-
-def cluster_of(hidden: int, inner: int) -> int:
-    """Blocks of a cluster, so many that each has a tile of a weight; 0 where none are."""
-    fits = (n for n in _CLUSTERS if hidden % (n * 256) == 0 and inner % (n * 128) == 0)
-    return next(fits, 0)
+    return hidden % (_CLUSTER * 256) == 0 and inner % (_CLUSTER * 128) == 0
 
 
 @dataclass(frozen=True)
@@ -68,22 +62,15 @@ def _shared_bytes() -> int:
 
 
 @functools.cache
-def main_kernel(hidden: int, inner: int, cluster: int) -> CudaKernel:
-    """Kernel of both projections of all slots, by clusters of so many blocks."""
+def main_kernel(hidden: int, inner: int) -> CudaKernel:
+    """Kernel of both projections of all slots."""
     shared = _shared_bytes()
-    defines: Defines = {
-        "HIDDEN": hidden,
-        "INNER": inner,
-        "CLUSTER": cluster,
-        "STAGES": _STAGES,
-        "SHARED": shared,
-    }
     return CudaKernel(
         "experts_fp8_many.cu",
         "experts_many",
-        defines,
+        {"HIDDEN": hidden, "INNER": inner, "STAGES": _STAGES, "SHARED": shared},
         shared=shared,
-        cluster=(cluster, 1, 1),
+        cluster=(_CLUSTER, 1, 1),
         overlap=True,
     )
 
@@ -202,7 +189,7 @@ def experts_many(
     inner_scales = x_scale.new_empty(inner // _BLOCK, capacity)
     outputs = x.new_empty((capacity, hidden), dtype=torch.bfloat16)
     out = x.new_empty((tokens, hidden), dtype=torch.bfloat16)
-    main = main_kernel(hidden, inner, cluster_of(hidden, inner))
+    main = main_kernel(hidden, inner)
     box = (_BOX_ROWS, _BLOCK)
     main(
         (_resident_blocks(main), 1, 1),

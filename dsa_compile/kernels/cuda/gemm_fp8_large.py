@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dsa_compile.kernels.cuda.compiler import Defines
 from dsa_compile.kernels.cuda.device import multiprocessors
 from dsa_compile.kernels.cuda.launch import CudaKernel, tensor_map
 from dsa_compile.ops.quantize import BLOCK
@@ -23,23 +22,16 @@ class Tile:
         groups: warpgroups that multiply, 2 or 3.
         subtiles: of 64 tokens, of each of them; 1 or 2.
         stages: copies in flight.
-        neighbours: tiles of tokens that a cluster has at once, 1 or 2; each is of two blocks.
     """
 
     groups: int
     subtiles: int
     stages: int
-    neighbours: int = 1
 
     @property
     def tokens(self) -> int:
         """Rows of the output; its columns are :data:`COLUMNS`."""
         return 64 * self.groups * self.subtiles
-
-    @property
-    def cluster(self) -> int:
-        """Blocks of a cluster."""
-        return 2 * self.neighbours
 
     @property
     def threads(self) -> int:
@@ -55,17 +47,6 @@ class Tile:
 
 
 TILES = (Tile(2, 2, 4), Tile(3, 1, 5), Tile(2, 1, 6))
-SHARED_WEIGHTS = Tile(2, 2, 4, neighbours=2)
-"""A tile in clusters of four, which share the weight as well; not chosen, as it is not timed."""
-
-
-def _defines(tile: Tile) -> Defines:
-    return {
-        "GROUPS": tile.groups,
-        "SUBTILES": tile.subtiles,
-        "STAGES": tile.stages,
-        "TOKEN_TILES": tile.neighbours,
-    }
 
 
 @functools.cache
@@ -74,9 +55,9 @@ def kernel(tile: Tile) -> CudaKernel:
     return CudaKernel(
         "gemm_fp8_large.cu",
         "linear_large",
-        _defines(tile),
+        {"GROUPS": tile.groups, "SUBTILES": tile.subtiles, "STAGES": tile.stages},
         shared=tile.shared,
-        cluster=(tile.cluster, 1, 1),
+        cluster=(2, 1, 1),
         overlap=True,
     )
 
@@ -84,7 +65,7 @@ def kernel(tile: Tile) -> CudaKernel:
 TRANSPOSE = CudaKernel(
     "gemm_fp8_large.cu",
     "transpose_scales",
-    _defines(TILES[0]),
+    {"GROUPS": 2, "SUBTILES": 2, "STAGES": 4},
     overlap=True,
 )
 
@@ -99,15 +80,15 @@ def choose(tokens: int, rows: int, blocks: int, processors: int) -> Tile:
         subtiles = tile.groups * tile.subtiles
         stage = tile.tokens + COLUMNS + subtiles * (64 + COLUMNS)
         covered = {(2, 2): 1.0, (3, 1): 0.92, (2, 1): 1.07}[tile.groups, tile.subtiles]
-        rounds = -(-2 * _clusters(tile, tokens, rows) // (processors & ~1))
+        rounds = -(-2 * _pairs(tile, tokens, rows) // (processors & ~1))
         return rounds * (blocks * stage * covered + 500 * subtiles)
 
     return min(TILES, key=cycles)
 
 
-def _clusters(tile: Tile, tokens: int, rows: int) -> int:
-    """Tiles by clusters."""
-    return -(-tokens // (tile.tokens * tile.neighbours)) * -(-rows // (2 * COLUMNS))
+def _pairs(tile: Tile, tokens: int, rows: int) -> int:
+    """Tiles, by pairs of neighbouring columns."""
+    return -(-tokens // tile.tokens) * -(-rows // (2 * COLUMNS))
 
 
 def linear_large(
@@ -132,13 +113,10 @@ def linear_large(
     tile = tile or choose(tokens, rows, k // BLOCK, processors)
     out = torch.empty(tokens, rows, dtype=torch.bfloat16, device=x.device)
     by_column = scales_by_column(x_scale)
-    launched = kernel(tile)
-    clusters = launched.resident_clusters(tile.threads, launched.cluster)
-    clusters = min(_clusters(tile, tokens, rows), clusters)
-    launched(
-        (tile.cluster * clusters, 1, 1),
+    kernel(tile)(
+        (min(2 * _pairs(tile, tokens, rows), processors & ~1), 1, 1),
         tile.threads,
-        tensor_map(weight, (COLUMNS // tile.neighbours, BLOCK), l2_promotion=256),
+        tensor_map(weight, (COLUMNS, BLOCK), l2_promotion=256),
         tensor_map(x, (tile.tokens // 2, BLOCK), l2_promotion=256),
         tensor_map(by_column.t(), (1, tile.tokens), swizzle=0),
         tensor_map(out, (16, 64)),

@@ -6,14 +6,14 @@
 // and shared memory, which moves 128 bytes a cycle, would give 592 cycles of a stage to scales.
 //
 // A stage of 128 rows takes shared memory 384 cycles to fill and the wgmmas 768 to read, the tensor
-// cores 1,024. Blocks of a cluster load what several of them need once: see Slot.
+// cores 1,024. Clusters of two blocks load what both need once: see Slot.
 //
 // The clusters are persistent and take items in turn: first 128 rows of gate and the same 128 of
 // up, whose epilogue is silu(gate) * up and its quantisation; then 256 rows of down. An item of the
 // second kind waits until all of the first kind for its rows are finished. No item waits for a later one,
 // and there are no more clusters than fit at once, so the waits end.
 //
-// Built with HIDDEN, INNER, CLUSTER (2 or 4 blocks), STAGES and SHARED (bytes).
+// Built with HIDDEN, INNER, STAGES and SHARED (bytes).
 #include "experts_fp8_many_load.cuh"
 #include "experts_fp8_many_multiply.cuh"
 #include "experts_fp8_many_store.cuh"
@@ -43,7 +43,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     prefetch_tensor_map(&down);
     for (int stage = 0; stage < STAGES; ++stage) {
       mbarrier_init(full_barrier(stage), kLoaders);
-      mbarrier_init(empty_barrier(stage), CLUSTER * kMathWarps);
+      mbarrier_init(empty_barrier(stage), kCluster * kMathWarps);
     }
     fence_mbarrier_init();
   }
@@ -104,7 +104,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       }
     }
   }
-  // no block ends while another may still arrive at its barriers or write to its memory
+  // no block ends while the other may still arrive at its barriers or write to its memory
   __syncwarp();
   cluster_meet();
 }

@@ -6,16 +6,12 @@
 
 constexpr int kGateUpTiles = INNER / 128;  // 128 rows of gate and the same 128 of up
 constexpr int kDownTiles = HIDDEN / 256;
-static_assert(kGateUpTiles % CLUSTER == 0 && kDownTiles % CLUSTER == 0, "a tile for each block");
+static_assert(kGateUpTiles % 2 == 0 && kDownTiles % 2 == 0, "a tile for each block of a cluster");
 
 constexpr int kMathThreads = 256;
 constexpr int kMathWarps = kMathThreads / 32;
 constexpr int kThreads = 128 + kMathThreads;  // the first warpgroup loads and signals
-constexpr int kColumns = CLUSTER / 2;         // tiles of a weight that a cluster has at once, paired
-
-// Blocks of a cluster: first those with the first tile.
-DEVICE int row_half() { return cluster_rank() % 2; }
-DEVICE int tile_column() { return cluster_rank() / 2; }
+constexpr int kCluster = 2;                   // blocks
 
 // A stage of the ring holds 128 of K: two boxes of 128 rows of the weight, up to 128 rows of
 // values, their scales, and the two of the weight.
@@ -76,10 +72,10 @@ struct Work {
 struct Item {
   int expert;
   int row;   // the block's first
-  int rows;  // of the block, or of all where they share them; at least one
+  int rows;  // of the block, or of both where they share them; at least one
   int first_slot;  // of these rows
   int tile;        // 128 rows of gate and of up, or 256 of down
-  bool paired;     // two blocks have the tile, each for rows of its own
+  bool paired;     // each block has rows of its own, and both have the tile
   bool down;
   bool valid;
   DEVICE bool half() const { return rows <= 64; }  // one warpgroup's
@@ -88,11 +84,12 @@ struct Item {
 // First all of gate and up, then all of down; in each, in the order of experts.
 DEVICE Item find_item(int number, const Work& work) {
   const int slots = work.counts->slots;
+  const int rank = cluster_rank();
   Item item = {};
-  const int first_down = slots * (kGateUpTiles / CLUSTER);
+  const int first_down = slots * (kGateUpTiles / 2);
   item.down = number >= first_down;
   if (item.down) number -= first_down;
-  const int tiles = (item.down ? kDownTiles : kGateUpTiles) / CLUSTER;  // of a slot, for a block
+  const int tiles = (item.down ? kDownTiles : kGateUpTiles) / 2;  // of a slot
   const int slot = number / tiles;
   const int within = number - slot * tiles;
   item.valid = slot < slots;
@@ -103,18 +100,16 @@ DEVICE Item find_item(int number, const Work& work) {
   item.rows = raw.z;
   item.paired = raw.w != kAllTiles;
   item.first_slot = slot - (raw.w == kLastTiles);
+  item.tile = item.paired ? within + (raw.w == kLastTiles ? tiles : 0) : 2 * within + rank;
   if (item.paired) {
-    item.tile = (within + (raw.w == kLastTiles ? tiles : 0)) * kColumns + tile_column();
-    item.row += kBlockRows * row_half();
-    item.rows = row_half() ? item.rows - kBlockRows : kBlockRows;
-  } else {
-    item.tile = CLUSTER * within + static_cast<int>(cluster_rank());
+    item.row += kBlockRows * rank;
+    item.rows = rank ? item.rows - kBlockRows : kBlockRows;
   }
   return item;
 }
 
-DEVICE int first_item() { return blockIdx.x / CLUSTER; }
-DEVICE int item_step() { return gridDim.x / CLUSTER; }
+DEVICE int first_item() { return blockIdx.x / kCluster; }
+DEVICE int item_step() { return gridDim.x / kCluster; }
 
 DEVICE u32 load_acquire(const u32* from) {
   u32 value;

@@ -1,5 +1,4 @@
-// What fills the ring: bulk copies of weights and rows, by each block an equal share of what several
-// blocks need.
+// What fills the ring: bulk copies of weights and rows, half of what both blocks need by each.
 #pragma once
 #include "experts_fp8_many.cuh"
 
@@ -14,11 +13,12 @@ struct Weights {
   const float* scales;     // [rows / 128, columns / 128]
 };
 
-DEVICE void bulk_load_multicast(u32 to, const void* from, u32 bytes, u32 barrier,
-                                unsigned short blocks) {
+constexpr unsigned short kBoth = 3;
+
+DEVICE void bulk_load_both(u32 to, const void* from, u32 bytes, u32 barrier) {
   asm volatile(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
-      " [%0], [%1], %2, [%3], %4;" ::"r"(to), "l"(from), "r"(bytes), "r"(barrier), "h"(blocks)
+      " [%0], [%1], %2, [%3], %4;" ::"r"(to), "l"(from), "r"(bytes), "r"(barrier), "h"(kBoth)
       : "memory");
 }
 
@@ -45,14 +45,13 @@ DEVICE void load_weights(const Item& item, const Weights& weights, Ring& ring) {
     mbarrier_wait(empty_barrier(ring.stage), ring.phase ^ 1);
     *reinterpret_cast<float2*>(stage_scales(ring.stage) + kBlockRows) = now;
     mbarrier_expect_tx(full, kWeightBytes);
-    if (item.paired) {  // one box by each of the two blocks with the tile
-      const unsigned short blocks = 3 << 2 * tile_column();
-      const int box = row_half();
+    if (item.paired) {  // one box by each block
+      const int box = cluster_rank();
       const int row = row0 + box * kBoxStep;
       const u32 box_to = to + box * kBoxBytes;
-      tma_load_2d_multicast(box_to, weights.map, full, k * 128, row, blocks);
+      tma_load_2d_multicast(box_to, weights.map, full, k * 128, row, kBoth);
       tma_load_2d_multicast(box_to + kBoxBytes / 2, weights.map, full, k * 128, row + kHalfStep,
-                            blocks);
+                            kBoth);
     } else {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
@@ -66,13 +65,10 @@ DEVICE void load_weights(const Item& item, const Weights& weights, Ring& ring) {
 template <bool Down>
 DEVICE void load_rows(const Item& item, const Rows& rows, int capacity, Ring& ring) {
   const int all = round_up(item.rows, kRowStep);
-  const int sharing = item.paired ? kColumns : CLUSTER;  // blocks with these rows
-  const int number = item.paired ? tile_column() : static_cast<int>(cluster_rank());
-  const unsigned short blocks =
-      item.paired ? (kColumns == 2 ? 5 : 1) << row_half() : (1 << CLUSTER) - 1;
-  const int share = round_up((all + sharing - 1) / sharing, kRowStep);
-  const int first = min(number * share, all);
-  const int mine = min(share, all - first);
+  const int split = item.paired ? all : round_up(all / 2, kRowStep);  // the first block's share
+  const int rank = cluster_rank();
+  const int first = item.paired || rank == 0 ? 0 : split;
+  const int mine = item.paired || rank == 0 ? split : all - split;
   u32 row = item.row + first;  // of [columns / 128, capacity]
   for (int left = (Down ? INNER : HIDDEN) / 128; left > 0; --left, ring.next()) {
     const u32 full = full_barrier(ring.stage);
@@ -82,12 +78,12 @@ DEVICE void load_rows(const Item& item, const Rows& rows, int capacity, Ring& ri
     mbarrier_expect_tx(full, all * (128 + 4));
     const u8* values = rows.values + static_cast<u64>(row) * 128;
     const float* scales = rows.scales + row;
-    if (sharing == 1) {
+    if (item.paired) {
       bulk_load(to, values, mine * 128, full);
       bulk_load(scales_to, scales, mine * 4, full);
     } else if (mine > 0) {
-      bulk_load_multicast(to, values, mine * 128, full, blocks);
-      bulk_load_multicast(scales_to, scales, mine * 4, full, blocks);
+      bulk_load_both(to, values, mine * 128, full);
+      bulk_load_both(scales_to, scales, mine * 4, full);
     }
     row += capacity;
   }

@@ -44,7 +44,7 @@ DEVICE void accumulate(float (&sum)[Boxes][64], Ring& ring) {
       wgmma_wait<0>();
       fence_registers(part);
       // all reads of the slot are done: the scales' above, in program order, and wgmma's
-      if (box == Boxes - 1 && lane < CLUSTER) {
+      if (box == Boxes - 1 && lane < kCluster) {
         mbarrier_arrive_slot(empty_barrier(ring.stage), lane);
       }
       // of a box's columns the first half is of gate, the second of up; or all are of down

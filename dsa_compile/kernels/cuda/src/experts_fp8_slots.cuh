@@ -14,17 +14,16 @@ DEVICE u32 swizzle(int row, int chunk) { return static_cast<u32>(chunk ^ (row % 
 
 constexpr int kBlockRows = 128;  // rows that a block multiplies with a tile of a weight, at most
 
-// A slot of work for a cluster of blocks, one for every 128 rows that an expert has begun. Either
-// all blocks share up to 128 rows and each has an equal part of the weight's tiles, or of each two
-// blocks one has 128 rows and the other up to 128 more, and both have the same tiles; that is two
-// slots, each of half of the tiles.
+// A slot of work for a cluster of two blocks, one for every 128 rows that an expert has begun.
+// Either the two blocks share up to 128 rows and each has half of the weight's tiles, or they have
+// 128 rows and up to 128 more and share every tile; that is two slots, each of half of the tiles.
 // So a slot has as many items for a cluster whatever its kind, and they are numbered without search.
 enum SlotKind { kAllTiles, kFirstTiles, kLastTiles };
 
 struct Slot {
   int expert;
   int row;   // its first
-  int rows;  // of all blocks, gaps not counted
+  int rows;  // of both blocks, gaps not counted
   int kind;
 };
 

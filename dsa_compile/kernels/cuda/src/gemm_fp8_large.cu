@@ -1,9 +1,8 @@
 // out[t, n] = sum_k x[t, k] weight[n, k], e4m3 with block scales, for many tokens t.
 //
-// Persistent: clusters of blocks go over the tiles. A block computes kTokens x 128 of the output; two
-// of a cluster have neighbouring columns and load each one half of the x both need. With TOKEN_TILES 2
-// a cluster has two such pairs, for neighbouring tokens, which share the weight likewise. One thread
-// copies, GROUPS warpgroups multiply SUBTILES times 64 tokens each.
+// Persistent: clusters of two blocks go over the tiles. A block computes kTokens x 128 of the
+// output; the two of a cluster have neighbouring columns and load each one half of the x both need.
+// One thread copies, GROUPS warpgroups multiply SUBTILES times 64 tokens each.
 //
 // Products of every 128 of K are scaled and added to the sums by the ordinary cores while other
 // warpgroups' products keep the tensor cores busy. A stage is written to shared memory once and
@@ -25,10 +24,9 @@ constexpr int kStageBytes = kTokenBytes + kWeightBytes;
 constexpr int kScaleBytes = kTokens * 4;
 constexpr int kScalePitch = kScaleBytes + 128;  // the weight's scale follows those of x
 constexpr int kThreads = 128 * (GROUPS + 1);
-constexpr int kCluster = 2 * TOKEN_TILES;  // blocks: those of the first tokens come first
-constexpr int kBand = 16 / TOKEN_TILES;  // tiles of tokens that go over the columns together, for L2
+constexpr int kBand = 16;  // tiles of tokens that go over the columns together, for L2's sake
 
-struct Tiles {  // of a cluster
+struct Tiles {
   int token_tiles, column_pairs;
 
   DEVICE int count() const { return token_tiles * column_pairs; }
@@ -105,11 +103,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   u8* scales = ring + STAGES * kStageBytes + kMoreChunks * kChunkBytes;
   const u32 full = smem_u32(scales + STAGES * kScalePitch);
   const u32 empty = full + 8 * STAGES;
-  const u32 column = cluster_rank() % 2, row_tile = cluster_rank() / 2;
-  const Tiles tiles = {(tokens + TOKEN_TILES * kTokens - 1) / (TOKEN_TILES * kTokens),
+  const u32 rank = cluster_rank();
+  const Tiles tiles = {(tokens + kTokens - 1) / kTokens,
                        (rows + 2 * kColumns - 1) / (2 * kColumns)};
-  const int first_tile = blockIdx.x / kCluster;
-  const int tile_step = gridDim.x / kCluster;
+  const int first_tile = blockIdx.x / 2;
+  const int tile_step = gridDim.x / 2;
 
   dependency_release();
   if (threadIdx.x == 0) {
@@ -119,7 +117,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     prefetch_tensor_map(&out_map);
     for (int i = 0; i < STAGES; ++i) {
       mbarrier_init(full + 8 * i, 1);
-      mbarrier_init(empty + 8 * i, 4 * GROUPS * kCluster);  // consumer warps of all blocks
+      mbarrier_init(empty + 8 * i, 4 * GROUPS * 2);  // consumer warps of both blocks
     }
     fence_mbarrier_init();
   }
@@ -135,8 +133,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       for (int index = first_tile; index < tiles.count(); index += tile_step) {
         int token_tile, column_pair;
         tiles.at(index, token_tile, column_pair);
-        const int token0 = (TOKEN_TILES * token_tile + row_tile) * kTokens;
-        const int column_tile = 2 * column_pair + column;
+        const int token0 = token_tile * kTokens;
+        const int column_tile = 2 * column_pair + rank;
         const float* weight_scales =
             weight_scale +
             static_cast<long long>(min(column_tile, (rows - 1) / kColumns)) * blocks;
@@ -150,15 +148,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
           *reinterpret_cast<float*>(scale_to + kScaleBytes) = scale;
           scale = next;
           mbarrier_expect_tx(barrier, kStageBytes + kScaleBytes);
-          tma_load_2d_multicast(to + column * (kTokenBytes / 2), &x_map, barrier, k * 128,
-                                token0 + column * (kTokens / 2), 3 << 2 * row_tile);
-          if constexpr (TOKEN_TILES == 1) {
-            tma_load_2d(to + kTokenBytes, &weight_map, barrier, k * 128, column_tile * kColumns);
-          } else {
-            tma_load_2d_multicast(to + kTokenBytes + row_tile * (kWeightBytes / 2), &weight_map,
-                                  barrier, k * 128, column_tile * kColumns + row_tile * 64,
-                                  5 << column);
-          }
+          tma_load_2d_multicast(to + rank * (kTokenBytes / 2), &x_map, barrier, k * 128,
+                                token0 + rank * (kTokens / 2), 3);
+          tma_load_2d(to + kTokenBytes, &weight_map, barrier, k * 128, column_tile * kColumns);
           tma_load_2d(smem_u32(scale_to), &x_scale_map, barrier, token0, k);
           if (++slot == STAGES) {
             slot = 0;
@@ -213,13 +205,13 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
           wgmma_wait<0>();
           fence_registers(part);
           // all reads of the slot are done: the scales' above, in program order, and wgmma's
-          if (s == SUBTILES - 1 && lane < kCluster) mbarrier_arrive_slot(empty + 8 * slot, lane);
+          if (s == SUBTILES - 1 && lane < 2) mbarrier_arrive_slot(empty + 8 * slot, lane);
 #pragma unroll
           for (int i = 0; i < 64; ++i) sum[s][i] += part[i] * (i / 2 % 2 ? high : low);
           if (s == 0 && leaving >= 0) {
             if (lane == 0) bulk_wait_read();
             __syncwarp();
-            if (lane < kCluster) mbarrier_arrive_slot(empty + 8 * leaving, lane);
+            if (lane < 2) mbarrier_arrive_slot(empty + 8 * leaving, lane);
             leaving = -1;
           }
         }
@@ -231,8 +223,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 
       mbarrier_wait(full + 8 * slot, phase);
       leaving = slot;
-      const int token0 = (TOKEN_TILES * token_tile + row_tile) * kTokens + warp_row;
-      const int column0 = (2 * column_pair + column) * kColumns;
+      const int token0 = token_tile * kTokens + warp_row;
+      const int column0 = (2 * column_pair + rank) * kColumns;
 #pragma unroll
       for (int i = 0; i < kWarpChunks; ++i) {
         const int chunk = (group * 4 + warp) * kWarpChunks + i;
@@ -254,7 +246,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     }
     if (lane == 0) bulk_wait_read();
   }
-  // no block ends while another may still arrive at its barriers or write to its memory
+  // no block ends while the other may still arrive at its barriers or write to its memory
   __syncwarp();
   cluster_meet();
 }

@@ -14,9 +14,6 @@
 #include "topk_recount.cuh"
 #include "topk_stream.cuh"
 
-// Two blocks on a multiprocessor have no registers for it.
-constexpr bool SPLITS = BLOCKS == 1;
-
 struct CandidateKeys {
   static constexpr u32 STEP = 32 * REGION_WARPS;  // candidates from slot to slot
   u32 key[SLOTS];
@@ -36,8 +33,8 @@ struct CandidateKeys {
 
 // Writes the k best candidates, of which there are so many. Keys equal to the k-th largest are in
 // groups up to `last`.
-DEVICE void select_candidates(Shared& shared, const u32* counts, const Row& row,
-                              const Search& search, u32 last, int* out, u32 k) {
+DEVICE void select_candidates(Shared& shared, const u32* counts, const Row& row, Range range,
+                              u32 last, int* out, u32 k) {
   const u32 warp = threadIdx.x / 32, region = warp / REGION_WARPS;
   const u32 count = counts[region], warp_first = warp % REGION_WARPS * 32;
   const u32 first = warp_first + lane_id();
@@ -51,7 +48,7 @@ DEVICE void select_candidates(Shared& shared, const u32* counts, const Row& row,
     const bool there = first + i * STEP < count;
     keys.key[i] = there ? key_of(__uint_as_float(keys.mine[i * STEP].x)) : 0;
   }
-  Cut cut = find_cut(shared.select, keys, k, SPLITS ? search : Search(search.range));
+  Cut cut = find_cut(shared.select, keys, k, range);
   if (cut.ties && cut.last == UNKNOWN) {
     reset(shared.select);
 #pragma unroll
@@ -60,7 +57,7 @@ DEVICE void select_candidates(Shared& shared, const u32* counts, const Row& row,
       u32& key = keys.key[i];
       key = key > cut.key ? ~0u : key == cut.key ? ~keys.column(i) : 0;
     }
-    cut = find_cut(shared.select, keys, k, Range{~0u, min(last, row.length / 4 + 1) * 4 + 3});
+    cut = find_cut(shared.select, keys, k, {~0u, min(last, row.length / 4 + 1) * 4 + 3});
   } else if (cut.ties) {
 #pragma unroll
     for (u32 i = 0; i < SLOTS; ++i) {
@@ -129,7 +126,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 #pragma unroll 1
   for (u32 attempt = 0;; ++attempt) {
     u32 sample[4] = {key_of(some.x), key_of(some.y), key_of(some.z), key_of(some.w)};
-    bracket = sampler.bracket<SPLITS>(sample, place, stream.count, k, row.length, 5.0f, lower);
+    bracket = sampler.bracket(sample, place, stream.count, k, row.length, 5.0f, lower);
     if (CLUSTER > 1 && attempt == 0) cluster_wait();
     const u32 region = of_block(shared.candidates + rank * REGION, 0);
     const u32 sent = send(shared, stream, four, Wanted(bracket.threshold), region, REGION);
@@ -147,5 +144,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     stream.load(late_zero(), four);
   }
   if (rank) return;
-  select_candidates(shared, counts, row, bracket.search, bracket.threshold.last, out, k);
+  select_candidates(shared, counts, row, bracket.range, bracket.threshold.last, out, k);
 }

@@ -119,8 +119,8 @@ DEVICE Bracket recount(Shared& shared, const Stream& stream, u32 k) {
     }
   }
   clear(histogram);
-  if (tied) return {Range{~0u, ~0u - tied}, {tied, ~range.least()}};
-  return {Range{~0u, ~0u - range.least()}, {range.least(), ~0u}};
+  if (tied) return {{~0u, ~0u - tied}, {tied, ~range.least()}};
+  return {{~0u, ~0u - range.least()}, {range.least(), ~0u}};
 }
 
 // Sends the scores beyond a threshold that at most CAPACITY reach, however they are divided among

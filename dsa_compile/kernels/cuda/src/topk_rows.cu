@@ -111,13 +111,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   for (u32 j = 0; j < GROUPS; j += SAMPLE_STEP) {
     if (j / STEP * STEP < keys.used) sample[j / SAMPLE_STEP] = keys.key[j][0];
   }
-  Search search = Range{~0u, ~0u - 1};
+  Range range;
   if (row.length - k <= row.length / 8) {  // no sample says much about the lowest keys
-    search = hug(shared, keys, search.range);
+    range = hug(shared, keys, {~0u, ~0u - 1});
   } else {
-    search = sampler.search(sample, k, row.length, 3.5f);
+    range = sampler.range(sample, k, row.length, 3.5f);
   }
-  const Cut cut = find_cut(shared, keys, k, search);
+  const Cut cut = find_cut(shared, keys, k, range);
   u32 below = cut.key;  // what is selected exceeds it
   if (cut.ties && cut.last == UNKNOWN) {
     Order order(shared.warp_sums[0], keys, [&](u32 key) { return key == cut.key; });

@@ -25,7 +25,7 @@ struct Threshold {
 };
 
 struct Bracket {
-  Search search;        // holds the k-th largest, very likely
+  Range range;          // holds the k-th largest, very likely
   Threshold threshold;  // at least k keys reach it, very likely, and not many more
 };
 
@@ -48,34 +48,27 @@ struct Sampler {
   // Where to look for the k-th largest of n keys: `spread` standard deviations of its rank to both
   // sides. The block synchronises.
   template <int Keys>
-  DEVICE Search search(const u32 (&sample)[Keys], u32 k, u32 n, float spread) const {
+  DEVICE Range range(const u32 (&sample)[Keys], u32 k, u32 n, float spread) const {
     const First first = begin(sample, k, n, spread, 1.0f);
-    const SampledKeys<Keys> sampled{sample};
-    const Range range = first.range();
-    if (!first.low.coarse() && !alone(first)) return range;
-    if (first.together()) return hug(shared, sampled, range);
-    return hug_split(shared, sampled, range, first.low.range.top);
+    const u32 least = first.low.range.least();
+    const Range range{first.top, first.top - least};
+    const bool wide = first.low.coarse() || alone(first);
+    return wide ? hug(shared, SampledKeys<Keys>{sample}, range) : range;
   }
 
   // The same with a threshold in full precision. Of equal keys as many count as belong to the rank,
   // in order of the places of the thread's keys, all of one place. `lower`: a factor for the lower
-  // rank. `Splits`: two ranges of keys may be given.
-  template <bool Splits, int Keys>
+  // rank.
+  template <int Keys>
   DEVICE Bracket bracket(u32 (&sample)[Keys], u32 place, u32 places, u32 k, u32 n, float spread,
                          float lower) const {
     const First first = begin(sample, k, n, spread, lower);
-    const SampledKeys<Keys> sampled{sample};
     Low low = first.low;
-    Search search = first.range();
-    for (bool apart = Splits && !first.together(); low.coarse(); apart = false) {
-      if (apart) {
-        search = hug_split(shared, sampled, search.range, low.range.top);
-        low.range = search.lower;
-      } else {
-        const bool shared_bin = search.range.top == low.range.top;
-        low.range = hug(shared, sampled, low.range);
-        if (shared_bin) search.range.top = low.range.top;
-      }
+    u32 top = first.top;
+    while (low.coarse()) {
+      const bool shared_bin = top == low.range.top;
+      low.range = hug(shared, SampledKeys<Keys>{sample}, low.range);
+      if (shared_bin) top = low.range.top;
       if (low.range.span == 0) {
         const u32 key = low.range.top;
         const auto place_of = [&](u32 other) { return other > key ? ~0u : other == key ? ~place : 0; };
@@ -84,14 +77,12 @@ struct Sampler {
         low.above = 0;
         low.range = {~0u, places};
         narrow(sample, low);
-        search.end_at(key);
-        return {search, {key, ~low.range.least()}};
+        return {{top, top - key}, {key, ~low.range.least()}};
       }
       narrow(sample, low);
     }
     const u32 least = low.range.least();
-    search.end_at(least);
-    return {search, {least, ~0u}};
+    return {{top, top - least}, {least, ~0u}};
   }
 
  private:
@@ -106,10 +97,6 @@ struct Sampler {
   struct First {
     Low low;
     u32 top;  // of the range that holds the key of the higher rank
-
-    // Both ranks are in one bin.
-    DEVICE bool together() const { return top == low.range.top; }
-    DEVICE Range range() const { return {top, top - low.range.least()}; }
   };
 
   template <int Keys>
@@ -139,7 +126,7 @@ struct Sampler {
 
   // Both ranks are in one bin that has no neighbours: its keys may span a small part of it only.
   DEVICE bool alone(const First& first) const {
-    if (!first.together()) return false;
+    if (first.top != first.low.range.top) return false;
     const u32 bin = ~first.top >> (32 - BIN_BITS);
     const u32 larger = bin > 0 ? shared.sample.bins[bin - 1] : 0;
     return !(larger | shared.sample.bins[min(bin + 1, BINS - 1)]);

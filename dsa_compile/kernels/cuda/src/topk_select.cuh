@@ -2,9 +2,9 @@
 //
 // A histogram over a range of keys in shared memory finds the bin in which the k-th largest lies;
 // what its keys span is the next range, until the bin holds nothing that is not wanted, only equal
-// keys, or so few keys that they are ranked one by one. A first range from a sample of the keys
-// (topk_sample.cuh), or two where its ends lie far apart, is narrow enough that one histogram mostly
-// suffices; a sample that misled costs another turn and never the result.
+// keys, or so few keys that each warp ranks them. A first range from a sample of the keys
+// (topk_sample.cuh) is narrow enough that one histogram of a few keys mostly suffices; a sample that
+// misled costs another turn and never the result.
 //
 // THREADS is the size of the block: 256, 512 or 1,024.
 #pragma once
@@ -14,7 +14,7 @@
 
 constexpr u32 ALL_LANES = 0xffffffffu;
 constexpr u32 WARPS = THREADS / 32;
-constexpr u32 BIN_BITS = 12, BINS = 1u << BIN_BITS, HALF = BINS / 2;
+constexpr u32 BIN_BITS = 12, BINS = 1u << BIN_BITS;
 constexpr u32 UNITS = 32, UNIT_BINS = BINS / UNITS;  // a warp adds up a unit, four bins a lane
 constexpr u32 LIST = 32, FEW = 4;
 
@@ -127,61 +127,13 @@ DEVICE void find_bins(const Histogram& histogram, u32 through_units, const u32 (
 struct Range {
   u32 top, span;  // keys top - span .. top
 
-  // By how much to shift the distance from the top for the number of a bin of 2^bits.
-  DEVICE u32 shift(u32 bits = BIN_BITS) const {
-    return max(static_cast<int>(32 - bits) - __clz(span), 0);
-  }
-  // Widens the range to what 2^bits bins cover.
-  DEVICE void fill(u32 shift, u32 bits = BIN_BITS) { span = min(~0u >> (32 - bits - shift), top); }
+  // By how much to shift the distance from the top for the number of a bin.
+  DEVICE u32 shift() const { return max(static_cast<int>(32 - BIN_BITS) - __clz(span), 0); }
   DEVICE u32 least() const { return top - span; }
   // What one of the bins covers.
   DEVICE Range of_bin(u32 index, u32 shift) const {
     const u32 offset = index << shift;
     return {top - offset, min((1u << shift) - 1, span - offset)};
-  }
-};
-
-// Where a key is sought: in a range or, if `split`, in two. If those lie far apart, the bins of one range
-// over both would be too wide for either. The first histogram then has HALF - 1 bins of the range, one
-// of the gap, and HALF of the lower range.
-struct Search {
-  Range range, lower;  // keys of `lower` are less than those of `range`
-  bool split;
-  u32 shift, lower_shift;
-
-  DEVICE Search(Range range = {0, 0}) : range(range), lower{0, 0}, split(false) {}
-  DEVICE Search(Range range, Range lower) : range(range), lower(lower), split(true) {}
-
-  DEVICE u32 least() const { return split ? lower.least() : range.least(); }
-  DEVICE void end_at(u32 key) {
-    Range& last = split ? lower : range;
-    last.span = last.top - key;
-  }
-  // Widens what is searched to what the bins cover.
-  DEVICE void fill() {
-    if (!split) {
-      shift = range.shift();
-      return range.fill(shift);
-    }
-    lower_shift = lower.shift(BIN_BITS - 1);
-    lower.fill(lower_shift, BIN_BITS - 1);
-    shift = range.shift(BIN_BITS - 1);
-    if (range.span >> shift == HALF - 1) ++shift;
-    range.span = min(((HALF - 1) << shift) - 1, range.top - lower.top - 1);
-  }
-  // Of a split search.
-  DEVICE void count(Histogram& histogram, u32 key, u32& higher) const {
-    const bool low = key <= lower.top, high = key > range.top;
-    const u32 skipped = low ? HALF : 0, outside = BINS - skipped + lane_id();
-    // the distance of a higher key wraps, and shifted could be that of a key in the gap
-    count_key(smem_u32(histogram.bins + skipped), low || high ? outside : HALF - 1, key,
-              low ? lower.top : range.top, low ? lower_shift : high ? 0 : shift, higher);
-  }
-  DEVICE Range of_bin(u32 index) const {
-    if (!split || index < HALF - 1) return range.of_bin(index, shift);
-    const u32 top = range.least() - 1;
-    return index == HALF - 1 ? Range{top, top - lower.top - 1}
-                             : lower.of_bin(index - HALF, lower_shift);
   }
 };
 
@@ -205,25 +157,6 @@ DEVICE Range hug(CutShared& shared, const Keys& keys, Range range) {
   least = __reduce_min_sync(ALL_LANES, shared.least[warp]);
   largest = __reduce_max_sync(ALL_LANES, shared.largest[warp]);
   return {largest, largest - least};
-}
-
-// The same of the keys up to `middle` and of those above it, of both of which there is one. The list is
-// free until a cut is sought.
-template <class Keys>
-DEVICE Search hug_split(CutShared& shared, const Keys& keys, Range range, u32 middle) {
-  u32 below = 0, above = ~0u;
-  keys.each([&](u32 key) {
-    below = max(below, key <= middle ? key : 0u);
-    above = min(above, key > middle ? key : ~0u);
-  });
-  below = __reduce_max_sync(ALL_LANES, below);
-  above = __reduce_min_sync(ALL_LANES, above);
-  if (lane_id() == 0) shared.list[threadIdx.x / 32] = make_uint2(below, above);
-  range = hug(shared, keys, range);
-  const uint2 ends = shared.list[lane_id() % WARPS];
-  below = __reduce_max_sync(ALL_LANES, ends.x);
-  above = __reduce_min_sync(ALL_LANES, ends.y);
-  return {Range{range.top, range.top - above}, Range{below, below - range.least()}};
 }
 
 // Appends the thread's keys in the range, and their columns, to the list. There is one, mostly no
@@ -300,23 +233,19 @@ DEVICE void reset(CutShared& shared) {
 
 // `keys.each(f)` calls f(key) for every key of the thread. `keys.column(n)` is the n-th one's column,
 // or another number that no other key has: then the cut's `last` means nothing. Key 0 is none. There
-// are at least `wanted` keys in the block, and `search` may be wrong. `shared.range` is clear and
+// are at least `wanted` keys in the block, and `range` may be wrong. `shared.range` is clear and
 // `shared.listed` zero; they are so again only after reset().
 //
 // Where equal keys remain, a second call with keys that are ~0 for those above the cut, ~column for
 // those equal to it and 0 for the others takes the lowest columns and leaves no ties.
 template <class Keys>
-DEVICE Cut find_cut(CutShared& shared, const Keys& keys, u32 wanted, Search search) {
+DEVICE Cut find_cut(CutShared& shared, const Keys& keys, u32 wanted, Range range) {
   Histogram& histogram = shared.range;
-  Range& range = search.range;
   while (true) {
-    search.fill();
+    const u32 shift = range.shift();
+    range.span = min(~0u >> (32 - BIN_BITS - shift), range.top);  // all bins
     u32 minus_higher = 0;
-    if (search.split) {
-      keys.each([&](u32 key) { search.count(histogram, key, minus_higher); });
-    } else {
-      keys.each([&](u32 key) { histogram.count(key, range.top, search.shift, minus_higher); });
-    }
+    keys.each([&](u32 key) { histogram.count(key, range.top, shift, minus_higher); });
     const u32 above = block_sum(shared.warp_sums[0], warp_sum(-minus_higher)).total;
     const u32 through_units = sum_units(histogram);
     const u32 counted = __shfl_sync(ALL_LANES, through_units, 31);
@@ -324,14 +253,14 @@ DEVICE Cut find_cut(CutShared& shared, const Keys& keys, u32 wanted, Search sear
     if (above >= wanted) {
       range = {~0u, ~0u - range.top - 1};
     } else if (above + counted < wanted) {
-      range.top = search.least() - 1;
+      range.top -= range.span + 1;
       range.span = range.top - 1;
     } else {
       Bin bins_found[1];
       find_bins<1>(histogram, through_units, {wanted - above}, bins_found);
       const Bin bin = bins_found[0];
       missing = wanted - above - bin.before;
-      range = search.of_bin(bin.index);
+      range = range.of_bin(bin.index, shift);
       if (bin.count == missing) return {range.least() - 1, 0, UNKNOWN};
       if (bin.count <= LIST) {
         u32 nearest = ~0u;
@@ -343,7 +272,7 @@ DEVICE Cut find_cut(CutShared& shared, const Keys& keys, u32 wanted, Search sear
       }
       if (range.span == 0) return {range.top, missing, UNKNOWN};
     }
-    search = hug(shared, keys, range);
+    range = hug(shared, keys, range);
     if (missing && range.span == 0) return {range.top, missing, UNKNOWN};
     clear(histogram);
     __syncthreads();

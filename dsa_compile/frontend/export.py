@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._dynamo import config as dynamo_config
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import Dim
 
@@ -61,7 +62,9 @@ def export_region(
     dynamic = tuple(
         {d: Dim.DYNAMIC for d, size in enumerate(i.shape) if isinstance(size, str)} for i in inputs
     )
-    with mode, torch.no_grad():
+    # export types calls in a mode of its own, which is faster without a cache, too: see fake_mode()
+    no_cache = dynamo_config.patch(fake_tensor_cache_enabled=False)
+    with mode, torch.no_grad(), no_cache:
         exported = torch.export.export(module, examples, dynamic_shapes=dynamic, strict=False)
     signature = exported.graph_signature
     weights = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}

@@ -25,8 +25,9 @@ class Call:
 
     def __init__(self, node: fx.Node, choices: Sequence[Choice], device: str = "meta") -> None:
         self._node, self._choices, self._device = node, choices, device
+        self._infos = {leaf: _info(leaf) for leaf in _leaves(node)}
         self._sizes = sorted(
-            {size for leaf in _leaves(node) for size in _info(leaf).shape if isinstance(size, str)}
+            {size for info in self._infos.values() for size in info.shape if isinstance(size, str)}
         )
         self._made: set[tuple[int, ...]] = set()
 
@@ -47,7 +48,7 @@ class Call:
         if _is_view(node):
             args = fx.map_arg(node.args, lambda arg: self._value(arg, sizes))
             return node.target(*args)  # type: ignore[operator]
-        info = _info(node)
+        info = self._infos[node]
         shape = [size_in(size, sizes) for size in info.shape]
         make = torch.empty if self._device == "meta" else torch.zeros
         # torch.compile tells tensors apart by whether they were made in inference mode

@@ -1,6 +1,6 @@
 """``dsa::paged_index_topk_fp8`` on Hopper: scores, then the best of each row as physical rows."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -68,9 +68,10 @@ def _in_passes(
     if not rows or not x.columns:
         return torch.full((rows, topk), -1, dtype=torch.int32, device=x.q.device)
     memory = torch.empty(size, dtype=torch.uint8, device=x.q.device)
-    parts = [
-        best(x, topk, (first, min(first + step, rows)), memory) for first in range(0, rows, step)
-    ]
+    starts: Sequence[int] = range(0, rows, step)
+    if x.q.is_meta and len(starts) > 2:
+        starts = (0, starts[-1])  # a rehearsal: those between launch what the first does
+    parts = [best(x, topk, (first, min(first + step, rows)), memory) for first in starts]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 

@@ -19,6 +19,10 @@ class GroupCommunicator(Communicator, Protocol):
         """End collectives that run or wait; doing so again does nothing."""
         ...
 
+    def close(self) -> None:
+        """Free memory that other ranks map, once none of them runs; again does nothing."""
+        ...
+
 
 def choose_device(target: str, rank: int, world: int) -> None:
     """Make a rank's GPU this process's current one: the one with its number.

@@ -94,3 +94,6 @@ class GlooCommunicator:
 
     def abort(self) -> None:
         """Do nothing: the processes of other ranks end what waits for them."""
+
+    def close(self) -> None:
+        """Do nothing: ranks share no memory."""

@@ -201,6 +201,8 @@ def _end(
     end_processes(others)
     runner.drop_graphs()  # they hold collectives
     communicator.abort()
+    if watch.whole:  # else a kernel may wait for a rank that is gone, and has the memory
+        communicator.close()
 
 
 def load_ranks(path: Path | str, target: str, options: EngineOptions, layout: Layout) -> RankGroup:
@@ -222,7 +224,8 @@ def load_ranks(path: Path | str, target: str, options: EngineOptions, layout: La
     choose_device(target, 0, world)
     store, others, port = _others(layout, str(path))
     peers = StorePeers(store, 0, world, lambda: _check(others))
-    abort: Callable[[], None] = _nothing
+    abort = close = _nothing
+    watch: Watch | None = None
     try:
         # the first rank checks the files for all
         theirs = replace(options, verify="header", skip_tokenizer=True)
@@ -233,7 +236,7 @@ def load_ranks(path: Path | str, target: str, options: EngineOptions, layout: La
                 other.connection.send(start)
         peers.least("processes", 0)
         communicator = connect(target, store, 0, layout, options)
-        abort = communicator.abort
+        abort, close = communicator.abort, communicator.close
         watch = Watch(others, abort)
         with watch.loading(LOADING_TIMEOUT), communicating(communicator):
             runner = load_runner(path, options, peers)
@@ -241,6 +244,8 @@ def load_ranks(path: Path | str, target: str, options: EngineOptions, layout: La
     except BaseException:
         kill_processes(others)
         abort()
+        if watch is None or watch.whole:
+            close()
         raise
     return RankGroup(
         runner, layout, others, communicator, watch, options.rank_timeout, options.rows

@@ -129,3 +129,9 @@ class NcclCommunicator:
         """End collectives that run or wait, and the group; doing so again does nothing."""
         if dist.is_initialized():
             distributed_c10d._abort_process_group()
+
+    def close(self) -> None:
+        """Free memory that other ranks map, once none of them runs; again does nothing."""
+        for memory in self._memories.values():
+            if memory.owner is not None:
+                memory.owner.close()

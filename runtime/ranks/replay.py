@@ -145,6 +145,9 @@ class ReplayCommunicator:
     def abort(self) -> None:
         """Nothing waits for anyone."""
 
+    def close(self) -> None:
+        """Nobody shares memory."""
+
     def _replayed(self, op: str, x: Tensor, ranks: int, copies: int) -> Tensor:
         out = torch.empty((copies, *x.shape), dtype=x.dtype, device=x.device)
         if self._waits is None:

@@ -96,6 +96,11 @@ class Watch:
                 self._abort()
             return self._lost
 
+    @property
+    def whole(self) -> bool:
+        """Whether no rank was lost."""
+        return self._lost is None
+
     def check(self) -> None:
         """Do nothing while the group is whole.
 

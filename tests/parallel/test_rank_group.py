@@ -18,7 +18,7 @@ from dsa_compile.runtime import DeviceLost, Engine, EngineOptions, SamplingParam
 from dsa_compile.runtime.execution.batch import Batch
 from dsa_compile.runtime.execution.model_runner import ModelRunner
 from dsa_compile.runtime.ranks import group
-from dsa_compile.runtime.ranks.gloo import open_store
+from dsa_compile.runtime.ranks.gloo import GlooCommunicator, open_store
 from dsa_compile.runtime.ranks.peers import StorePeers
 from tests.quick_cases import quick_first
 
@@ -176,7 +176,15 @@ def test_an_aborted_request_leaves_the_others_alone(artifact, wanted, layout) ->
     assert all(map(gone, pids))
 
 
-def test_a_rank_that_dies_ends_the_group_by_name(artifact) -> None:
+@pytest.fixture
+def closed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Ranks of this process that have freed what they share."""
+    ranks: list[int] = []
+    monkeypatch.setattr(GlooCommunicator, "close", lambda self: ranks.append(self._rank))
+    return ranks
+
+
+def test_a_rank_that_dies_ends_the_group_by_name(artifact, closed) -> None:
     with Engine.load(artifact("tp2"), num_blocks=64) as engine:
         (pid,) = engine._runner.pids
         engine.add_request("a", [5, 6, 7], SamplingParams(max_tokens=400, ignore_eos=True))
@@ -189,6 +197,7 @@ def test_a_rank_that_dies_ends_the_group_by_name(artifact) -> None:
         assert gone(pid)  # waited for: no zombie
         with pytest.raises(DeviceLost, match="rank 1"):
             engine.step()
+    assert closed == []  # on a GPU a kernel may wait for the lost rank, in the memory they share
 
 
 @pytest.mark.slow
@@ -271,10 +280,11 @@ def test_a_rank_that_cannot_load_says_why(artifact, monkeypatch) -> None:
     assert gone(started[0].process.pid)
 
 
-def test_ranks_end_with_the_engine_that_is_dropped(artifact) -> None:
+def test_ranks_end_with_the_engine_that_is_dropped(artifact, closed) -> None:
     engine = Engine.load(artifact("tp2"), num_blocks=64)
     (pid,) = engine._runner.pids
     engine.close()
+    assert closed == [0]
     for _ in range(100):
         if gone(pid):
             break

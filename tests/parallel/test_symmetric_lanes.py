@@ -26,8 +26,8 @@ GROUPS = {
 class Memory:
     """Takes two rows, and says what it was asked for."""
 
-    def __init__(self, axis: str) -> None:
-        self.axis = axis
+    def __init__(self, axis: str, owner: SimpleNamespace | None = None) -> None:
+        self.axis, self.owner = axis, owner
 
     def takes(self, x: Tensor) -> bool:
         return len(x) == 2
@@ -107,6 +107,19 @@ def test_every_axis_has_a_memory_of_its_own(monkeypatch, by_nccl, layout: Layout
         by_nccl.clear()
     for axis in {"tp", "dp"} - GROUPS[layout].keys():
         assert ranks.peer_memory(axis) is None
+
+
+def test_closing_frees_the_memory_of_every_axis(monkeypatch, by_nccl) -> None:
+    freed = []
+    owner = SimpleNamespace(close=lambda: freed.append(1))
+    monkeypatch.setattr(
+        nccl, "shared_peer_memories", lambda *args: {axis: Memory(axis, owner) for axis in args[3]}
+    )
+    ranks = NcclCommunicator(None, 0, Layout(tp=2, dp=4), 1.0, symmetric=True)
+    ranks.abort()
+    assert not freed
+    ranks.close()
+    assert freed
 
 
 def test_nccl_alone_is_asked_for_no_memory(monkeypatch, by_nccl) -> None:

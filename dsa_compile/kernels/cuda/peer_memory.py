@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from dsa_compile.kernels.cuda.launch import CudaKernel, Int64
+from dsa_compile.kernels.cuda.shared_buffer import SharedBuffer
 from dsa_compile.kernels.peer_limits import most_summed, norms_with_sum, two_shots
 
 MOST_RANKS = 8
@@ -35,7 +36,7 @@ class PeerMemory:
         state: int32 ``[2]`` on this rank's GPU, zeros.
         capacity: bytes that a rank may have for another one in a call, a multiple of 16.
         patience: seconds after which a kernel that waits for a peer ends the use of the GPU.
-        owner: keeps the addresses valid.
+        owner: this rank's buffer; the addresses are valid until it is closed.
     """
 
     rank: int
@@ -43,7 +44,7 @@ class PeerMemory:
     state: Tensor
     capacity: int
     patience: float
-    owner: object = None
+    owner: SharedBuffer | None = None
 
     @staticmethod
     def nbytes(ranks: int, capacity: int) -> int:
@@ -184,7 +185,7 @@ def peer_memories(
     states: Tensor,
     capacity: int,
     patience: float,
-    owner: object = None,
+    owner: SharedBuffer | None = None,
 ) -> dict[str, PeerMemory]:
     """Divide one buffer a rank between groups that count their calls by themselves.
 

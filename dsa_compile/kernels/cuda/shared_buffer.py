@@ -6,11 +6,11 @@ it by that descriptor, and its kernels then load and store there over NVLink or 
 
 import contextlib
 import os
-import sys
 from typing import Any
 
 import torch
 
+from dsa_compile.errors import UserError
 from dsa_compile.kernels.cuda.driver import checked, load_driver
 
 
@@ -41,8 +41,12 @@ class SharedBuffer:
         self._handle = self._checked(self._driver.cuMemCreate(self.nbytes, prop, 0))
         self.address = self._map(self._handle)
         """Address of its own buffer in this process."""
-        self._checked(self._driver.cuMemsetD8(self.address, 0, self.nbytes))
-        torch.cuda.synchronize()
+        try:
+            self._checked(self._driver.cuMemsetD8(self.address, 0, self.nbytes))
+            torch.cuda.synchronize()
+        except Exception:
+            self.close()
+            raise
 
     def descriptor(self) -> int:
         """A new file descriptor of the buffer, which the caller closes.
@@ -73,31 +77,40 @@ class SharedBuffer:
         return self._map(self._checked(imported))
 
     def close(self) -> None:
-        """Unmap all buffers; the memory is freed when nobody maps it. Again does nothing."""
+        """Unmap all buffers; the memory is freed when nobody maps it. Again does nothing.
+
+        Nothing else does that: a garbage collector that waits for the device would end the capture
+        of a CUDA graph.
+        """
         mapped, self._mapped = self._mapped, []
         if not mapped:
             return
         with contextlib.suppress(RuntimeError):  # a kernel failed: what it used is gone with it
             torch.cuda.synchronize(self._device)
         for address, handle in reversed(mapped):
-            self._driver.cuMemUnmap(address, self.nbytes)
-            self._driver.cuMemAddressFree(address, self.nbytes)
-            self._driver.cuMemRelease(handle)
-
-    def __del__(self) -> None:
-        if not sys.is_finalizing() and hasattr(self, "_mapped"):
-            self.close()
+            self._unmap(address, handle)
 
     def _map(self, handle: Any) -> int:
         driver = self._driver
         access = driver.CUmemAccessDesc()
         access.location = self._properties().location
         access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
-        address = int(self._checked(driver.cuMemAddressReserve(self.nbytes, 0, 0, 0)))
-        self._checked(driver.cuMemMap(address, self.nbytes, 0, handle, 0))
+        address = 0
+        try:
+            address = int(self._checked(driver.cuMemAddressReserve(self.nbytes, 0, 0, 0)))
+            self._checked(driver.cuMemMap(address, self.nbytes, 0, handle, 0))
+            self._checked(driver.cuMemSetAccess(address, self.nbytes, [access], 1))
+        except UserError:
+            self._unmap(address, handle)
+            raise
         self._mapped.append((address, handle))
-        self._checked(driver.cuMemSetAccess(address, self.nbytes, [access], 1))
         return address
+
+    def _unmap(self, address: int, handle: Any) -> None:
+        """Undo what :meth:`_map` did, all or a part of it: the driver refuses what was not done."""
+        self._driver.cuMemUnmap(address, self.nbytes)
+        self._driver.cuMemAddressFree(address, self.nbytes)
+        self._driver.cuMemRelease(handle)
 
     def _properties(self) -> Any:
         driver = self._driver

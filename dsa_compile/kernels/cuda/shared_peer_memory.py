@@ -39,7 +39,8 @@ def shared_peer_memories(
         patience: seconds to wait for another rank, here and in a kernel.
 
     Returns:
-        For each group buffers and a count of calls of its own.
+        For each group buffers and a count of calls of its own. Their common owner is to be closed
+        when no rank uses them any more; nothing else frees them.
 
     Raises:
         UserError: there are too many ranks, or one does not come, or their GPUs do not reach each
@@ -54,12 +55,11 @@ def shared_peer_memories(
     device = torch.device("cuda", torch.cuda.current_device())
     try:
         buffer = SharedBuffer(peer_bytes(groups, CAPACITY))
-        own = buffer.descriptor()
         try:
-            theirs = exchange_descriptors(store, rank, world, own, patience)
-        finally:
-            os.close(own)
-        buffers = [buffer.address if fd is None else buffer.map(fd) for fd in theirs]
+            buffers = _mapped(buffer, store, rank, world, patience)
+        except UserError:
+            buffer.close()
+            raise
     except UserError as error:
         raise UserError(f"symmetric collectives: {error}; load with collectives='nccl'") from None
     states = torch.zeros(len(groups), 2, dtype=torch.int32, device=device)
@@ -72,3 +72,15 @@ def shared_peer_memories(
     dist.barrier()  # nobody stores before all have mapped the zeros
     torch.cuda.synchronize()
     return peer_memories(rank, groups, buffers, states, CAPACITY, patience, buffer)
+
+
+def _mapped(
+    buffer: SharedBuffer, store: Store, rank: int, world: int, patience: float
+) -> list[int]:
+    """Addresses of all ranks' buffers in this process, by rank."""
+    own = buffer.descriptor()
+    try:
+        theirs = exchange_descriptors(store, rank, world, own, patience)
+    finally:
+        os.close(own)
+    return [buffer.address if other is None else buffer.map(other) for other in theirs]

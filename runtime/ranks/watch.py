@@ -30,7 +30,7 @@ class Watch:
         self._others, self._abort = tuple(others), abort
         self._until: float | None = None
         self._ending = threading.Lock()
-        self._lost: RankLost | None = None
+        self._lost: str | None = None  # not an error: one that was raised keeps what raised it
         self._closed = threading.Event()
         # The thread must not keep alive what it watches.
         given = (weakref.ref(self), self._closed)
@@ -43,14 +43,12 @@ class Watch:
         Raises:
             RankLost: it has ended, now or before.
         """
-        if self._lost is not None:
-            raise self._lost
+        self.check()
         try:
             yield
         except Exception as error:
             raise self.end(error) from error
-        if self._lost is not None:  # what was waited for means nothing
-            raise self._lost
+        self.check()  # what was waited for means nothing
 
     @contextmanager
     def loading(self, timeout: float) -> Iterator[None]:
@@ -66,7 +64,7 @@ class Watch:
         except UserError as error:
             if self._lost is None:
                 raise
-            raise UserError(str(self._lost)) from error  # whichever thread has found it first
+            raise UserError(self._lost) from error  # whichever thread has found it first
         except Exception as error:
             raise self.end(error) from error
 
@@ -91,10 +89,10 @@ class Watch:
         with self._ending:
             if self._lost is None:
                 reason = culprit(self._others, error)
-                self._lost = RankLost(f"{reason}; all {len(self._others) + 1} ranks were ended")
+                self._lost = f"{reason}; all {len(self._others) + 1} ranks were ended"
                 kill_processes(self._others)
                 self._abort()
-            return self._lost
+            return RankLost(self._lost)
 
     @property
     def whole(self) -> bool:
@@ -108,7 +106,7 @@ class Watch:
             RankLost: it has ended.
         """
         if self._lost is not None:
-            raise self._lost
+            raise RankLost(self._lost)
 
     def look(self) -> None:
         """End the group if a rank is gone, or this one has waited for the others for too long."""

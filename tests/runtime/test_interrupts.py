@@ -20,16 +20,26 @@ PARAMS = SamplingParams(max_tokens=7, temperature=0.0)
 PROMPTS = {f"r{n}": [n % 2 + 1] * (3 + 2 * n) for n in range(5)}
 
 
+class Expired(Exception):
+    """The end of a time limit."""
+
+
+def expire(number, frame):
+    raise Expired
+
+
 @pytest.fixture(autouse=True)
 def handler():
-    """Python's own, which a process in the background has not."""
+    """Python's own, which a process in the background has not, and one of a time limit."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    alarm = signal.signal(signal.SIGALRM, expire)
     yield
     signal.signal(signal.SIGINT, before)
+    signal.signal(signal.SIGALRM, alarm)
 
 
 class Interrupts:
-    """Calls functions of the runtime and sends SIGINT after random numbers of its lines."""
+    """Calls functions of the runtime and sends a signal after random numbers of its lines."""
 
     def __init__(self, seed, longest):
         self.chance, self.longest = random.Random(seed), longest
@@ -42,7 +52,7 @@ class Interrupts:
         sys.settrace(self.trace)
         try:
             return function(*args)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, Expired):
             self.count += 1
             return None
         finally:
@@ -55,7 +65,7 @@ class Interrupts:
             self.left -= 1
             if self.left == 0:
                 self.left = self.chance.randint(1, self.longest)
-                signal.raise_signal(signal.SIGINT)
+                signal.raise_signal(self.chance.choice((signal.SIGINT, signal.SIGALRM)))
         return self.trace
 
 
@@ -80,6 +90,8 @@ def test_an_interrupted_engine_goes_on(runner, seed):
         if number == 4:
             interrupts.call(engine.abort, "r3")
     assert interrupts.count > 0
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGALRM) is expire
     assert not engine.has_unfinished()
     assert engine.stats().owned_blocks == 0
     for name, (request, generation) in known.items():
@@ -122,6 +134,23 @@ def test_the_signal_waits_for_the_end_of_the_context():
         work()
     assert done == [1]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_every_signal_waits():
+    """Each handler runs, whatever that of another one raises."""
+    done = []
+
+    def work():
+        with Uninterrupted():
+            signal.raise_signal(signal.SIGALRM)
+            signal.raise_signal(signal.SIGINT)
+            done.append(1)
+
+    with pytest.raises(KeyboardInterrupt) as raised:
+        work()
+    assert isinstance(raised.value.__context__, Expired)
+    assert done == [1]
+    assert signal.getsignal(signal.SIGALRM) is expire
 
 
 def test_an_error_of_the_context_is_not_lost():

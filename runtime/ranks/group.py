@@ -7,6 +7,8 @@ group.
 """
 
 import contextlib
+import ctypes
+import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,6 +26,7 @@ from dsa_compile.runtime.execution.drafting_runner import DraftingRunner
 from dsa_compile.runtime.execution.model_runner import ModelRunner
 from dsa_compile.runtime.execution.runner import LaunchedTokens, StepInputs, StepTokens
 from dsa_compile.runtime.failures.interrupts import Uninterrupted
+from dsa_compile.runtime.failures.step_errors import RankLost
 from dsa_compile.runtime.loading.load_runner import load_runner
 from dsa_compile.runtime.ranks.connect import GroupCommunicator, choose_device, connect
 from dsa_compile.runtime.ranks.drafted_steps import DraftedSteps
@@ -44,6 +47,11 @@ from dsa_compile.runtime.sampling.host_sampler import HostSampler, KnownTokens
 from dsa_compile.runtime.sampling.sampler import SamplingState
 from dsa_compile.runtime.scheduling.stats import StepKind
 from dsa_compile.torchrun import started_rank
+
+_FORKED = (
+    "this process was forked from the one that loaded the model on several ranks, which alone can "
+    "run it; load it here, or use that process"
+)
 
 
 class RankGroup:
@@ -91,7 +99,9 @@ class RankGroup:
         self.planned_bytes = runner.planned_bytes
         self.expert_counts = runner.expert_counts  # of all ranks' tokens
         # Also where nobody calls close(), and at the end of this process.
-        self._end = weakref.finalize(self, _end, runner, self._others, communicator, watch)
+        self._pid = os.getpid()
+        ending = (self._pid, runner, self._others, communicator, watch)
+        self._end = weakref.finalize(self, _end, *ending)
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -114,6 +124,8 @@ class RankGroup:
         Raises:
             RankLost: a rank failed, ended or did not answer; the group is over.
         """
+        if os.getpid() != self._pid:
+            raise RankLost(_FORKED)
         # an interrupt in between would leave the ranks in different steps
         with Uninterrupted(), self._watch.working():
             self._number += 1
@@ -192,11 +204,16 @@ class _WatchedTokens:
 
 
 def _end(
+    pid: int,
     runner: ModelRunner,
     others: Sequence[RankProcess],
     communicator: GroupCommunicator,
     watch: Watch,
 ) -> None:
+    if os.getpid() != pid:  # a fork: the ranks are the first process's
+        # Its destructor would wait for threads that a fork has not, so it may never run.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(communicator))
+        return
     watch.close()
     end_processes(others)
     runner.drop_graphs()  # they hold collectives

@@ -1,5 +1,6 @@
 """An engine in a thread of its own: requests come from any thread, outputs go to callbacks."""
 
+import atexit
 import threading
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
@@ -15,6 +16,8 @@ from dsa_compile.runtime.step_engine import StepEngine
 Deliver = Callable[[RequestOutput | Exception], bool]
 """Takes an output or the error that ended the request, in the engine's thread; returns whether
 somebody still wants more."""
+
+_EXIT_SECONDS = 10.0  # that the end of the process waits for a step
 
 
 class EngineThread:
@@ -37,6 +40,8 @@ class EngineThread:
         self._lost: Exception | None = None  # what ended the engine for good
         self._thread = threading.Thread(target=self._run, name="dsa-engine", daemon=True)
         self._thread.start()
+        # A step that ran while the interpreter is taken down would abort the process.
+        atexit.register(self._close_at_exit)
 
     def add(
         self,
@@ -85,6 +90,10 @@ class EngineThread:
         """Wait for the thread to end; call :meth:`close` before."""
         self._thread.join()
 
+    def _close_at_exit(self) -> None:
+        self.close(drain=False)
+        self._thread.join(_EXIT_SECONDS)
+
     def _run(self) -> None:
         try:
             while not (self._closing and self._commands.empty() and self._idle()):
@@ -99,6 +108,7 @@ class EngineThread:
             finally:
                 self._fail_all(self._lost or UserError("this engine is closed; load another"))
                 self._engine.close()
+                atexit.unregister(self._close_at_exit)
 
     def _idle(self) -> bool:
         return self._lost is not None or not self._engine.has_unfinished()

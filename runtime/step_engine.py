@@ -277,11 +277,12 @@ class StepEngine:
         except StepError:
             pass  # there is nobody left whom it could concern
         finally:
-            self._live.clear()
-            self._parts = None
-            gc.collect()  # graphs and their pools hang together in cycles
-            if torch.cuda.is_initialized():
-                torch.cuda.empty_cache()
+            with Uninterrupted():  # other ranks end meanwhile
+                self._live.clear()
+                self._parts = None
+                gc.collect()  # graphs and their pools hang together in cycles
+                if torch.cuda.is_initialized():
+                    torch.cuda.empty_cache()
 
     def __repr__(self) -> str:
         """The model, and what the engine is doing."""

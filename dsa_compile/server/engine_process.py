@@ -24,7 +24,7 @@ def main() -> int:
     Returns:
         2 if the artifact cannot be loaded as wanted, with one line logged; 1 if the engine failed.
     """
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     leave_a_core()
     import msgspec

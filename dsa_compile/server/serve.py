@@ -1,7 +1,8 @@
 """Running a server: the HTTP process from its start to the end of its last request.
 
-The first SIGTERM or SIGINT drains: new requests get 503, as does ``/ready``, running ones finish,
-and the status is 0. A second one, or the end of the time allowed, aborts what runs, for status 1.
+The first SIGTERM, SIGINT or SIGHUP drains: new requests get 503, as does ``/ready``, running ones
+finish, and the status is 0. A second one, or the end of the time allowed, aborts what runs, for
+status 1.
 """
 
 import asyncio
@@ -124,7 +125,10 @@ class _Server:
 
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        numbers = [signal.SIGTERM, signal.SIGINT]
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
+            numbers.append(signal.SIGHUP)
+        for number in numbers:
             loop.add_signal_handler(number, self._drain.signal)
         draining = asyncio.create_task(self._drain.run())
         draining.add_done_callback(lambda _: self._stop_listening())

@@ -39,6 +39,8 @@ _ATTEMPT = 5.0  # seconds that one connection may take
 _BETWEEN = 0.1  # seconds from one attempt to the next
 _SAME = "every process of torchrun must run the same command"
 _LOG = logging.getLogger(__name__)
+# Artifacts whose ranks have come to this process; they come once, and end with their engine.
+_JOINED: list[str] = []
 
 
 @dataclass(frozen=True)
@@ -168,12 +170,18 @@ def join_ranks(
         timeout: seconds.
 
     Raises:
-        UserError: there are more or fewer processes than ranks, or one did not come.
+        UserError: there are more or fewer processes than ranks, or one did not come; or they came
+            before.
     """
     if started.world != layout.world:
         raise UserError(
             f"{what}: compiled for {layout.world} ranks ({layout}), and torchrun has started "
             f"{started.world} processes; use --nproc-per-node {layout.world}"
+        )
+    if _JOINED:
+        raise UserError(
+            f"{what}: a run of torchrun has one engine, and this process has loaded one already; "
+            "run torchrun again for another"
         )
     connected: dict[int, RankProcess] = {}
     until = time.monotonic() + timeout
@@ -196,6 +204,7 @@ def join_ranks(
             assert isinstance(hello, Hello)
             process = StartedProcess(hello.pid)
             connected[hello.rank] = RankProcess(hello.rank, process, connection)
+    _JOINED.append(what)
     return [connected[rank] for rank in sorted(connected)]
 
 

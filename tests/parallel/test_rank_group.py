@@ -2,7 +2,11 @@
 
 import os
 import signal
+import subprocess
+import sys
+import threading
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -195,8 +199,12 @@ def test_a_rank_that_dies_ends_the_group_by_name(artifact, closed) -> None:
         assert f"rank 1 (process {pid}) was killed by SIGKILL" in str(error.value)
         assert "\n" not in str(error.value)
         assert gone(pid)  # waited for: no zombie
+        del error  # and the frames that it came from
         with pytest.raises(DeviceLost, match="rank 1"):
             engine.step()
+        group = weakref.ref(engine._runner)
+    assert group() is None  # close() frees it, with its thread
+    assert not [thread for thread in threading.enumerate() if thread.name == "ranks"]
     assert closed == []  # on a GPU a kernel may wait for the lost rank, in the memory they share
 
 
@@ -278,6 +286,36 @@ def test_a_rank_that_cannot_load_says_why(artifact, monkeypatch) -> None:
     with pytest.raises(UserError, match=r"rank 1 .* was killed by SIGTERM"):
         Engine.load(artifact("tp2"), num_blocks=64)
     assert gone(started[0].process.pid)
+
+
+FORKING = """
+import os, sys
+from dsa_compile.runtime import DeviceLost, Engine, SamplingParams
+
+engine = Engine.load(sys.argv[1], num_blocks=64)
+params = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
+(before,) = engine.generate([[5, 6, 7]], params)
+child = os.fork()
+if not child:
+    try:
+        engine.generate([[5, 6, 7]], params)
+    except DeviceLost as error:
+        print("child:", error, flush=True)
+    if sys.argv[2] == "close":
+        engine.close()
+    sys.exit(0)
+_, status = os.waitpid(child, 0)
+(after,) = engine.generate([[5, 6, 7]], params)
+print("status", status, "same", after.token_ids == before.token_ids, flush=True)
+"""
+
+
+@pytest.mark.parametrize("end", ["close", "exit"])
+def test_a_fork_leaves_the_ranks_alone(artifact, end: str) -> None:
+    command = [sys.executable, "-c", FORKING, str(artifact("tp2")), end]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert "child: this process was forked from the one that loaded" in done.stdout, done.stderr
+    assert "status 0 same True" in done.stdout
 
 
 def test_ranks_end_with_the_engine_that_is_dropped(artifact, closed) -> None:

@@ -68,6 +68,13 @@ def shared(monkeypatch: pytest.MonkeyPatch) -> HashStore:
     return store
 
 
+def test_a_run_has_one_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks end with it, so that there is nobody to wait for."""
+    monkeypatch.setattr(torchrun, "_JOINED", ["first"])
+    with pytest.raises(UserError, match="second: a run of torchrun has one engine, and this pro"):
+        torchrun.join_ranks(FIRST, HashStore(), TP2, "second")
+
+
 def test_a_first_rank_that_does_not_come_is_named(shared: HashStore) -> None:
     with pytest.raises(
         UserError, match=r"rank 0 did not come within 0\.1 s, for which rank 1 wait"

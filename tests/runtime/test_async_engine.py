@@ -1,6 +1,8 @@
 """Tasks of asyncio over one engine: company, cancellation, errors, closing."""
 
 import asyncio
+import subprocess
+import sys
 import threading
 from contextlib import aclosing
 from queue import SimpleQueue
@@ -277,6 +279,30 @@ def test_counts_for_nobody_leave_the_engine_alone(engine):
 
     asyncio.run(leave())
     asyncio.run(go_on())
+
+
+LEAVING = """
+import asyncio, atexit
+from dsa_compile.runtime import AsyncEngine, Engine, EngineOptions, SamplingParams
+from dsa_compile.testing.hash_runner import HashRunner
+
+made = Engine(HashRunner(64, 4, 64), EngineOptions())
+atexit.register(lambda: print("closed:", made.closed))
+engine = AsyncEngine(made)
+
+async def main():
+    async for _ in engine.stream([1, 2], SamplingParams(max_tokens=200, ignore_eos=True)):
+        return
+
+asyncio.run(main())
+"""
+
+
+def test_a_process_that_ends_in_a_stream_closes_the_engine():
+    done = subprocess.run(
+        [sys.executable, "-c", LEAVING], capture_output=True, text=True, timeout=300
+    )
+    assert (done.returncode, done.stdout) == (0, "closed: True\n"), done.stderr
 
 
 def test_a_closed_engine_is_refused(engine):

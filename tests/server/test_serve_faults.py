@@ -151,7 +151,9 @@ def test_sigterm_finishes_what_was_accepted(artifact) -> None:
             assert text == reference
 
 
-def test_a_second_sigterm_aborts(artifact) -> None:
+@pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGHUP])
+def test_a_second_signal_aborts(artifact, first: signal.Signals) -> None:
+    """A closed terminal sends SIGHUP."""
     with serving(artifact) as server:
         answers = []
         client = threading.Thread(
@@ -159,7 +161,7 @@ def test_a_second_sigterm_aborts(artifact) -> None:
         )
         client.start()
         wait_for_running(server)
-        server.process.send_signal(signal.SIGTERM)
+        server.process.send_signal(first)
         server.wait_for_log("draining")
         assert server.terminate() == 1
         client.join()

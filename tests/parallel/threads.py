@@ -78,6 +78,9 @@ class ThreadCommunicator:
     def abort(self) -> None:
         self._exchange.abort()
 
+    def close(self) -> None:
+        """Nothing to free."""
+
 
 class RankThread(threading.Thread):
     """Stands for the process of a rank."""

@@ -180,8 +180,8 @@ def join_ranks(
         )
     if _JOINED:
         raise UserError(
-            f"{what}: a run of torchrun has one engine, and this process has loaded one already; "
-            "run torchrun again for another"
+            f"{what}: a run of torchrun has one engine, and this process has loaded one already "
+            f"({_JOINED[0]}); run torchrun again for another"
         )
     connected: dict[int, RankProcess] = {}
     until = time.monotonic() + timeout

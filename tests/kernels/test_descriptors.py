@@ -68,6 +68,25 @@ def test_a_rank_that_gives_nothing_is_named(tmp_path: Path) -> None:
             exchanged(store, 0, 2, 0.2)
 
 
+def test_a_rank_that_ends_before_it_gives_is_named(tmp_path: Path) -> None:
+    store = HashStore()
+
+    def leave() -> None:
+        store.wait(["shared-buffer/0"])
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
+            peer.connect(store.get("shared-buffer/0").decode())
+
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as reached:
+        reached.bind(str(tmp_path / "s"))
+        reached.listen(1)
+        store.set("shared-buffer/1", str(tmp_path / "s"))
+        leaving = threading.Thread(target=leave)
+        leaving.start()
+        with pytest.raises(UserError, match="rank 1 ended, or is on another machine"):
+            exchanged(store, 0, 2)
+        leaving.join()
+
+
 def test_a_rank_that_is_gone_is_named(tmp_path: Path) -> None:
     store = HashStore()
     store.set("shared-buffer/1", str(tmp_path / "gone"))

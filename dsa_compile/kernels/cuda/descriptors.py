@@ -4,7 +4,7 @@ import contextlib
 import os
 import socket
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from pathlib import Path
 
@@ -31,7 +31,7 @@ def exchange_descriptors(
         By rank a descriptor of this process, which the caller closes, and None for its own.
 
     Raises:
-        UserError: a rank did not come in time; the message names it.
+        UserError: a rank did not come in time, or ended; the message names it.
     """
     found: list[int | None] = [None] * world
     with _listener(world, patience) as (listener, path):
@@ -45,11 +45,18 @@ def exchange_descriptors(
                 other, descriptor = _take(listener)
                 found[other] = descriptor
                 missing.remove(other)
-        except TimeoutError:
-            for received in filter(None, found):
-                os.close(received)
-            raise _late(min(missing), patience) from None
+        except (TimeoutError, EOFError) as error:
+            close_descriptors(found)
+            late = isinstance(error, TimeoutError)
+            raise _late(min(missing), patience) if late else _ended(min(missing)) from None
     return found
+
+
+def close_descriptors(descriptors: Iterable[int | None]) -> None:
+    """Close those that were taken and are not used."""
+    for descriptor in descriptors:
+        if descriptor is not None:
+            os.close(descriptor)
 
 
 @contextlib.contextmanager
@@ -87,21 +94,25 @@ def _give(path: str, other: int, rank: int, own: int, patience: float) -> None:
             peer.connect(path)
             socket.send_fds(peer, [rank.to_bytes(_RANK_BYTES, "little")], [own])
         except OSError:
-            raise UserError(
-                f"rank {other} ended, or is on another machine, while ranks shared memory"
-            ) from None
+            raise _ended(other) from None
 
 
 def _take(listener: socket.socket) -> tuple[int, int]:
     peer, _ = listener.accept()
     with peer:
         peer.settimeout(listener.gettimeout())
-        data, (descriptor,), _, _ = socket.recv_fds(peer, _RANK_BYTES, 1)
-    return int.from_bytes(data, "little"), descriptor
+        data, descriptors, _, _ = socket.recv_fds(peer, _RANK_BYTES, 1)
+    if not descriptors:
+        raise EOFError("a rank ended before it gave its descriptor")
+    return int.from_bytes(data, "little"), descriptors[0]
 
 
 def _key(rank: int) -> str:
     return f"shared-buffer/{rank}"
+
+
+def _ended(other: int) -> UserError:
+    return UserError(f"rank {other} ended, or is on another machine, while ranks shared memory")
 
 
 def _late(other: int, patience: float) -> UserError:

@@ -70,7 +70,8 @@ def _in_passes(
     memory = torch.empty(size, dtype=torch.uint8, device=x.q.device)
     starts: Sequence[int] = range(0, rows, step)
     if x.q.is_meta and len(starts) > 2:
-        starts = (0, starts[-1])  # a rehearsal: those between launch what the first does
+        # a rehearsal, whose result nobody takes: those between launch what the first does
+        starts = (0, starts[-1])
     parts = [best(x, topk, (first, min(first + step, rows)), memory) for first in starts]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
 from dsa_compile.errors import UserError
-from dsa_compile.kernels.cuda.descriptors import exchange_descriptors
+from dsa_compile.kernels.cuda.descriptors import close_descriptors, exchange_descriptors
 from dsa_compile.kernels.cuda.peer_memory import (
     MOST_RANKS,
     PeerMemory,
@@ -83,4 +83,9 @@ def _mapped(
         theirs = exchange_descriptors(store, rank, world, own, patience)
     finally:
         os.close(own)
-    return [buffer.address if other is None else buffer.map(other) for other in theirs]
+    left = iter(theirs)
+    try:
+        return [buffer.address if other is None else buffer.map(other) for other in left]
+    except UserError:
+        close_descriptors(left)  # the one that could not be mapped is closed
+        raise

@@ -2,9 +2,9 @@
 //
 // A histogram over a range of keys in shared memory finds the bin in which the k-th largest lies;
 // what its keys span is the next range, until the bin holds nothing that is not wanted, only equal
-// keys, or so few keys that each warp ranks them. A first range from a sample of the keys
-// (topk_sample.cuh) is narrow enough that one histogram of a few keys mostly suffices; a sample that
-// misled costs another turn and never the result.
+// keys, or so few keys that they are ranked one by one. A first range from a sample of the keys
+// (topk_sample.cuh) is narrow enough that one histogram mostly suffices; a sample that misled costs
+// another turn and never the result.
 //
 // THREADS is the size of the block: 256, 512 or 1,024.
 #pragma once

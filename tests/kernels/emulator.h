@@ -22,6 +22,7 @@
 #define __shared__ static
 #define __syncwarp()
 #define __expf(x) std::exp(x)
+static float __fdividef(float x, float y) { return x / y; }
 
 typedef uint8_t u8;
 typedef uint32_t u32;

@@ -9,6 +9,8 @@ static void copy_async_16(u32 to, const void* from, u32 bytes = 16) {
   std::memcpy(at(to), from, bytes);
 }
 #define cp_async_16_of_line copy_async_16
+#define cp_async_16 copy_async_16
+static void cp_async_4(u32 to, const void* from, u32 bytes = 4) { std::memcpy(at(to), from, bytes); }
 template <int Pending>
 static void cp_async_wait() {}
 

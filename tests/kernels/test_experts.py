@@ -185,6 +185,17 @@ def test_one_launch_keeps_all_in_registers(arch: str, processors: int, inner: in
     assert 32 * shape.warps * used["REG"] <= 48 * 1024, "what follows finds no registers"
     assert "LDGSTS.E.BYPASS.LTC128B.128" in sass
     assert "HMMA.16816.F32" in sass  # e4m3 as fp16, exact in it
+    assert instructions(sass) < 2048, "instructions come from memory at every layer"
+
+
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
+def test_the_choice_of_experts_has_few_instructions(arch: str) -> None:
+    defines = {"CHUNKS": 7, "LANE_EXPERTS": 8}
+    sass, used = inspect(build("router.cu", arch=arch, defines=defines))
+    assert used["STACK"] == used["LOCAL"] == 0, "registers are spilled"
+    choice = re.search(r"Function : router_choice(.*?)(Function : |\Z)", sass, re.DOTALL)
+    assert choice is not None
+    assert instructions(choice[1]) < 640, "instructions come from memory at every layer"
 
 
 def test_items_share_k_where_they_would_leave_multiprocessors_idle() -> None:
@@ -247,6 +258,10 @@ def inspect(cubin: bytes) -> tuple[str, dict[str, int]]:
             for flag in ("-sass", "--dump-resource-usage")
         )
     return sass, {k: int(v) for k, v in re.findall(r"(REG|STACK|LOCAL):(\d+)", usage)}
+
+
+def instructions(sass: str) -> int:
+    return len(re.findall(r"^\s+/\*[0-9a-f]{4,}\*/", sass, re.MULTILINE))
 
 
 @pytest.mark.parametrize("index", ["int", "long long"])

@@ -85,6 +85,7 @@ def operands(experts: int, hidden: int, inner: int, top_k: int, index: torch.dty
             (512, 128, 2, 32, torch.int32),  # one warp, which has all of K
             (1024, 128, 2, 32, torch.int32),  # a tile of down for each warp, half of K
             (1024, 128, 2, 64, torch.int32),  # tiles of down that warps share
+            (512, 128, 1, 130, torch.int64),  # blocks without hidden values
         ]
     ),
     ids=str,

@@ -15,7 +15,6 @@ static int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
 
 static u32 min(u32 a, int b) { return std::min(a, u32(b)); }
 static int __clz(u32 x) { return x ? __builtin_clz(x) : 32; }
-static float __fdividef(float x, float y) { return x / y; }
 static float __fadd_rn(float x, float y) {
   return std::isnan(x + y) ? bits<float>(0x7fffffffu) : x + y;
 }

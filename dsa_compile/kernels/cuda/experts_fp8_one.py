@@ -94,7 +94,8 @@ class Shape:
         blocks, parts = self.inner // 128, self.warps // self.down_tiles
         sums = 4 * self.tiles * self.warps * 2 * _TILE
         products = 4 * parts * self.down_tiles * _DOWN_TILE + self.top_k * self.inner
-        fixed = max(sums, products) + self.hidden + 4 * self.span * 2 * (self.hidden // 128)
+        fixed = max(sums, products) + self.hidden + self.hidden // 32
+        fixed += 4 * self.span * 2 * (self.hidden // 128)
         fixed += 4 * (self.top_k * (3 * blocks + 2) + 1) + 64  # the last for alignment
         return fixed
 

@@ -98,6 +98,12 @@ DEVICE void cp_async_16_of_line(u32 to, const void* from, u32 bytes = 16) {
                : "memory");
 }
 
+// Four bytes, or a zero if `bytes` is 0.
+DEVICE void cp_async_4(u32 to, const void* from, u32 bytes = 4) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(bytes)
+               : "memory");
+}
+
 DEVICE void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 template <int Pending>

@@ -67,10 +67,6 @@ DEVICE void stream_weights(const CUtensorMap* gate_up, const CUtensorMap* down,
   }
 }
 
-DEVICE void cp_async_4(u32 to, const void* from) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
-}
-
 DEVICE void gather_tokens(const u8* x, const float* x_scale, const u8* hidden,
                           const float* hidden_scale, const int* pair_of,
                           const Groups& groups, const u32* finished) {

@@ -60,6 +60,7 @@ struct Steps {
   }
   DEVICE int down_first() const { return warp % DOWN_TILES * down_height; }
 
+  // Asks for what a step multiplies.
   DEVICE void ask_for(int step, Stage& stage) const {
     if (step < before_down()) {
       const int value_or_none = value(step / WARP_BLOCKS), value = max(value_or_none, values.first);
@@ -80,23 +81,83 @@ struct Steps {
   }
 };
 
-// The scales of gate and up that the block needs, and those of down: a thread has one of these.
-DEVICE void load_scales(const float* gate_up_scale, const float* down_scale, const Steps& steps,
-                        Shared& shared) {
+// A warp's stages, asked for in the order of its steps. Behind the step that is multiplied, STAGES - 1 are
+// on their way.
+struct Ring {
+  const Steps& steps;
+  Shared& shared;
+  int step = 0, asked = 0;
+
+  DEVICE Ring(const Steps& steps, Shared& shared) : steps(steps), shared(shared) {}
+  DEVICE Stage& stage(int of) const { return shared.ring[of % STAGES][steps.warp]; }
+  DEVICE void ask_up_to(int end) {
+#pragma unroll 1
+    for (; asked < end; ++asked) steps.ask_for(asked, stage(asked));
+  }
+  DEVICE const Stage& next() {
+    ask_up_to(step + STAGES);
+    cp_async_wait<STAGES - 1>();
+    return stage(step++);
+  }
+};
+
+// Asks for the token, its scales, and the scales of gate and up and of down that the block needs. Loops are
+// not unrolled here and below: instructions come from memory at every launch, as weights do.
+DEVICE void ask_for_vectors(const u8* x, const float* x_scale, const float* gate_up_scale,
+                         const float* down_scale, const Steps& steps, Shared& shared) {
+  const int thread = threadIdx.x;
+  if (thread < HIDDEN / 16) cp_async_16(smem_u32(shared.x + 16 * thread), x + 16 * thread);
+  if (thread < kHiddenBlocks) cp_async_4(smem_u32(shared.x_scale + thread), x_scale + thread);
   const int first = steps.values.first / 128;
   const int span = steps.values.count > 0 ? (steps.values.end() - 1) / 128 + 1 - first : 0;
-  for (int i = threadIdx.x; i < span * 2 * kHiddenBlocks; i += kThreads) {
+#pragma unroll 1
+  for (int i = thread; i < span * 2 * kHiddenBlocks; i += kThreads) {
     const int block = first + i / (2 * kHiddenBlocks), up = i / kHiddenBlocks % 2;
     const long long expert = shared.expert[block / kInnerBlocks];
     const long long row = (expert * 2 + up) * kInnerBlocks + block % kInnerBlocks;
-    (&shared.scale[0][0][0])[i] = __ldg(gate_up_scale + row * kHiddenBlocks + i % kHiddenBlocks);
+    cp_async_4(smem_u32(&shared.scale[0][0][0] + i),
+               gate_up_scale + row * kHiddenBlocks + i % kHiddenBlocks);
   }
-  const int pair = threadIdx.x / (2 * kInnerBlocks), which = threadIdx.x % (2 * kInnerBlocks);
+  const int pair = thread / (2 * kInnerBlocks), which = thread % (2 * kInnerBlocks);
   const int row = steps.rows.first / 128 + which / kInnerBlocks;
-  if (pair >= shared.pairs || row >= kHiddenBlocks) return;
-  const long long expert = shared.expert[pair];
-  (&shared.down_scale[pair][0][0])[which] =
-      __ldg(down_scale + (expert * kHiddenBlocks + row) * kInnerBlocks + which % kInnerBlocks);
+  if (pair < shared.pairs && row < kHiddenBlocks) {
+    const long long expert = shared.expert[pair];
+    cp_async_4(smem_u32(&shared.down_scale[pair][0][0] + which),
+               down_scale + (expert * kHiddenBlocks + row) * kInnerBlocks + which % kInnerBlocks);
+  }
+  cp_async_commit();
+}
+
+// A warp's part of the block's tiles of gate and up.
+DEVICE void multiply_gate_up(const Steps& steps, Ring& ring, Shared& shared) {
+  const int row = lane_id() >> 2;
+  float gate = 0.f, up = 0.f;
+#pragma unroll 1
+  while (ring.step < steps.before_down()) {
+    const int tile = ring.step / WARP_BLOCKS, k = hidden_block(steps.warp, ring.step % WARP_BLOCKS);
+    const int block = max(steps.value(tile), steps.values.first) / 128 - steps.values.first / 128;
+    const float2 sum = multiply(ring.next(), shared.x + k * 128);
+    gate = fmaf(sum.x, shared.scale[block][0][k] * shared.x_scale[k], gate);
+    up = fmaf(sum.y, shared.scale[block][1][k] * shared.x_scale[k], up);
+    if (ring.step % WARP_BLOCKS != 0) continue;
+    if ((lane_id() & 3) == 0) {  // the four threads of a row have the same sums
+      shared.sums[tile][steps.warp][0][row] = gate, shared.sums[tile][steps.warp][1][row] = up;
+    }
+    gate = up = 0.f;
+  }
+}
+
+// The block's hidden values from the sums of its warps.
+DEVICE void store_values(const Steps& steps, const Shared& shared, float* values) {
+#pragma unroll 1
+  for (int i = threadIdx.x; i < steps.values.count; i += kThreads) {
+    float gate = 0.f, up = 0.f;
+    for (int part = 0; part < kWarps; ++part) {
+      gate += shared.sums[i / steps.height][part][0][i % steps.height];
+      up += shared.sums[i / steps.height][part][1][i % steps.height];
+    }
+    values[steps.values.first + i] = gated(gate, up);
+  }
 }
 
 // All hidden values, quantised as dsa::quantize_blocks does it; a warp has 128 at a time. The scale
@@ -128,6 +189,39 @@ DEVICE void quantize_values(const float* values, Shared& shared, int warp) {
   }
 }
 
+// A warp's part of its tile of down.
+DEVICE void multiply_down(const Steps& steps, Ring& ring, Shared& shared) {
+  const int row = lane_id() >> 2;
+  const int first = steps.down_first() + row, first_block = steps.rows.first / 128;
+  const int low_block = min((steps.rows.first + first) / 128 - first_block, 1);
+  const int high_block = min((steps.rows.first + first + 8) / 128 - first_block, 1);
+  float low = 0.f, high = 0.f;
+#pragma unroll 1
+  for (int part = steps.parts.first; part < steps.parts.end(); ++part) {
+    const int pair = part / kInnerBlocks, block = part % kInnerBlocks;
+    const float2 sum = multiply(ring.next(), &shared.values[pair][block * 128]);
+    const float value_scale = shared.value_scale[pair][block];
+    low = fmaf(sum.x, shared.down_scale[pair][low_block][block] * value_scale, low);
+    high = fmaf(sum.y, shared.down_scale[pair][high_block][block] * value_scale, high);
+  }
+  if ((lane_id() & 3) == 0 && steps.warp < kDownParts * DOWN_TILES) {
+    float* to = shared.products[steps.warp / DOWN_TILES] + steps.warp % DOWN_TILES * kDownTile + row;
+    to[0] = low, to[8] = high;
+  }
+}
+
+// The block's part of the output from those of its warps.
+DEVICE void store_output(const Steps& steps, const Shared& shared, __nv_bfloat16* out) {
+#pragma unroll 1
+  for (int i = threadIdx.x; i < steps.rows.count; i += kThreads) {
+    float sum = 0.f;
+    for (int part = 0; part < kDownParts; ++part) {
+      sum += shared.products[part][i / steps.down_height * kDownTile + i % steps.down_height];
+    }
+    out[steps.rows.first + i] = __float2bfloat16(sum);
+  }
+}
+
 // x e4m3 [HIDDEN], x_scale [HIDDEN / 128], weights and indices [TOP_K]; gate_up e4m3 [EXPERTS, 2 INNER,
 // HIDDEN], down e4m3 [EXPERTS, HIDDEN, INNER], scales of blocks of 128 x 128. values [TOP_K, INNER] is
 // scratch. out [HIDDEN].
@@ -136,75 +230,25 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
                 const u8* gate_up, const float* gate_up_scale, const u8* down,
                 const float* down_scale, float* values, u64* arrivals, __nv_bfloat16* out) {
   Shared& shared = *reinterpret_cast<Shared*>(memory);
-  const int warp = warp_id(), lane = lane_id(), row = lane >> 2;
-  const bool stores = (lane & 3) == 0;  // the four threads of a row have the same sums
+  const int warp = warp_id();
   dependency_wait();
   dependency_release();
   if (warp == 0) list_experts(indices, weights, shared);
   __syncthreads();
   const Steps steps(gate_up, down, shared, warp);
-  for (int step = 0; step < STAGES - 1; ++step) steps.ask_for(step, shared.ring[step][warp]);
-  if (threadIdx.x < HIDDEN / 16) {
-    *reinterpret_cast<uint4*>(shared.x + 16 * threadIdx.x) = load_16(x + 16 * threadIdx.x);
-  }
-  float own_scale[WARP_BLOCKS];
-#pragma unroll
-  for (int i = 0; i < WARP_BLOCKS; ++i) own_scale[i] = x_scale[hidden_block(warp, i)];
-  load_scales(gate_up_scale, down_scale, steps, shared);
+  Ring ring(steps, shared);
+  ask_for_vectors(x, x_scale, gate_up_scale, down_scale, steps, shared);
+  ring.ask_up_to(STAGES - 1);
+  cp_async_wait<STAGES - 1>();  // the vectors
   __syncthreads();
-
-  int step = 0;
-  const auto next = [&] {
-    steps.ask_for(step + STAGES - 1, shared.ring[(step + STAGES - 1) % STAGES][warp]);
-    cp_async_wait<STAGES - 1>();
-    return &shared.ring[step++ % STAGES][warp];
-  };
-  for (int tile = 0; tile < steps.tiles; ++tile) {
-    float gate = 0.f, up = 0.f;
-    const int block = max(steps.value(tile), steps.values.first) / 128 - steps.values.first / 128;
-#pragma unroll
-    for (int i = 0; i < WARP_BLOCKS; ++i) {
-      const int k = hidden_block(warp, i);
-      const float2 sum = multiply(*next(), shared.x + k * 128);
-      gate = fmaf(sum.x, shared.scale[block][0][k] * own_scale[i], gate);
-      up = fmaf(sum.y, shared.scale[block][1][k] * own_scale[i], up);
-    }
-    if (stores) shared.sums[tile][warp][0][row] = gate, shared.sums[tile][warp][1][row] = up;
-  }
+  multiply_gate_up(steps, ring, shared);
   __syncthreads();
-  for (int i = threadIdx.x; i < steps.values.count; i += kThreads) {
-    float gate = 0.f, up = 0.f;
-    for (int part = 0; part < kWarps; ++part) {
-      gate += shared.sums[i / steps.height][part][0][i % steps.height];
-      up += shared.sums[i / steps.height][part][1][i % steps.height];
-    }
-    values[steps.values.first + i] = gated(gate, up);
-  }
+  store_values(steps, shared, values);
   grid_barrier(arrivals, gridDim.x);
 
   quantize_values(values, shared, warp);
   __syncthreads();
-  const int first = steps.down_first() + row, first_block = steps.rows.first / 128;
-  const int low_block = min((steps.rows.first + first) / 128 - first_block, 1);
-  const int high_block = min((steps.rows.first + first + 8) / 128 - first_block, 1);
-  float low = 0.f, high = 0.f;
-  for (int part = steps.parts.first; part < steps.parts.end(); ++part) {
-    const int pair = part / kInnerBlocks, block = part % kInnerBlocks;
-    const float2 sum = multiply(*next(), &shared.values[pair][block * 128]);
-    const float value_scale = shared.value_scale[pair][block];
-    low = fmaf(sum.x, shared.down_scale[pair][low_block][block] * value_scale, low);
-    high = fmaf(sum.y, shared.down_scale[pair][high_block][block] * value_scale, high);
-  }
-  if (stores && warp < kDownParts * DOWN_TILES) {
-    float* to = shared.products[warp / DOWN_TILES] + warp % DOWN_TILES * kDownTile + row;
-    to[0] = low, to[8] = high;
-  }
+  multiply_down(steps, ring, shared);
   __syncthreads();
-  for (int i = threadIdx.x; i < steps.rows.count; i += kThreads) {
-    float sum = 0.f;
-    for (int part = 0; part < kDownParts; ++part) {
-      sum += shared.products[part][i / steps.down_height * kDownTile + i % steps.down_height];
-    }
-    out[steps.rows.first + i] = __float2bfloat16(sum);
-  }
+  store_output(steps, shared, out);
 }

@@ -35,6 +35,7 @@ struct Shared {
     };
   };
   alignas(16) u8 x[HIDDEN];
+  float x_scale[kHiddenBlocks];
   float scale[SPAN][2][kHiddenBlocks];       // of gate and up, for the blocks of rows that it has
   float down_scale[TOP_K][2][kInnerBlocks];  // of the one or two blocks of rows that it has
   float value_scale[TOP_K][kInnerBlocks];    // times the expert's weight

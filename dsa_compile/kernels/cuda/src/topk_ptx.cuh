@@ -90,11 +90,5 @@ DEVICE float square_root(float x) {
   return root;
 }
 
-// Four bytes, or a zero if `bytes` is 0.
-DEVICE void cp_async_4(u32 to, const void* from, u32 bytes = 4) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(bytes)
-               : "memory");
-}
-
 // Until this thread's copies are done.
 DEVICE void cp_async_wait_all() { asm volatile("cp.async.wait_all;" ::: "memory"); }

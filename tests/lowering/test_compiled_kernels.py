@@ -120,6 +120,18 @@ def test_the_number_of_workers_changes_no_byte(tmp_path, monkeypatch, workers):
     assert made == alone
 
 
+def test_the_slowest_sources_come_first(monkeypatch):
+    begun: list[str] = []
+    monkeypatch.setattr(parallel_build, "processors", lambda: 1)
+    monkeypatch.setattr(
+        parallel_build, "_build_apart", lambda source, *_: begun.append(source) or b""
+    )
+    slow = parallel_build.SLOWEST[-1]
+    list(build_each([("router.cu", {}), (slow, {}), ("norm_quantize.cu", {})], "sm_90a"))
+    assert begun == [slow, "router.cu", "norm_quantize.cu"]
+    assert all((compiler.SOURCES / source).is_file() for source in parallel_build.SLOWEST)
+
+
 def test_a_source_that_does_not_compile_is_reported():
     source = (KERNEL.source, {**KERNEL.defines, "CHUNKS": "no_such_name"})
     with pytest.raises(KernelCompileError, match="no_such_name"):

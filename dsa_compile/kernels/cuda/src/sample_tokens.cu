@@ -80,23 +80,30 @@ DEVICE u32 draw_any(const Row& row, u64 random) {
   return chosen;
 }
 
-// Draws among the likeliest that top-k and top-p keep, in the order of likelihood.
+// Draws among the likeliest that top-k and top-p keep, in the order of likelihood. In a loop, for what finds
+// a token is long: three copies of it take three times as long to compile.
 DEVICE u32 draw_kept(const Row& row, const Options& options, u64 random, Bins& bins) {
   Order order(row, bins);
   u64 count, kept;
   order.totals(count, kept);
-  if (u64(options.top_k) < count) {
-    const Place last = order.find(false, options.top_k - 1);
+  Place last;
+#pragma unroll 1
+  for (int find = 0; find < 3; ++find) {
+    u64 target = share_of(random, kept);  // the draw comes last
+    if (find == 0) {
+      if (u64(options.top_k) >= count) continue;
+      target = options.top_k - 1;
+    }
+    if (find == 1) {
+      if (!options.top_p) continue;
+      // Up to the token at which the sum reaches top_p of what is kept.
+      target = share_of(options.top_p, kept);
+      if (options.top_p * kept == 0) target -= 1;  // reached exactly
+    }
+    last = order.find(find > 0, target);
     kept = last.before + last.weight;
   }
-  if (options.top_p) {
-    // Up to the token at which the sum reaches top_p of what is kept.
-    u64 goal = share_of(options.top_p, kept);
-    if (options.top_p * kept == 0) goal -= 1;  // reached exactly
-    const Place last = order.find(true, goal);
-    kept = last.before + last.weight;
-  }
-  return token_of(order.find(true, share_of(random, kept)).key);
+  return token_of(last.key);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)

@@ -97,6 +97,7 @@ class _Ran:
 @pytest.hookimpl(tryfirst=True)  # before -m looks at the marks
 def pytest_collection_modifyitems(items: Iterable[pytest.Item]) -> None:
     """Skip what this machine's GPU cannot run, and mark what goes to one process or comes last."""
+    leave_to_the_night(items)
     found = torch.cuda.get_device_capability() if torch.cuda.is_available() else None
     for item in items:
         if KERNEL_TESTS not in item.path.parents:  # what a file compiles is for all its tests
@@ -106,6 +107,22 @@ def pytest_collection_modifyitems(items: Iterable[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.several_gpus)
             if lacking := lacks(found, GPUS, **mark.kwargs):
                 item.add_marker(pytest.mark.skip(reason=lacking))
+
+
+def leave_to_the_night(items: Iterable[pytest.Item]) -> None:
+    """Mark as ``nightly`` the cases of a slow test that others stand for in CI.
+
+    These are the cases marked ``ci``, or the first one where none is.
+    """
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("slow"):
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for slow in cases.values():
+        chosen = [item for item in slow if item.get_closest_marker("ci")] or slow[:1]
+        for item in slow:
+            if item not in chosen:
+                item.add_marker(pytest.mark.nightly)
 
 
 def lacks(

@@ -4,6 +4,7 @@
 """
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 from dsa_compile.version import __version__
@@ -14,6 +15,10 @@ if TYPE_CHECKING:
     from dsa_compile.config import CompileConfig
 
 __all__ = ["CompileConfig", "CompileResult", "__version__", "compile"]
+
+# In a checkout passes, lowering and runtime lie beside this folder; once installed they are in it.
+if not os.path.isdir(os.path.join(__path__[0], "passes")):
+    __path__.append(os.path.dirname(__path__[0]))
 
 # Imported when asked for: a serving process imports this package, and nothing of the compiler.
 _HOMES = {

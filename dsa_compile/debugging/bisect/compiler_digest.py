@@ -2,10 +2,10 @@
 
 import hashlib
 import json
-import os
 from pathlib import Path
 
 import dsa_compile
+from dsa_compile import lowering, passes, runtime
 from dsa_compile.ir.graph_json import region_to_json
 from dsa_compile.ir.program import Program
 
@@ -20,11 +20,10 @@ def compiler_digest(final: Program) -> str:
         final: the program behind the last pass.
     """
     digest = hashlib.sha256()
-    # os.walk: in a checkout some folders of the package are links
-    for folder, _, names in sorted(os.walk(Path(dsa_compile.__file__).parent, followlinks=True)):
-        for name in sorted(names):
-            if name.endswith(".py"):
-                digest.update(Path(folder, name).read_bytes())
+    # In a checkout the last three lie beside the first, in what is installed within it.
+    for package in (dsa_compile, lowering, passes, runtime):
+        for path in sorted(Path(package.__path__[0]).rglob("*.py")):
+            digest.update(path.read_bytes())
     graphs = [region_to_json(region) for region in final.regions.values()]
     digest.update(json.dumps([graphs, final.weights.to_json()]).encode())
     return digest.hexdigest()

@@ -266,6 +266,7 @@ def test_load_of_a_server_needs_no_torch() -> None:
     assert not found, sorted(found)
 
 
+@pytest.mark.slow
 def test_the_compiler_is_loaded_under_one_name() -> None:
     loaded = modules_after("import dsa_compile.compilation, dsa_compile.cli.compile")
     assert {f"{PACKAGE}.passes", f"{PACKAGE}.lowering"} <= loaded

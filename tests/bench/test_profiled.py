@@ -18,6 +18,7 @@ profiled.leave(3)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("made", "printed"), [(True, "figures\n"), (False, "figures\nunloaded\n")])
 def test_leaving(made: bool, printed: str) -> None:
     done = subprocess.run(

@@ -28,11 +28,13 @@ print(json.dumps([vars(binary) for binary in found]))
 """
 
 
+@pytest.mark.slow
 def test_it_reads_everything() -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     subprocess.run([sys.executable, "-c", SUMS], check=True, env=environment)
 
 
+@pytest.mark.slow
 def test_it_compiles_without_spills() -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "0"}
     done = subprocess.run(

@@ -147,6 +147,7 @@ def test_a_model_is_downloaded_once_and_only_what_is_needed(
     assert "not in the local Hub cache, and HF_HUB_OFFLINE is set" in str(says)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "options", "says"),
     [

@@ -30,6 +30,7 @@ def answer(capsys: pytest.CaptureFixture[str], *args: object) -> tuple[int, str,
     return status, done.out, done.err
 
 
+@pytest.mark.slow
 def test_a_right_artifact_is_verified(artifact: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, out, err = answer(capsys, artifact, "verify", "--tokens", 27)
     assert (status, err) == (0, "")

@@ -92,6 +92,7 @@ def exported_of(model_dir: Path) -> Callable[..., object]:
     return make
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("recipe", "target"),
     [("bf16", "cpu"), ("fp8", "cpu"), ("fp8", "sm_90a"), ("fp8-kv-tensor", "cpu")],

@@ -126,6 +126,7 @@ def test_processes_have_no_more_threads_than_this_one_had() -> None:
         torch.set_num_threads(threads)
 
 
+@pytest.mark.slow
 def test_parts_find_what_one_process_finds(recompiled: RecompiledArtifact) -> None:
     prompt = recompiled.prompt(tokens=LENGTH)
     shown: list[str] = []
@@ -188,6 +189,7 @@ def test_bisect_looks_beyond_rewrites_beside_verify(
     assert (found.cause, found.name) == (Cause.OPTION, "batching")
 
 
+@pytest.mark.slow
 def test_the_command_exports_again_beside_verify(
     artifact: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

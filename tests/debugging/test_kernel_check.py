@@ -108,6 +108,7 @@ SEEN = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("op", SEEN)
 def test_a_wrong_kernel_is_named(
     opened: RecompiledArtifact, plant: Callable[..., None], op: str
@@ -125,6 +126,7 @@ def test_a_wrong_kernel_is_named(
     assert set(wrong()) == {f"dsa.{op}.default"}
 
 
+@pytest.mark.slow
 def test_a_kernel_that_raises_in_a_later_layer_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -123,6 +123,7 @@ def waits_know_all_of_a_stream(patch: Patch) -> None:
     patch.setattr(streams.Timeline, "_event", event)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fault",
     [cache_reads_not_seen, writes_not_seen, nothing_freed_early, waits_know_all_of_a_stream],

@@ -139,6 +139,7 @@ def test_constants_that_the_export_computes_otherwise(
     assert told in export_report(mine, prompt).problem
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", [None, "0.0.1"])
 def test_files_that_are_not_what_the_passes_make(
     recompiled: RecompiledArtifact,

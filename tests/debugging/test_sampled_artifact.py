@@ -54,6 +54,7 @@ def test_the_released_layer_is_wide_and_the_examples_are_not() -> None:
     assert not is_wide(load_spec(RELEASED.with_name("tiny_v32") / "checkpoint"), [0, 1, 2])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("wide")
 def test_the_verdict_says_what_was_sampled(
     artifact: Path, capsys: pytest.CaptureFixture[str]
@@ -72,6 +73,7 @@ def test_the_verdict_says_what_was_sampled(
     assert len(report["contexts"]) == 6
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("wide")
 def test_what_is_exported_again_is_the_whole_model(
     artifact: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -211,6 +213,7 @@ def test_its_heads_are_the_first_ones(recompiled: RecompiledArtifact) -> None:
         assert torch.allclose(values.float() * wide, first, rtol=0.07, atol=1e-2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", quick_first(["gate and up of the experts exchanged", "RoPE in the other layout"])
 )
@@ -224,6 +227,7 @@ def test_a_planted_fault_is_named(
     assert {site.pass_name for site in found.wrong} == {bug.pass_name}
 
 
+@pytest.mark.slow
 def test_a_sample_that_is_rewritten_otherwise_is_refused(
     recompiled: RecompiledArtifact, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -150,5 +150,6 @@ def test_the_option_is_named(
     assert found[0] in FAULTS[fault], found
 
 
+@pytest.mark.slow
 def test_nothing_is_wrong_with_healthy_sampling(answers: Answers) -> None:
     assert wrong_sampling(answers) is None

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-import dsa_compile
+from dsa_compile import passes
 from dsa_compile.debugging.bisect.compiler_digest import compiler_digest
 from dsa_compile.debugging.bisect.search import STATE, Log, Trial, first_bad
 from dsa_compile.errors import UserError
@@ -84,11 +84,9 @@ def test_a_changed_compiler_is_another_search(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = SimpleNamespace(regions={}, weights=SimpleNamespace(to_json=dict))
-    (tmp_path / "passes").mkdir()
-    (tmp_path / "__init__.py").touch()
-    file = tmp_path / "passes" / "fuse.py"
+    file = tmp_path / "fuse.py"
     file.write_text("scale = 2\n")
-    monkeypatch.setattr(dsa_compile, "__file__", str(tmp_path / "__init__.py"))
+    monkeypatch.setattr(passes, "__path__", [str(tmp_path)])
     before = compiler_digest(program)  # type: ignore[arg-type]
     assert compiler_digest(program) == before  # type: ignore[arg-type]
     file.write_text("scale = 1\n")

@@ -30,6 +30,7 @@ def test_scores_in_a_coarser_format_are_found(
     assert "roundings below the cut, by fp64 scores of its operands" in report.problem
 
 
+@pytest.mark.slow
 def test_the_command_looks_at_selections_last(
     artifact: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -44,6 +44,7 @@ def test_embedding_head_and_layer_are_loaded_once(artifact):
     assert runner.caches.keys() == {*(f"layer_{n:03d}" for n in range(5)), "draft_layer"}
 
 
+@pytest.mark.slow
 def test_without_drafts_the_graphs_are_the_same(artifact, tmp_path):
     """Every region but the draft's, to the last character."""
     plain = tmp_path / "plain"

@@ -105,6 +105,7 @@ def test_deeper_drafts_run_the_layer_without_its_indexer(shared: Path) -> None:
     assert not any("indexer" in key for key in mine)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", [False, None])
 def test_without_the_field_every_draft_selects(
     value: bool | None, model_dir: Path, tmp_path: Path
@@ -121,6 +122,7 @@ def test_without_the_field_every_draft_selects(
         build_program(tmp_path, CompileConfig(draft="mtp"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "padded"),
     [({}, False), ({"overlap": True}, True), ({"deterministic": True}, False)],

@@ -80,6 +80,7 @@ def prompt(block_size: int, tokens: int = 20) -> Batch:
     )
 
 
+@pytest.mark.slow
 def test_each_plan_computes_what_it_would_alone(
     model_dir: Path, artifact: Path, tmp_path: Path
 ) -> None:

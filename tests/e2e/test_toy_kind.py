@@ -130,6 +130,7 @@ def greedy(model: ToyModel, prompt: list[int]) -> list[int]:
     return ids[len(prompt) :]
 
 
+@pytest.mark.slow
 def test_tokens_are_the_references(toy: tuple[Path, ToyModel], tmp_path: Path) -> None:
     path, model = toy
     result = compile_model(path, tmp_path / "artifact")

@@ -27,6 +27,7 @@ def run(*arguments):
     return main([str(argument) for argument in arguments])
 
 
+@pytest.mark.slow
 def test_everything_in_one_table(artifact, text, tmp_path, capsys):
     out = tmp_path / "results.json"
     code = run(

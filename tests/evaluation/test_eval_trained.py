@@ -31,6 +31,7 @@ def material(trained):
     return make_material(trained, Options(distances=(256,), prompts=8, context=512, tokens=512))
 
 
+@pytest.mark.slow
 def test_recall_needs_the_right_keys(trained, material):
     accuracy = {}
     for selection in ("sparse", "random", "recent", "interleaved"):

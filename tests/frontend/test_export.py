@@ -82,6 +82,7 @@ def without(*names: str) -> dict[str, Any]:
     return {k: v for k, v in yarn_parameters().items() if k not in names}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "rope",
     [

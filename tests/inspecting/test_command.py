@@ -60,6 +60,7 @@ def questions(published: Path, bench: Path) -> list[list[str]]:
     ]
 
 
+@pytest.mark.slow
 def test_every_question_has_an_answer_in_words_and_in_data(
     published: Path, questions: list[list[str]]
 ) -> None:
@@ -73,6 +74,7 @@ def test_every_question_has_an_answer_in_words_and_in_data(
         assert json.loads(data), question
 
 
+@pytest.mark.slow
 def test_answers_come_within_two_seconds_without_torch(
     published: Path, questions: list[list[str]]
 ) -> None:

@@ -57,6 +57,7 @@ def test_passes_left_out(tiny: Path, unsplit: Path) -> None:
     assert not any("absorb_rope_query" in line for line in made)
 
 
+@pytest.mark.slow
 def test_another_recipe_and_fewer_layers(tiny: Path, tmp_path: Path) -> None:
     compile_model(tiny / "model", tmp_path / "other", recipe="bf16", weights="none", layers=(1, 1))
     found = compare(Store.open(tiny / "artifact"), Store.open(tmp_path / "other"))

@@ -95,6 +95,7 @@ def models(artifact: Path) -> Iterator[tuple[str, onnx.ModelProto]]:
             yield stage.name, model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fixture", ["tiny", "published"])
 def test_every_stage_is_a_valid_model(fixture: str, request: pytest.FixtureRequest) -> None:
     path = request.getfixturevalue(fixture)

@@ -117,6 +117,7 @@ def results_like(calls: Sequence[Call]) -> list[Tensor]:
     return [shared(rows, *x.shape[1:], dtype=x.dtype)]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not emulator.available(), reason="needs g++")
 @pytest.mark.parametrize(("ranks", "count"), [(2, 24), (3, 12), (8, 5)])
 def test_calls_of_all_kinds_follow_one_another(monkeypatch, ranks: int, count: int) -> None:
@@ -216,6 +217,7 @@ def test_what_is_gathered_and_scattered_here() -> None:
     assert not memory.scatters(torch.empty(0, 8, dtype=torch.bfloat16))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
 @pytest.mark.parametrize("ranks", [2, 8])
 @pytest.mark.parametrize("name", ["all_gather", "reduce_scatter"])

@@ -30,6 +30,7 @@ def test_healthy_ranks_are_right(artifact: Callable[[str], Path], layout: str) -
     assert wrong_engine(opened(artifact(layout))) is None
 
 
+@pytest.mark.slow
 def test_a_rank_that_exchanges_wrongly_is_seen(
     artifact: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -47,6 +48,7 @@ def test_a_rank_that_exchanges_wrongly_is_seen(
     assert "log-probability of token 1 is off by" in found[1]
 
 
+@pytest.mark.slow
 def test_sampling_options_of_an_earlier_request_are_seen(
     artifact: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -121,6 +121,7 @@ def cases(layouts: list[str], most: int) -> st.SearchStrategy:
     )
 
 
+@pytest.mark.slow
 @settings(SOME, max_examples=6)
 @given(case=cases([LAYOUT], 8))
 def test_tokens_are_those_without_drafts(make_engine, text, case) -> None:
@@ -167,6 +168,7 @@ def met(engine: Engine) -> list[list[Any]]:
     return [group._communicator.met, *(thread._communicator.met for thread in threads)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 4])
 def test_as_many_drafts_are_right_as_on_one_rank(make_engine, text, count: int) -> None:
     """Whatever pads a step of a lane, its drafts see the states of their own request."""

@@ -54,6 +54,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], P
     return find
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "layout"), quick_first([(GLM, "dp2ep2"), (GLM, "dp2"), (AXK2, "dp2ep2")])
 )

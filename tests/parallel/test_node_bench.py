@@ -18,6 +18,7 @@ from dsa_compile.runtime.ranks.latencies import Latency, LatencyTable
 LOAD = ["--concurrency", "2", "--prompt-tokens", "20", "--new-tokens", "6"]
 
 
+@pytest.mark.slow
 def test_a_projection_says_so_everywhere(artifact, capsys, tmp_path) -> None:
     output = tmp_path / "node.json"
     replay = ["--collectives", "replay", "--of", "2", "--scale", "0,1"]

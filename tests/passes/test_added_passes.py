@@ -156,6 +156,7 @@ def test_from_another_package(install, model_dir: Path, tmp_path: Path) -> None:
     assert "view_reshapes" not in [r.name for r in left.program.records]
 
 
+@pytest.mark.slow
 def test_by_hand(install, model_dir: Path, tmp_path: Path) -> None:
     step = type(added(install))(least=3)
     result = compile_model(model_dir, tmp_path / "a", weights="none", passes=[(step, AFTER)])
@@ -169,6 +170,7 @@ def test_by_hand(install, model_dir: Path, tmp_path: Path) -> None:
         pipeline_of(config)
 
 
+@pytest.mark.slow
 def test_options_are_recorded_and_checked(model_dir: Path, tmp_path: Path) -> None:
     options = ("overlap_streams.streams=3",)
     compile_model(model_dir, tmp_path / "a", weights="none", target="sm_90a", pass_options=options)

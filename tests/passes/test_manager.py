@@ -129,6 +129,7 @@ def test_fusions_and_the_split_can_be_switched_off() -> None:
     assert common | fusions | {"quantize_experts"} <= set(optional("fp8"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", optional("fp32"))
 def test_without_one_pass_the_program_is_still_legal(exported: Program, name: str) -> None:
     program = exported.fork(CompileConfig(weights="none", disable=(name,)))

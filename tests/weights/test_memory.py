@@ -99,6 +99,7 @@ def measure(directories, spec, layout, recipe, action):
     return json.loads(run.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
 @pytest.mark.parametrize(
     ("layout", "recipe", "action"),

@@ -148,6 +148,7 @@ lint: $(DEVELOPED)
 	@rm -rf build/lint && mkdir -p build/lint/dsa_compile
 	@ln -s $(addprefix $(CURDIR)/,$(wildcard dsa_compile/*) passes lowering runtime) build/lint/dsa_compile
 	$(BIN)/mypy
+	cd build/lint && $(abspath $(BIN))/lint-imports --no-cache ../../pyproject.toml
 
 # All but those that want an artifact, a server or a GPU.
 bench: $(DEVELOPED)

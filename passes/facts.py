@@ -8,16 +8,11 @@ that. What is needed to check names stands in their sources as plain assignments
 import ast
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from dsa_compile.config import FP8_RECIPES, GPUS, RECIPES, TARGETS, CompileConfig
-from dsa_compile.layout import ATTENTION, EMBEDDING, EXPERTS, HEAD, MLPS, TOKENS
-
-if TYPE_CHECKING:
-    from dsa_compile.ir.passes import Pass
-    from dsa_compile.ir.program import Level
+from dsa_compile.facts.config import FP8_RECIPES, GPUS, RECIPES, TARGETS, CompileConfig
+from dsa_compile.facts.layout import ATTENTION, EMBEDDING, EXPERTS, HEAD, MLPS, TOKENS
 
 GROUP = "dsa_compile.passes"
 """The entry points by which installed packages add passes (:mod:`dsa_compile.passes.added`)."""
@@ -83,50 +78,9 @@ class LevelFacts:
 Step = PassFacts | LevelFacts
 
 
-def steps() -> tuple[Step, ...]:
-    """Steps of the pipeline; torch is imported only where installed packages add some."""
-    if not metadata.entry_points(group=GROUP):
-        return built_in()
-    from dsa_compile.passes.added import assemble
-
-    config, pipeline = assemble(CompileConfig(target=TARGETS[0]), ())
-    return facts_of_pipeline(pipeline, {added.name: added.package for added in config.added_passes})
-
-
 def passes_of(listed: Sequence[Step]) -> list[PassFacts]:
     """The passes among steps."""
     return [step for step in listed if isinstance(step, PassFacts)]
-
-
-def facts_of_pipeline(
-    pipeline: "Sequence[Pass | Level]", packages: dict[str, str] | None = None
-) -> tuple[Step, ...]:
-    """The facts of steps that are imported; ``packages`` names those that add passes."""
-    from dsa_compile.ir.passes import Pass
-
-    return tuple(
-        facts_of(step, (packages or {}).get(step.name, ""))
-        if isinstance(step, Pass)
-        else LevelFacts(step.name)
-        for step in pipeline
-    )
-
-
-def facts_of(step: "Pass", package: str = "") -> PassFacts:
-    """The facts of a pass that is imported."""
-    from dsa_compile.passes.options import options_of
-
-    return PassFacts(
-        step.name,
-        step.numerics.value,
-        step.requires,
-        step.recipes,
-        step.targets,
-        options_of(step),
-        step.about,
-        package,
-        step.cuts,
-    )
 
 
 def built_in() -> tuple[Step, ...]:

@@ -3,10 +3,11 @@
 import textwrap
 from collections.abc import Iterator
 
-from dsa_compile.config import RECIPES, TARGETS
-from dsa_compile.layout import EMBEDDING, EXPERTS, TOKENS
-from dsa_compile.passes.facts import LevelFacts, passes_of, steps
+from dsa_compile.facts.config import RECIPES, TARGETS
+from dsa_compile.facts.layout import EMBEDDING, EXPERTS, TOKENS
+from dsa_compile.passes.facts import LevelFacts, passes_of
 from dsa_compile.passes.selection import RUNTIME_REQUIRES
+from dsa_compile.passes.steps import steps
 
 _WIDTH = 80
 # Options that let a pass run which is for ranks, where that is not --tp.

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from dsa_compile.config import CompileConfig
 from dsa_compile.errors import CompileError
+from dsa_compile.facts.config import CompileConfig
 from dsa_compile.ir.graph_json import region_to_json
 from dsa_compile.ir.passes import Pass, PassRecord
 from dsa_compile.ir.program import Level, Program
@@ -12,7 +12,8 @@ from dsa_compile.ir.rank_check import rank_problems
 from dsa_compile.ir.refusal import way_into
 from dsa_compile.ir.spec import verify
 from dsa_compile.passes.added import pipeline_of
-from dsa_compile.passes.facts import facts_of_pipeline, passes_of
+from dsa_compile.passes.facts import passes_of
+from dsa_compile.passes.options import facts_of_pipeline
 from dsa_compile.passes.pipeline import PIPELINE
 from dsa_compile.passes.selection import check_passes
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dsa_compile.errors import UserError
 from dsa_compile.ir.passes import Pass
 from dsa_compile.ir.program import Level
-from dsa_compile.passes.facts import Value
+from dsa_compile.passes.facts import LevelFacts, PassFacts, Step, Value
 from dsa_compile.passes.selection import option_values
 
 
@@ -52,3 +52,30 @@ def with_options(
         except ValueError as error:
             raise UserError(f"pass {name}: {error}") from None
     return tuple(made.get(step.name, step) for step in pipeline)  # a level has a name too
+
+
+def facts_of_pipeline(
+    pipeline: Sequence[Pass | Level], packages: dict[str, str] | None = None
+) -> tuple[Step, ...]:
+    """The facts of steps that are imported; ``packages`` names those that add passes."""
+    return tuple(
+        facts_of(step, (packages or {}).get(step.name, ""))
+        if isinstance(step, Pass)
+        else LevelFacts(step.name)
+        for step in pipeline
+    )
+
+
+def facts_of(step: Pass, package: str = "") -> PassFacts:
+    """The facts of a pass that is imported."""
+    return PassFacts(
+        step.name,
+        step.numerics.value,
+        step.requires,
+        step.recipes,
+        step.targets,
+        options_of(step),
+        step.about,
+        package,
+        step.cuts,
+    )

@@ -3,7 +3,8 @@
 import subprocess
 import sys
 
-from dsa_compile.passes.facts import built_in, facts_of_pipeline
+from dsa_compile.passes.facts import built_in
+from dsa_compile.passes.options import facts_of_pipeline
 from dsa_compile.passes.pipeline import PIPELINE
 
 

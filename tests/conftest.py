@@ -95,6 +95,11 @@ class _Ran:
             terminalreporter.write_line("no test ran: none of them takes this GPU", red=True)
 
 
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """Name a value of many characters by its parameter: names of tests are for logs."""
+    return argname if isinstance(val, str | bytes | int) and len(str(val)) > 60 else None
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say where the time of a run went, so that its growth is seen."""
     seconds: Counter[str] = Counter()

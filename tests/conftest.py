@@ -11,7 +11,7 @@ import hypothesis
 import pytest
 import torch
 
-from dsa_compile import gpus
+from dsa_compile.facts import gpus
 from tests.exports import keep_exports
 from tests.gpu_sharing import own_first, shared, visible
 
@@ -101,7 +101,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for reports in terminalreporter.stats.values():
         for report in reports:
             if isinstance(report, pytest.TestReport):
-                seconds["/".join(report.nodeid.partition("::")[0].split("/")[:2])] += report.duration
+                seconds["/".join(report.nodeid.partition("::")[0].split("/")[:2])] += (
+                    report.duration
+                )
     if len(seconds) > 1:
         folders = (f"{name} {spent:.0f}" for name, spent in seconds.most_common())
         terminalreporter.write_line("seconds by folder: " + ", ".join(folders))

@@ -8,9 +8,9 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from dsa_compile.artifact.reader import Artifact
-from dsa_compile.compiling import compile_model
-from dsa_compile.config import CompileConfig
 from dsa_compile.errors import UserError
+from dsa_compile.facts.config import CompileConfig
+from dsa_compile.lowering.compile_model import compile_model
 from dsa_compile.runtime import Engine, EngineOptions, SamplingParams
 from dsa_compile.runtime.loading.load_runner import load_runner
 

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from dsa_compile.artifact import ArtifactWriter
 from dsa_compile.artifact.reader import Artifact
-from dsa_compile.config import CompileConfig
+from dsa_compile.facts.config import CompileConfig
 from dsa_compile.frontend.build import build_program
 from dsa_compile.ir.passes import Pass
 from dsa_compile.lowering.binding import bind_kernels

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from dsa_compile.artifact import ArtifactWriter
-from dsa_compile.config import CompileConfig
 from dsa_compile.errors import UserError
+from dsa_compile.facts.config import CompileConfig
 from dsa_compile.frontend.build import build_program
 from dsa_compile.ir.passes import Pass
 from dsa_compile.lowering.binding import bind_kernels

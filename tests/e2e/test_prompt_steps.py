@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from dsa_compile.bench.step.released import CONFIG
-from dsa_compile.compiling import compile_model
 from dsa_compile.frontend.architectures import load_config, spec_of
 from dsa_compile.ir.plan import LONG, LONG_PROMPT, PROMPT, SHORT
+from dsa_compile.lowering.compile_model import compile_model
+from dsa_compile.measure.step.released import CONFIG
 from dsa_compile.runtime import Engine, SamplingParams
 from dsa_compile.runtime.engine_options import EngineOptions
 from dsa_compile.runtime.execution.model_runner import ModelRunner

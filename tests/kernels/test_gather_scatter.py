@@ -10,6 +10,7 @@ from torch import Tensor
 
 pytest.importorskip("cuda.bindings")
 
+from dsa_compile.facts.layout import DP, TP, Layout
 from dsa_compile.kernels.cuda.compiler import build
 from dsa_compile.kernels.cuda.launch import CudaKernel
 from dsa_compile.kernels.cuda.peer_memory import (
@@ -20,7 +21,6 @@ from dsa_compile.kernels.cuda.peer_memory import (
     peer_memories,
     reduce_scatter_kernel,
 )
-from dsa_compile.layout import DP, TP, Layout
 from dsa_compile.ops.collectives import sum_of_ranks
 from tests.kernels import emulator
 from tests.kernels.compile_only import inspect

@@ -9,15 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from dsa_compile.debugging.bisect.drawn_tokens import drawn_problem
-from dsa_compile.debugging.bisect.runtime_check import ANY, wrong_engine
-from dsa_compile.debugging.bisect.runtime_scenes import OVERLAP
-from dsa_compile.debugging.recompiled_artifact import RecompiledArtifact
 from dsa_compile.runtime import RequestOutput, SamplingParams
 from dsa_compile.runtime.execution.runner import StepInputs
 from dsa_compile.runtime.ranks.gloo import GlooCommunicator
 from dsa_compile.runtime.ranks.messages import PlanWriter, StepPlan
 from dsa_compile.runtime.sampling.sampler import Sampler, SamplingState
+from dsa_compile.verify.bisect.drawn_tokens import drawn_problem
+from dsa_compile.verify.bisect.runtime_check import ANY, wrong_engine
+from dsa_compile.verify.bisect.runtime_scenes import OVERLAP
+from dsa_compile.verify.recompiled_artifact import RecompiledArtifact
 
 
 def opened(path: Path) -> RecompiledArtifact:

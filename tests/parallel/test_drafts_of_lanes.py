@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dsa_compile.artifact.reader import Artifact
-from dsa_compile.evaluation.texts import HELD_OUT
+from dsa_compile.measure.eval.texts import HELD_OUT
 from dsa_compile.runtime import Engine, EngineOptions, SamplingParams
 from dsa_compile.runtime.execution.graph_plan import GraphPlan
 from dsa_compile.runtime.loading.load_runner import load_runner

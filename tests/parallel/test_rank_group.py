@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from dsa_compile.errors import UserError
+from dsa_compile.facts.layout import Layout
 from dsa_compile.ir.plan import LONG_PROMPT, PROMPT
-from dsa_compile.layout import Layout
 from dsa_compile.runtime import DeviceLost, Engine, EngineOptions, SamplingParams
 from dsa_compile.runtime.execution.batch import Batch
 from dsa_compile.runtime.execution.model_runner import ModelRunner

@@ -14,7 +14,7 @@ PROGRAM = """
 import ctypes, gc, json, sys
 from pathlib import Path
 import torch
-from dsa_compile.model_spec import ModelSpec
+from dsa_compile.facts.model_spec import ModelSpec
 from dsa_compile.weights.canonical import canonical_parameters, compute_dtype
 from dsa_compile.weights.checkpoint import Checkpoint
 from tests.weights.loading import load_layer

@@ -2,15 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from threading import Lock
 from types import TracebackType
 from typing import Any
-from weakref import WeakValueDictionary
+from weakref import ref
 
 from dsa_compile.common.keyword_names import suggests_names
 from dsa_compile.errors import RequestError
 from dsa_compile.runtime.engine_options import OTHER_NAMES, EngineOptions
-from dsa_compile.runtime.failures.interrupts import Uninterrupted
+from dsa_compile.runtime.failures.interrupts import SoleCall, Uninterrupted
 from dsa_compile.runtime.output_stream import OutputStream
 from dsa_compile.runtime.requests.chat_prompt import ChatOutput, ChatPrompt, encode_chat
 from dsa_compile.runtime.requests.outputs import RequestOutput
@@ -34,10 +33,10 @@ class Engine(StepEngine):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._calls = 0  # of generate() and stream()
-        self._in_generate = Lock()
+        self._in_generate = SoleCall()
         self._generating: list[str] = []  # requests of the call of generate()
-        # Dropping a stream ends it, so it is not kept alive here.
-        self._streams: WeakValueDictionary[str, OutputStream] = WeakValueDictionary()
+        # Those with outputs to come. Dropping a stream ends it, so it is not kept alive here.
+        self._streams: dict[str, ref[OutputStream]] = {}
 
     @classmethod
     @suggests_names(OTHER_NAMES)
@@ -206,7 +205,7 @@ class Engine(StepEngine):
             params = [params or self.default_params] * len(prompts)
         if len(params) != len(prompts):
             raise RequestError(f"{len(prompts)} prompts but {len(params)} sampling parameters")
-        if not self._in_generate.acquire(blocking=False):
+        if not self._in_generate.enter():
             raise RequestError(
                 "generate() runs in another thread, and an engine is for one at a time; "
                 "use AsyncEngine"
@@ -214,12 +213,12 @@ class Engine(StepEngine):
         try:
             return self._generate(prompts, params)
         finally:
-            self._in_generate.release()
+            self._in_generate.leave()
 
     def _generate(
         self, prompts: Sequence[Prompt], params: Sequence[SamplingParams]
     ) -> list[RequestOutput]:
-        self._end_generating()  # an interrupt may have kept the last call from it
+        self._end_left()  # an interrupt may have kept the last call from it
         if self.scheduler.has_unfinished():
             raise RequestError("generate() needs an idle engine; finish or abort its requests")
         self._calls += 1
@@ -234,20 +233,23 @@ class Engine(StepEngine):
                     if request.status is Status.FINISHED:
                         outputs[request.request_id] = self._output(request)
         finally:
-            self._end_generating()
+            self._end_left()
         return [outputs[request_id] for request_id in ids]
 
-    def _end_generating(self) -> None:
-        if not self._generating:
+    def _end_left(self) -> None:
+        """Abort the requests of the last call of generate(), and of streams closed or dropped."""
+        held = [(request_id, stream()) for request_id, stream in self._streams.items()]
+        left = [request_id for request_id, stream in held if stream is None or stream.closed]
+        del held
+        left += self._generating
+        if not left:
             return
         with Uninterrupted():
-            for request_id in self._generating:
+            for request_id in left:
                 self.abort(request_id)
+                self._streams.pop(request_id, None)
         self.drain()
-        with Uninterrupted():
-            for request in [r for r in self._live if r.finish_reason is not None]:
-                del self._live[request]  # an interrupt has kept it from being reported
-            self._generating = []
+        self._generating = []
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> OutputStream:
         """Generate for one prompt and yield an output a step: ``new_text`` and ``new_token_ids``
@@ -264,21 +266,26 @@ class Engine(StepEngine):
             RequestError: the prompt or its parameters cannot be served, or requests added with
                 :meth:`add_request` are unfinished.
         """
-        self._end_generating()
+        self._end_left()
         if not self._streams and self.scheduler.has_unfinished():
             raise RequestError("stream() needs an idle engine; finish or abort its requests")
         self._calls += 1
         request_id = f"stream-{self._calls}"
-        self.add_request(request_id, prompt, params)
         stream = OutputStream(self, request_id)
-        self._streams[request_id] = stream
+        self._streams[request_id] = ref(stream)
+        self.add_request(request_id, prompt, params)
         return stream
 
     def _output(self, request: Request) -> RequestOutput:
-        output = super()._output(request)
-        stream = self._streams.get(request.request_id)
-        if stream is not None:
-            stream.push(output)
+        held = self._streams.get(request.request_id)
+        if held is None:
+            return super()._output(request)
+        with Uninterrupted():
+            output = super()._output(request)
+            if (stream := held()) is not None:
+                stream.push(output)
+            if output.finished:
+                del self._streams[request.request_id]
         return output
 
     def chat_prompt(

@@ -219,7 +219,8 @@ class StepEngine:
         return [self._output(request) for request in changed]
 
     def abort(self, request_id: str) -> RequestOutput | None:
-        """End a request now and return what it has, or None if it is unknown or finished.
+        """End a request now and return what it has, or None if it is unknown or was reported as
+        finished.
 
         Raises:
             RequestError: the id is not one that a request can have.
@@ -228,6 +229,9 @@ class StepEngine:
         scheduler = self.scheduler
         with Uninterrupted():
             request = scheduler.abort(request_id)
+            if request is None:  # an interrupt may have kept its end from being reported
+                ended = (r for r in self._live if r.finish_reason is not None)
+                request = next((r for r in ended if r.request_id == request_id), None)
             return None if request is None else self._output(request)
 
     def check(self) -> None:

@@ -59,7 +59,7 @@ def test_chains_of_two_salts_are_apart_in_the_tree():
     parent, blocks = cache.root, []
     for start in (0, SIZE):
         blocks.append(cache.pool.allocate())
-        node = cache.insert(parent, ids[start : start + SIZE], blocks[-1], b"a")
+        node = cache.insert(parent, ids, start, blocks[-1], b"a")
         assert node is not None
         parent = node
     assert [node.block for node in cache.match(ids, b"a")] == blocks

@@ -1,6 +1,7 @@
 """A deterministic engine: what is computed for a request has the same shapes whatever else runs."""
 
 from dataclasses import replace
+from zlib import crc32
 
 import numpy as np
 import pytest
@@ -16,14 +17,16 @@ VOCAB = 64
 
 
 class ShapedRunner(HashRunner):
-    """Cache rows depend on how many tokens their step computes, as rounding does on a GPU.
+    """Cache rows depend on all tokens of their step, as rounding does: how many tokens a product
+    has, and how many of them an expert takes, choose how it is summed.
 
     Decode steps are all padded to one shape.
     """
 
     def execute(self, batch):
-        shape = 0 if batch.num_tokens == batch.num_requests else batch.num_tokens
-        return super().execute(replace(batch, input_ids=batch.input_ids + VOCAB * shape))
+        decodes = batch.num_tokens == batch.num_requests
+        company = 0 if decodes else crc32(batch.input_ids.tobytes())
+        return super().execute(replace(batch, input_ids=batch.input_ids + VOCAB * company))
 
 
 def make_engine(num_blocks=300, deterministic=True, **config):
@@ -83,6 +86,17 @@ def test_only_whole_chunks_of_prompts_are_reused():
     assert again.token_ids == make_engine().generate([longer], params)[0].token_ids
 
 
+def test_what_shares_blocks_but_no_whole_chunk_is_computed_apart():
+    """Chunks of four blocks; what was computed before begins alike and ends otherwise."""
+    rng = np.random.default_rng(3)
+    first = rng.integers(0, VOCAB, 40).tolist()
+    others = [first[:same] + rng.integers(0, VOCAB, 40 - same).tolist() for same in (4, 13, 20, 31)]
+    engine = make_engine()
+    for prompt in (first, *others, first):
+        assert tokens(engine, [prompt]) == tokens(make_engine(), [prompt])
+    assert engine.stats().prefix_hit_tokens == 16 + 16 + 32, "whole chunks are still reused"
+
+
 def test_a_chunk_holds_a_block():
     with pytest.raises(UserError, match=r"max_batched_tokens=3: .* use at least 4"):
         make_engine(max_batched_tokens=3)
@@ -97,7 +111,7 @@ def test_at_most_32_requests_decode_at_once():
 @settings(max_examples=40, deadline=None)
 @given(
     st.lists(
-        st.tuples(st.integers(0, 2), st.integers(1, 40), st.integers(1, 12)),
+        st.tuples(st.integers(0, 2), st.integers(1, 40), st.integers(1, 12), st.integers(0, 40)),
         min_size=1,
         max_size=8,
     ),
@@ -108,8 +122,11 @@ def test_at_most_32_requests_decode_at_once():
 )
 def test_limits_never_change_tokens(asked, num_blocks, budget, max_running, reuse):
     """Boundaries stay the same; blocks, company and prefixes may be any."""
-    batch = [np.random.default_rng(stem).integers(0, VOCAB, n).tolist() for stem, n, _ in asked]
-    params = [SamplingParams(max_tokens=most, temperature=0.0) for _, _, most in asked]
+    batch = [
+        [*np.random.default_rng(stem).integers(0, VOCAB, n).tolist()[:same], *range(same, n)]
+        for stem, n, _, same in asked
+    ]
+    params = [SamplingParams(max_tokens=most, temperature=0.0) for _, _, most, _ in asked]
     engine = make_engine(
         num_blocks,
         max_batched_tokens=budget,

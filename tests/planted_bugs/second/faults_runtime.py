@@ -34,7 +34,7 @@ FAULTS = (
         id="prefix-key-of-two-ends",
         about="a block is found by its first and last token",
         file="runtime/scheduling/prefix_cache.py",
-        old="child = node.children.get(key if start else _salted(key, salt))",
+        old="child = node.children.get(self._edge(token_ids, start, salt))",
         new=(
             "child = next((c for k, c in node.children.items() if k[:8] == "
             "token_ids[start : start + 1].tobytes()), None)"
@@ -182,8 +182,8 @@ FAULTS = (
         id="prefix-by-block-alone",
         about="a block's tokens are found behind any prefix",
         file="runtime/scheduling/prefix_cache.py",
-        old=("            node = child\n        return chain"),
-        new="        return chain",
+        old="            node = child\n        return chain[",
+        new="        return chain[",
         kind="runtime",
         culprit="prefix_cache",
         hidden_by="enable_prefix_cache=False",

@@ -36,7 +36,7 @@ AREAS: dict[str, tuple[str, ...]] = {
     "block_quantization": (*FOUNDATION, "config_values"),
     "model_spec": (*FOUNDATION, "config_values", "block_quantization"),
     "config": (*FOUNDATION, "gpus", "names"),
-    "weights": (*FOUNDATION, "model_spec"),
+    "weights": (*FOUNDATION, "block_quantization", "model_spec"),
     # what a server reads: graphs as JSON, and nothing of how they came to be
     "ir.plan": (),
     "ir.region": (),

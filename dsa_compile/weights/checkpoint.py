@@ -89,7 +89,7 @@ class Checkpoint:
         homes = open_homes(model_dir, used, index)
         block = spec.quantization.block if spec.quantization else None
         for part in wanted:
-            check_part(part, homes, block)
+            check_part(part, homes, spec.quantization)
         unused = [key for key in index if key not in used]
         notes = set_aside(model_dir, unused, spec, layers)
         return cls(model_dir, parameters, parts, homes, block, notes, found)

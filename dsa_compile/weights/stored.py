@@ -166,11 +166,16 @@ class StoredReader:
 
     def _scales(self, part: Part, rows: slice) -> Tensor:
         """fp32 [block rows, block columns]."""
+        assert self._block is not None
         home = self._homes[part.scale_key]
-        width = home.tensors[part.scale_key].shape[1]
-        scale = torch.empty((rows.stop - rows.start, width), dtype=torch.float32)
-        home.read_elements(part.scale_key, rows.start * width, scale)
-        return scale
+        width = home.tensors[part.scale_key].shape[-1]
+        first = part.first_scales(self._block) + rows.start
+        dtype = home.tensors[part.scale_key].dtype
+        scale = torch.empty((rows.stop - rows.start, width), dtype=dtype)
+        home.read_elements(part.scale_key, first * width, scale)
+        if dtype == torch.uint8:  # exponents as bytes
+            scale = scale.view(torch.float8_e8m0fnu)
+        return scale.float()
 
 
 def _block_rows(start: int, stop: int, height: int) -> Iterator[tuple[int, int]]:

@@ -6,14 +6,15 @@ from pathlib import Path
 
 import torch
 
+from dsa_compile.block_quantization import BlockQuantization
 from dsa_compile.errors import CheckpointError
 from dsa_compile.model_spec import ModelSpec
-from dsa_compile.weights.dtypes import dtype_name
+from dsa_compile.weights.dtypes import SAFETENSORS_TAGS
 from dsa_compile.weights.layout import Part
 from dsa_compile.weights.safetensors_file import SafetensorsFile
 
 FP8 = torch.float8_e4m3fn
-_PLAIN = (torch.float32, torch.bfloat16, torch.float16)
+_PLAIN = ("F32", "BF16", "F16")
 _LAYER = re.compile(r"(?:model\.)?layers\.(\d+)\.")
 
 
@@ -59,11 +60,11 @@ def open_homes(
 
 
 def check_part(
-    part: Part, homes: Mapping[str, SafetensorsFile], block: tuple[int, int] | None
+    part: Part, homes: Mapping[str, SafetensorsFile], quantization: BlockQuantization | None
 ) -> None:
     """Raise CheckpointError unless a stored tensor has its shape, a dtype we read, and its scales.
 
-    ``block`` is the size of quantisation blocks, None where config.json names none.
+    ``quantization`` is what config.json says of it, None if nothing.
     """
     home = homes[part.key]
     stored = home.tensors[part.key]
@@ -72,33 +73,43 @@ def check_part(
         raise CheckpointError(
             f"{where} has shape {list(stored.shape)}, config.json asks for {list(part.shape)}"
         )
-    if stored.dtype in _PLAIN:
+    if stored.tag in _PLAIN:
         if part.scale_key in homes:
             raise CheckpointError(
                 f"{homes[part.scale_key].path}: {part.scale_key!r} gives scales, "
-                f"but the weight is plain {dtype_name(stored.dtype)}"
+                f"but the weight is plain {stored.tag}"
             )
         return
-    if stored.dtype != FP8 or len(part.shape) != 2:
-        allowed = "F32, BF16, F16" + (", or F8_E4M3 with scales" if len(part.shape) == 2 else "")
-        raise CheckpointError(f"{where} is stored as {dtype_name(stored.dtype)}; wanted {allowed}")
-    if block is None:
+    if stored.tag != SAFETENSORS_TAGS[FP8] or len(part.shape) != 2:
+        allowed = ", ".join(_PLAIN)
+        allowed += ", or F8_E4M3 with scales" if len(part.shape) == 2 else ""
+        raise CheckpointError(f"{where} is stored as {stored.tag}; wanted {allowed}")
+    if quantization is None:
         raise CheckpointError(f"{where} is FP8, but config.json has no quantization_config")
     if part.scale_key not in homes:
         raise CheckpointError(f"{where} is FP8, but its scales {part.scale_key!r} are missing")
-    _check_scale(part, homes[part.scale_key], block)
+    _check_scale(part, homes[part.scale_key], quantization)
 
 
-def _check_scale(part: Part, home: SafetensorsFile, block: tuple[int, int]) -> None:
+def _check_scale(part: Part, home: SafetensorsFile, quantization: BlockQuantization) -> None:
     scale = home.tensors[part.scale_key]
     where = f"{home.path}: {part.scale_key!r}"
-    if scale.dtype != torch.float32:
-        raise CheckpointError(f"{where} is stored as {dtype_name(scale.dtype)}; scales must be F32")
-    grid = tuple(-(-size // step) for size, step in zip(part.shape, block, strict=True))
+    types = quantization.scale_types
+    if scale.tag not in types:
+        raise CheckpointError(
+            f"{where} is stored as {scale.tag}; scales must be {', '.join(types)}"
+        )
+    block = quantization.block
+    grid = part.scale_grid(block)
     if scale.shape != grid:
         raise CheckpointError(
-            f"{where} has shape {list(scale.shape)}, but {list(part.shape)} in blocks of "
-            f"{list(block)} needs {list(grid)}"
+            f"{where} has shape {list(scale.shape)}, but {list(part.scaled or part.shape)} in "
+            f"blocks of {list(block)} needs {list(grid)}"
+        )
+    if part.scaled and part.shape[0] % block[0]:
+        raise CheckpointError(
+            f"{where} gives scales of gate and up projections together, whose {part.shape[0]} rows "
+            f"are no whole blocks of {block[0]}"
         )
 
 

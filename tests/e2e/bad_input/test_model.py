@@ -29,8 +29,8 @@ def test_truncated_shard(model, refusal, keep):
     ("change", "what"),
     [
         (lambda t: t[:-1].clone(), "has shape [127], config.json asks for [128]"),
-        (lambda t: t.double(), "is stored as float64; wanted F32, BF16, F16"),
-        (lambda t: t.to(torch.int8), "is stored as int8"),
+        (lambda t: t.double(), "is stored as F64; wanted F32, BF16, F16"),
+        (lambda t: t.to(torch.int8), "is stored as I8"),
     ],
 )
 def test_wrong_shape_or_dtype(model, refusal, change, what):

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dsa_compile.artifact.writer import ArtifactWriter
 from dsa_compile.compile_result import Clock, CompileResult
 from dsa_compile.frontend.build import build_program, load_spec, program_plans
+from dsa_compile.frontend.config_notes import config_notes
 from dsa_compile.ir.passes import Pass
 from dsa_compile.lowering.binding import bind_kernels
 from dsa_compile.lowering.compiled_kernels import FOLDER, ship_kernels, ships_kernels
@@ -50,7 +51,8 @@ def run(
         clock.start("passes")
         run_pipeline(program, progress.passed, pipeline)
         bindings = bind_kernels(program)
-        notes = request.notes + (() if checkpoint is None else tuple(checkpoint.notes))
+        notes = request.notes + config_notes(model_dir)
+        notes += () if checkpoint is None else tuple(checkpoint.notes)
         if ships_kernels(config):
             clock.start("kernels")
             notes += ship_kernels(program, bindings, writer.add_dir(FOLDER), progress.compiled)

@@ -252,7 +252,7 @@ class ModelSpec:
             least, largest = int(name not in _ABSENT), LARGEST.get(name, LARGEST_SIZE)
             if not least <= getattr(self, name) <= largest:
                 yield f"{name}={getattr(self, name)} must be from {least} to {largest}"
-        for name in ("routed_scaling_factor", "rms_norm_eps"):
+        for name in _NUMBER_FIELDS:
             if not 0 < getattr(self, name) < math.inf:
                 yield f"{name}={getattr(self, name)} must be a positive number"
         if self.n_group < 1:
@@ -343,3 +343,6 @@ _INT_FIELDS = (
     *("index_topk", "index_n_heads", "index_head_dim", "max_position_embeddings"),
     "gated_norm_rank",
 )
+_NUMBER_FIELDS = ("routed_scaling_factor", "rms_norm_eps")
+READ_FIELDS = (*_INT_FIELDS, *_NUMBER_FIELDS, "norm_topk_prob")
+"""Fields of a configuration on which results depend, but those of which one value is taken."""

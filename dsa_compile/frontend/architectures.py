@@ -110,7 +110,8 @@ def architecture_of(config: Mapping[str, Any]) -> Architecture:
 def load_config(raw: Mapping[str, Any]) -> PreTrainedConfig:
     """The configuration as transformers understands it: defaults filled in, old names mapped.
 
-    If the model has vision, this is the part for text.
+    Begin and end tokens are those that ``raw`` names, without defaults. If the model has vision,
+    this is the part for text.
 
     Args:
         raw: ``config.json``.
@@ -127,8 +128,10 @@ def load_config(raw: Mapping[str, Any]) -> PreTrainedConfig:
     for name, largest in LARGEST.items():  # transformers makes a list of as many entries
         if isinstance(size := raw.get(name), int | float) and size > largest:
             raise ConfigError(f"config.json: {name}={shown(size)} must be from 1 to {largest}")
+    # a class's own end token may be any token of another vocabulary
+    tokens = dict.fromkeys(("bos_token_id", "eos_token_id"), None)
     try:
-        return architecture.config(**copy.deepcopy(dict(raw)))  # it changes what it is given
+        return architecture.config(**copy.deepcopy(tokens | dict(raw)))  # it changes its arguments
     # the strict dataclass raises its own classes and, from rope validation, KeyError
     except Exception as error:
         raise refused(error) from None

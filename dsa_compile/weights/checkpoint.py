@@ -155,7 +155,7 @@ class Checkpoint:
                 what it shows is read, in whole blocks.
 
         Raises:
-            CheckpointError: stored in blocks of another size.
+            CheckpointError: see :meth:`check_blocks`.
         """
         assert not window or values is None or scales is None
         shape = self.shape(name)
@@ -174,6 +174,16 @@ class Checkpoint:
                         target = out[place].view(out[place].shape[-2:])
                         pair = (target, None) if out is values else (None, target)
                         self._reader.read_matrix(part, matrix, inner, *pair)
+
+    def check_blocks(self, name: str) -> None:
+        """Refuse a parameter that :meth:`read_quantized` could not give, before anything is read.
+
+        Raises:
+            CheckpointError: stored in blocks of another size than 128×128.
+        """
+        self._parameter(name)
+        for part in self._parts[name]:
+            self._reader.check_blocks(part)
 
     def fill(
         self, stem: str, key: str, entry: WeightEntry, variables: Mapping[str, str], out: Tensor

@@ -103,17 +103,13 @@ class StoredReader:
             scales: one a block of the window.
 
         Raises:
-            CheckpointError: stored in blocks of another size.
+            CheckpointError: see :meth:`check_blocks`.
         """
+        self.check_blocks(part)
         home = self._homes[part.key]
         if home.tensors[part.key].dtype != FP8:
             self._quantize(part, matrix, window, values, scales)
             return
-        if self._block != (BLOCK, BLOCK):
-            raise CheckpointError(
-                f"{home.path}: {part.key} is quantised in blocks of {self._block}, recipe fp8 "
-                f"takes {BLOCK}x{BLOCK}; compile with --recipe bf16"
-            )
         rows, columns = window
         if scales is not None:
             across = slice(columns.start // BLOCK, blocks(columns.stop))
@@ -129,6 +125,19 @@ class StoredReader:
             start = matrix.first + (rows.start + row) * matrix.width + columns.start
             home.read_rows(part.key, start, matrix.width, slab)
             target.copy_(slab)
+
+    def check_blocks(self, part: Part) -> None:
+        """Refuse a tensor that :meth:`read_matrix` cannot give in blocks of 128×128.
+
+        Raises:
+            CheckpointError: stored in blocks of another size.
+        """
+        home = self._homes[part.key]
+        if home.tensors[part.key].dtype == FP8 and self._block != (BLOCK, BLOCK):
+            raise CheckpointError(
+                f"{home.path}: {part.key} is quantised in blocks of {self._block}, recipe fp8 "
+                f"takes {BLOCK}x{BLOCK}; compile with --recipe bf16"
+            )
 
     def _quantize(
         self,

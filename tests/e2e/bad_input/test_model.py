@@ -6,6 +6,7 @@ import shutil
 import pytest
 import torch
 
+from dsa_compile.testing import models
 from tests.e2e.bad_input.damage import NORM, edit_json, edit_shard, shard_of
 
 FP8_BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128]}
@@ -94,6 +95,13 @@ def test_index_leading_out_of_the_model_directory(model, refusal):
 def test_config_values(model, refusal, values, what):
     edit_json(model / "config.json", **values)
     assert what in refusal.compiling(model)
+
+
+def test_blocks_that_the_recipe_cannot_load(tmp_path, refusal, monkeypatch):
+    monkeypatch.setattr(models, "FP8_BLOCK", (64, 64))
+    models.save_hub(models.tiny_model(models.tiny_config(1)), tmp_path / "model", mtp=False)
+    message = refusal.compiling(tmp_path / "model", "--recipe", "fp8")
+    assert "is quantised in blocks of (64, 64), recipe fp8 takes 128x128" in message
 
 
 @pytest.mark.parametrize(

@@ -76,4 +76,4 @@ def _open(model_dir: Path, spec: ModelSpec, parameters: Mapping[str, ParameterIn
     block = spec.quantization.block if spec.quantization else None
     for part in wanted:
         check_part(part, homes, spec.quantization)
-    return Checkpoint(model_dir, parameters, parts, homes, block, ())
+    return Checkpoint(model_dir, parameters, parts, homes, block)

@@ -49,17 +49,23 @@ class Part:
         shape: the shape it must have.
         expert: index into the parameter's first dimension, or None for the whole parameter.
         row: first row within the expert's matrix.
-        scale_key: the name of its block scales, if it is quantised.
-        scaled: the shape of what those scales are of, where that is the parameter: transformers
-            saves them so for experts that it has quantised itself. Empty where it is the part.
+        common_scales: the name of the block scales of the whole parameter, where it has some, as
+            transformers saves experts that it has quantised itself; empty where the part has its
+            own.
+        scaled: the parameter's shape, if it has.
     """
 
     key: str
     shape: tuple[int, ...]
     expert: int | None = None
     row: int = 0
-    scale_key: str = ""
+    common_scales: str = ""
     scaled: tuple[int, ...] = ()
+
+    @property
+    def scale_key(self) -> str:
+        """The name of its block scales, if it is quantised."""
+        return self.common_scales or self.key + SCALE_SUFFIX
 
     def scale_grid(self, block: tuple[int, int]) -> tuple[int, ...]:
         """The shape of the stored scales, for blocks of so many rows and columns."""
@@ -148,8 +154,7 @@ def stored_parts(name: str, shape: tuple[int, ...], present: Container[str]) -> 
     other names for some, which ``save_pretrained`` writes too.
     """
     if ".mlp.experts." not in name or name in present:
-        key = _stored_name(name, present)
-        return (Part(key, shape, scale_key=key + SCALE_SUFFIX),)
+        return (Part(_stored_name(name, present), shape),)
     return tuple(_expert_parts(name, shape, present))
 
 
@@ -172,8 +177,8 @@ def _expert_parts(name: str, shape: tuple[int, ...], present: Container[str]) ->
     projections = ("gate_proj", "up_proj") if leaf == "gate_up_proj" else ("down_proj",)
     height = rows // len(projections)
     common = _stored_name(name + SCALE_SUFFIX, present)
+    scales = (common, shape) if common in present else ()
     for expert in range(experts):
         for number, projection in enumerate(projections):
             key = _stored_name(f"{prefix}.{expert}.{projection}.weight", present)
-            scales = (common, shape) if common in present else (key + SCALE_SUFFIX, ())
             yield Part(key, (height, columns), expert, number * height, *scales)

@@ -1,21 +1,18 @@
 """Validation of a checkpoint's keys, files and headers, before a byte of its data is read."""
 
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import torch
 
 from dsa_compile.block_quantization import BlockQuantization
 from dsa_compile.errors import CheckpointError
-from dsa_compile.model_spec import ModelSpec
 from dsa_compile.weights.dtypes import SAFETENSORS_TAGS
 from dsa_compile.weights.layout import Part
 from dsa_compile.weights.safetensors_file import SafetensorsFile
 
 FP8 = torch.float8_e4m3fn
 _PLAIN = ("F32", "BF16", "F16")
-_LAYER = re.compile(r"(?:model\.)?layers\.(\d+)\.")
 
 
 def require_keys(model_dir: Path, keys: Iterable[str], index: Mapping[str, str]) -> None:
@@ -59,6 +56,11 @@ def open_homes(
     return {key: opened[name] for key, name in names.items()}
 
 
+def is_quantized(part: Part, homes: Mapping[str, SafetensorsFile]) -> bool:
+    """Whether a stored tensor is in FP8, and so has scales."""
+    return homes[part.key].tensors[part.key].tag == SAFETENSORS_TAGS[FP8]
+
+
 def check_part(
     part: Part, homes: Mapping[str, SafetensorsFile], quantization: BlockQuantization | None
 ) -> None:
@@ -74,13 +76,8 @@ def check_part(
             f"{where} has shape {list(stored.shape)}, config.json asks for {list(part.shape)}"
         )
     if stored.tag in _PLAIN:
-        if part.scale_key in homes:
-            raise CheckpointError(
-                f"{homes[part.scale_key].path}: {part.scale_key!r} gives scales, "
-                f"but the weight is plain {stored.tag}"
-            )
         return
-    if stored.tag != SAFETENSORS_TAGS[FP8] or len(part.shape) != 2:
+    if not is_quantized(part, homes) or len(part.shape) != 2:
         allowed = ", ".join(_PLAIN)
         allowed += ", or F8_E4M3 with scales" if len(part.shape) == 2 else ""
         raise CheckpointError(f"{where} is stored as {stored.tag}; wanted {allowed}")
@@ -111,33 +108,3 @@ def _check_scale(part: Part, home: SafetensorsFile, quantization: BlockQuantizat
             f"{where} gives scales of gate and up projections together, whose {part.shape[0]} rows "
             f"are no whole blocks of {block[0]}"
         )
-
-
-def set_aside(
-    model_dir: Path, unused: Iterable[str], spec: ModelSpec, layers: Sequence[int]
-) -> tuple[str, ...]:
-    """Notes on what is skipped on purpose; raises CheckpointError for what should not be there."""
-    first, last = spec.num_hidden_layers, spec.num_hidden_layers + spec.num_nextn_predict_layers
-    skipped: dict[int, int] = {}
-    beside = 0
-    unexpected = []
-    for key in unused:
-        if key.startswith(spec.other_parts):
-            beside += 1
-            continue
-        match = _LAYER.match(key)
-        layer = int(match[1]) if match else last
-        if layer >= last or layer in layers:
-            unexpected.append(key)
-        elif layer >= first:
-            skipped[layer] = skipped.get(layer, 0) + 1
-    if unexpected:
-        listed = ", ".join(sorted(unexpected)[:3]) + (", …" if len(unexpected) > 3 else "")
-        raise CheckpointError(
-            f"{model_dir}: {len(unexpected)} tensors do not belong to this model: {listed}; "
-            "does config.json belong to these weights?"
-        )
-    notes = (f"{beside} tensors beside the text model skipped",) if beside else ()
-    return notes + tuple(
-        f"MTP layer {layer}: {count} tensors skipped" for layer, count in sorted(skipped.items())
-    )

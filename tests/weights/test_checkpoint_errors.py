@@ -293,6 +293,13 @@ def test_fp8_without_quantization_config(damage, open_checkpoint):
     refused(damage.directory, open_checkpoint, "is FP8", "no quantization_config")
 
 
+def test_scale_of_a_weight_in_whole_blocks(damage, open_checkpoint):
+    """Values that were cast without their scales would be read as the weights."""
+    key = "model.layers.0.self_attn.kv_b_proj.weight"
+    damage.set(key, damage.get(key).float().bfloat16())
+    refused(damage.directory, open_checkpoint, f"{key}_scale_inv", "plain BF16")
+
+
 def test_unexpected_keys(damage, open_checkpoint):
     for number in range(4):
         damage.set(f"model.layers.0.self_attn.lora_{number}", torch.ones(2))

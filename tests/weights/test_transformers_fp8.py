@@ -101,8 +101,16 @@ def test_scales_of_other_types(saved):
 def test_scales_that_transformers_never_set_are_not_believed(tmp_path, transformers_without_gpu):
     """Beside a matrix that is no whole blocks, which it left as it was."""
     quantised(tmp_path, "float", **BLOCKS).save_pretrained(tmp_path / "saved")
+    spec = load_spec(tmp_path / "saved")
+    checkpoint = Checkpoint.open(tmp_path / "saved", spec, (0, 1))
     with pytest.raises(CheckpointError, match=r"_scale_inv' gives scales, but the weight is plain"):
-        Checkpoint.open(tmp_path / "saved", load_spec(tmp_path / "saved"), (0, 1))
+        checkpoint.set_aside(spec, (0, 1))
+    (note,) = checkpoint.set_aside(spec, (0, 1), ["*.self_attn.*_scale_inv"])
+    assert note == "12 tensors ignored, as --ignore-tensors says"
+    name = "model.layers.0.self_attn.q_a_proj.weight"
+    got = torch.empty(checkpoint.shape(name))
+    checkpoint.read_into(name, got)
+    assert torch.equal(got, load_file(tmp_path / "plain" / "model.safetensors")[name].float())
 
 
 def test_experts_in_four_bits_are_refused_by_name(tmp_path):

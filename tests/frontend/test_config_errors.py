@@ -10,7 +10,8 @@ import pytest
 from dsa_compile.config import CompileConfig
 from dsa_compile.errors import ConfigError, UserError
 from dsa_compile.frontend.architectures import load_config, spec_of
-from dsa_compile.frontend.build import load_spec, model_plan
+from dsa_compile.frontend.build import build_program, load_spec, model_plan
+from dsa_compile.frontend.model_checks import check_expert_widths
 from dsa_compile.model_spec import ModelSpec
 from dsa_compile.testing.models import hub_config, tiny_config, tiny_glm_config, yarn_parameters
 
@@ -158,6 +159,16 @@ def test_a_range_that_begins_with_a_borrowed_selection() -> None:
     assert [entry.index for entry in model_plan(spec, (1, 3)).layers] == [1, 2, 3]
     with pytest.raises(UserError, match="layer 3 has no indexer, it attends to keys that layer 1"):
         model_plan(spec, (3, 5))
+
+
+@pytest.mark.parametrize("name", ["hidden_size", "moe_intermediate_size"])
+@pytest.mark.parametrize("recipe", ["bf16", "fp8"])
+def test_widths_of_experts(name: str, recipe: str, tmp_path: Path) -> None:
+    config = tiny_config(2, first_k_dense_replace=1, **{name: 100}).to_dict()
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match=rf"{name}=100: recipe {recipe} takes .* multiples of 8"):
+        build_program(tmp_path, CompileConfig(recipe=recipe))
+    check_expert_widths("fp32", **{name: 100})
 
 
 def test_both_spellings_of_a_configuration_mean_the_same(tmp_path: Path) -> None:

@@ -24,7 +24,12 @@ from transformers.models.glm_moe_dsa.modeling_glm_moe_dsa import GlmMoeDsaRotary
 
 from dsa_compile.errors import ConfigError, shown
 from dsa_compile.frontend.architecture import TAKES, Architecture, Traced, TracedLayer
-from dsa_compile.frontend.config_fields import check_dtypes, check_fields, check_rope_numbers
+from dsa_compile.frontend.config_fields import (
+    check_dtypes,
+    check_fields,
+    check_repeated,
+    check_rope_numbers,
+)
 from dsa_compile.frontend.model_checks import MODEL_TYPES, check_model_type, text_part
 from dsa_compile.frontend.modules import ReusingLayer, SelectingLayer
 from dsa_compile.model_spec import LARGEST, LayerKind, ModelSpec
@@ -131,10 +136,12 @@ def load_config(raw: Mapping[str, Any]) -> PreTrainedConfig:
     # a class's own end token may be any token of another vocabulary
     tokens = dict.fromkeys(("bos_token_id", "eos_token_id"), None)
     try:
-        return architecture.config(**copy.deepcopy(tokens | dict(raw)))  # it changes its arguments
+        made = architecture.config(**copy.deepcopy(tokens | dict(raw)))  # it changes its arguments
     # the strict dataclass raises its own classes and, from rope validation, KeyError
     except Exception as error:
         raise refused(error) from None
+    check_repeated(raw, made.to_dict())
+    return made
 
 
 def refused(error: Exception) -> ConfigError:

@@ -51,8 +51,24 @@ def refused(model_dir: Path, changes: dict[str, Any]) -> str:
         ({"qk_head_dim": 64}, "qk_head_dim=64 must be qk_nope_head_dim + qk_rope_head_dim = 32"),
         (
             {"rope_parameters": {**yarn_parameters(), "partial_rotary_factor": 0.5}},
-            "rope_parameters has 'partial_rotary_factor'=0.5, which its model in transformers",
+            "rope_parameters with partial_rotary_factor=0.5 is not supported",
         ),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5 is not supported"),
+        (
+            {"rope_parameters": {"indexed_attention": yarn_parameters()}},
+            "rope_parameters with indexed_attention={",
+        ),
+        (
+            {"rope_parameters": {**yarn_parameters(), "mrope_section": [1]}},
+            "rope_parameters has 'mrope_section'=[1], which its model in transformers would ignore",
+        ),
+        (
+            {"sliding_window": 512, "extra": "x", "attention_sinks": True},
+            "ignore sliding_window=512, extra='x', attention_sinks=True, which its deepseek_v32",
+        ),
+        ({"n_heads": 4}, "n_heads=4 differs from num_attention_heads=8, which is what"),
+        ({"rope_factor": 30}, "rope_factor=30 differs from factor=40"),
+        ({"n_dense_layers": 1}, "n_dense_layers=1 differs from first_k_dense_replace=2"),
         ({"model_type": "DEEPSEEK_V32"}, "model_type='DEEPSEEK_V32' is not supported"),
         ({"indexer_rope_interleave": True}, "its reference model in transformers computes False"),
         ({"torch_dtype": "nn"}, "torch_dtype='nn' is no dtype"),

@@ -77,6 +77,7 @@ def test_defaults_of_rope_are_named(changes, named, tmp_path):
     assert (named is None and notes == ()) or named in notes[0]
 
 
+@pytest.mark.slow
 def test_the_notes_are_those_of_a_compilation(tmp_path):
     config = tiny_config(1).to_dict()
     del config["eos_token_id"]

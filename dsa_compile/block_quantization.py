@@ -15,6 +15,13 @@ _TAKEN = {
     "scale_fmt": ("float", "ue8m0"),
     "expert_dtype": ("fp8",),
 }
+# Fields by which people know a format, wherever they are in its description.
+_TELLING = frozenset(
+    {
+        *("quant_method", "quant_algo", "format", "fmt", "bits", "num_bits", "type", "dtype"),
+        *("strategy", "qscheme", "group_size", "weight_block_size"),
+    }
+)
 # How the scales may be stored, as safetensors names it: what becomes fp32 without rounding.
 _SCALE_TYPES = ("F32", "BF16", "F16", "F8_E8M0")
 _EXPONENTS = ("U8",)  # the bytes of F8_E8M0, where scales are said to be powers of two
@@ -52,8 +59,8 @@ def quantization_of(config: Mapping[str, Any]) -> BlockQuantization | None:
     whole = all(type(size) is int and 1 <= size <= LARGEST_SIZE for size in sizes)
     if raw.get("quant_method") != "fp8" or len(sizes) != 2 or not whole:
         raise ConfigError(
-            "config.json: quantization_config must be quant_method 'fp8' with a two-element "
-            f"weight_block_size (DeepSeek's block format), found {shown(raw)}"
+            f"config.json: quantization_config with {_told(raw)} is not supported, only "
+            "quant_method 'fp8' with a two-element weight_block_size (DeepSeek's block format)"
         )
     for name, taken in _TAKEN.items():
         if raw.get(name) is not None and raw[name] not in taken:
@@ -63,3 +70,16 @@ def quantization_of(config: Mapping[str, Any]) -> BlockQuantization | None:
             )
     powers = raw.get("scale_fmt") == "ue8m0"
     return BlockQuantization((sizes[0], sizes[1]), "ue8m0" if powers else None)
+
+
+def _told(raw: Mapping[str, Any]) -> str:
+    """What tells a format from others, its method first; not the lists of layers."""
+    found = [f"quant_method={shown(raw.get('quant_method'))}"]
+    parts = [raw]
+    for part in parts:
+        for name, value in part.items():
+            if isinstance(value, Mapping):
+                parts.append(value)
+            elif name in _TELLING and value is not None:
+                found.append(f"{name}={shown(value, 40)}")
+    return ", ".join(list(dict.fromkeys(found))[:10])

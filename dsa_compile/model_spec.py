@@ -216,8 +216,8 @@ class ModelSpec:
         for name, ids in (("eos_token_id", eos_ids), ("bos_token_id", (bos_id or 0,))):
             if not all(type(token) is int for token in ids):
                 raise ConfigError(f"config.json: {name}={shown(config[name])} must name token ids")
-        given = {k: v for k, v in config.items() if v is not None or k not in _SWITCHES}
-        filled = {**_ABSENT, **_SWITCHES, **given}
+        given = {k: v for k, v in config.items() if v is not None or k not in _NULL}
+        filled = {**_ABSENT, **_NULL, **given}
         spec = cls(
             model_type=field_of(config, "model_type", str),
             **{name: field_of(filled, name, int) for name in _INT_FIELDS},
@@ -332,9 +332,9 @@ class ModelSpec:
 
 
 # What fields mean that some model types do not have.
-_ABSENT = {"num_nextn_predict_layers": 0, "q_lora_rank": 0, "gated_norm_rank": 0}
+_ABSENT = {"q_lora_rank": 0, "gated_norm_rank": 0}
 # Likewise, and null means the same.
-_SWITCHES = {"index_share_for_mtp_iteration": False}
+_NULL = {"num_nextn_predict_layers": 0, "index_share_for_mtp_iteration": False}
 _INT_FIELDS = (
     *("vocab_size", "hidden_size", "intermediate_size", "moe_intermediate_size"),
     *("num_hidden_layers", "num_attention_heads"),

@@ -152,9 +152,11 @@ def test_the_published_fields_of_glm() -> None:
 
 
 @pytest.mark.parametrize("config", [tiny_config(4), tiny_glm_config(4)])
-def test_a_null_switch_is_off(config: Any) -> None:
-    fields = config.to_dict() | {"index_share_for_mtp_iteration": None}
-    assert not spec_of(fields).shared_draft_selection
+def test_null_means_none(config: Any) -> None:
+    null = dict.fromkeys(("index_share_for_mtp_iteration", "num_nextn_predict_layers"))
+    spec = spec_of(config.to_dict() | null)
+    assert not spec.shared_draft_selection
+    assert spec.num_nextn_predict_layers == 0
 
 
 @pytest.mark.parametrize(

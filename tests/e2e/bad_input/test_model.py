@@ -1,6 +1,7 @@
 """Model directories that are none, or damaged."""
 
 import json
+import os
 import shutil
 
 import pytest
@@ -130,6 +131,13 @@ def test_a_float_too_large(model, refusal):
     assert edited != text
     (model / "config.json").write_text(edited)
     assert "rms_norm_eps=inf must be a positive number" in refusal.compiling(model)
+
+
+def test_a_name_that_no_artifact_could_keep(model, tmp_path, refusal):
+    named = model.rename(os.fsdecode(os.fsencode(tmp_path / "model") + b"\xff"))
+    message = refusal.compiling(named)
+    assert "no UTF-8, so an artifact could not name the directory" in message
+    assert "\n" not in message.rstrip()
 
 
 def test_directories_that_are_no_model(tmp_path, refusal):

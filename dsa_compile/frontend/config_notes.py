@@ -6,12 +6,12 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from dsa_compile.common.regular_files import read_regular
 from dsa_compile.errors import shown
+from dsa_compile.facts.model_spec import READ_FIELDS
 from dsa_compile.frontend.architectures import architecture_of, load_config
 from dsa_compile.frontend.config_json import read_config_json
 from dsa_compile.frontend.model_checks import text_part
-from dsa_compile.model_spec import READ_FIELDS
-from dsa_compile.regular_files import read_regular
 
 _READ = {*READ_FIELDS, "final_logit_softcapping"}
 _OTHER_NAMES = {"n_routed_experts": {"num_experts", "num_local_experts"}}

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from dsa_compile.errors import CheckpointError
-from dsa_compile.model_spec import ModelSpec
+from dsa_compile.facts.model_spec import ModelSpec
 from dsa_compile.weights.canonical import replaced_by_sharing
 from dsa_compile.weights.layout import stored_parts
 

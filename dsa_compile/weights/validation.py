@@ -5,8 +5,8 @@ from pathlib import Path
 
 import torch
 
-from dsa_compile.block_quantization import BlockQuantization
 from dsa_compile.errors import CheckpointError
+from dsa_compile.facts.block_quantization import BlockQuantization
 from dsa_compile.weights.dtypes import SAFETENSORS_TAGS
 from dsa_compile.weights.layout import Part
 from dsa_compile.weights.safetensors_file import SafetensorsFile

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from transformers import AXK2Config
 
-from dsa_compile.compiling import compile_model
+from dsa_compile.facts.model_spec import READ_FIELDS
 from dsa_compile.frontend.build import load_spec
 from dsa_compile.frontend.config_notes import config_notes
-from dsa_compile.model_spec import READ_FIELDS
+from dsa_compile.lowering.compile_model import compile_model
 from dsa_compile.testing.models import (
     hub_config,
     tiny_axk2_config,

@@ -10,8 +10,8 @@ from transformers.integrations.finegrained_fp8 import _dequantize_fp8_weight
 from transformers.quantizers.quantizer_finegrained_fp8 import FineGrainedFP8HfQuantizer
 
 from dsa_compile.errors import CheckpointError, ConfigError
-from dsa_compile.evaluation.loader_check import compare_loaders
 from dsa_compile.frontend.build import load_spec
+from dsa_compile.measure.eval.loader_check import compare_loaders
 from dsa_compile.testing.models import save_hub, tiny_config, tiny_model
 from dsa_compile.weights.checkpoint import Checkpoint
 

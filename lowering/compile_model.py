@@ -43,6 +43,7 @@ def compile_model(
     draft: str | None = None,
     num_speculative_tokens: int | None = None,
     layout: Layout = ONE_RANK,
+    ignore_tensors: Sequence[str] = (),
 ) -> CompileResult:
     """Compile a model into an artifact; :func:`dsa_compile.compile` is this function.
 
@@ -76,6 +77,8 @@ def compile_model(
         draft: ``mtp`` to draft tokens with the model's multi-token-prediction layer.
         num_speculative_tokens: how many an engine drafts by default, 1 to 4.
         layout: the ranks that run the model together; :class:`~dsa_compile.facts.layout.Layout`.
+        ignore_tensors: patterns (``*``, ``?``, ``[…]``) of names of tensors that the model does not
+            need and that are no reason to refuse its weights.
 
     Raises:
         UserError: anything wrong with the options, the configuration, the weights or the output;
@@ -99,6 +102,7 @@ def compile_model(
         draft=draft,
         num_speculative_tokens=num_speculative_tokens,
         layout=layout,
+        ignore_tensors=ignore_tensors,  # type: ignore[arg-type]
     )
     if options is not None and single != CompileConfig():
         raise UserError("compile(): give options=CompileConfig(...) or single options, not both")

@@ -102,6 +102,14 @@ def build_parser() -> argparse.ArgumentParser:
         "none: graphs only, config.json is enough (default: %(default)s)",
     )
     what.add_argument(
+        "--ignore-tensors",
+        action="append",
+        default=[],
+        metavar="PATTERN",
+        help="do not refuse weights for tensors of such names (*, ?) that the model does not "
+        "need; may be repeated",
+    )
+    what.add_argument(
         "--layers", type=_layers, metavar="A-B", help="only decoder layers A to B, counted from 0"
     )
     what.add_argument(
@@ -288,6 +296,7 @@ def _compile(args: argparse.Namespace, stopwatch: Stopwatch) -> int:
             compiled_kernels=not args.no_compiled_kernels,
             draft=args.draft,
             num_speculative_tokens=args.num_speculative_tokens,
+            ignore_tensors=args.ignore_tensors,
             layout=Layout(tp=args.tp, dp=args.dp, ep=args.ep, shard_embedding=args.shard_embedding),
         )
     from dsa_compile.cli import compile_summary

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import os
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from dsa_compile.common.names import one_of
@@ -93,7 +93,9 @@ class CompileConfig:
             None for an artifact without drafts of its own.
         num_speculative_tokens: tokens that an engine drafts for each request in a step unless it is
             loaded with another number, 1 to 4; None for 1.
-        layout: the ranks that run the model together; its JSON is left out for a single one.
+        layout: the ranks that run the model together.
+        ignore_tensors: patterns of names (``*``, ``?``, ``[…]``) of tensors that the model does not
+            need and that are no reason to refuse its weights.
     """
 
     target: str = AUTO
@@ -112,7 +114,9 @@ class CompileConfig:
     compiled_kernels: bool = True
     draft: str | None = None
     num_speculative_tokens: int | None = None
+    # the JSON leaves these out where they have their defaults
     layout: Layout = field(default=ONE_RANK, metadata={"optional": True})
+    ignore_tensors: tuple[str, ...] = field(default=(), metadata={"optional": True})
 
     def __post_init__(self) -> None:
         self._normalise()
@@ -147,7 +151,8 @@ class CompileConfig:
 
         if self.target == AUTO:
             put("target", choose_target()[0])
-        for name in ("layers", "disable", "kernels", "pass_options", "added_passes"):
+        lists = ("layers", "disable", "kernels", "pass_options", "added_passes", "ignore_tensors")
+        for name in lists:
             value = getattr(self, name)
             if isinstance(value, str):
                 raise UserError(f"{name}={value!r} should be a list, such as [{value!r}]")
@@ -167,8 +172,9 @@ class CompileConfig:
     def to_json(self) -> dict[str, Any]:
         """A JSON-ready dict."""
         options = asdict(self)
-        if self.layout == ONE_RANK:
-            del options["layout"]
+        for option in fields(self):
+            if option.metadata.get("optional") and getattr(self, option.name) == option.default:
+                del options[option.name]
         return json.loads(json.dumps(options))  # type: ignore[no-any-return]
 
     def digest(self) -> str:

@@ -6,7 +6,7 @@ fused: ``gate_up_proj`` [experts, 2 * intermediate, hidden] (gate rows first) an
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -46,6 +46,15 @@ def canonical_parameters(spec: ModelSpec, layers: Sequence[int]) -> dict[str, Pa
         name: ParameterInfo(shape, keep_fp32(name, not spec.router_bias))
         for name, shape in _parameters(spec, layers)
     }
+
+
+def replaced_by_sharing(spec: ModelSpec, layer: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Parameters that a layer would have if it did not use an earlier layer's result instead."""
+    kind = spec.kind_of(layer)
+    alone = dict(_attention(spec, replace(kind, latents="own")))
+    alone |= {} if kind.indexer else {f"indexer.{name}": it for name, it in _indexer(spec)}
+    has = dict(_attention(spec, kind))
+    yield from ((f"model.layers.{layer}.self_attn.{n}", alone[n]) for n in alone if n not in has)
 
 
 def template_of(key: str) -> str:

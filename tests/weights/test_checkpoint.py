@@ -29,7 +29,6 @@ def assert_same(checkpoint, state, dtype=torch.float32):
 def test_plain_layouts(layout, dtype, model, request, open_checkpoint):
     checkpoint = open_checkpoint(request.getfixturevalue(layout))
     assert_same(checkpoint, model.state_dict(), dtype)
-    assert checkpoint.notes == ()
 
 
 @pytest.mark.parametrize("slab", [1, 70_000, 8 << 20])
@@ -73,12 +72,6 @@ def test_any_strides(layout, request, open_checkpoint):
         strided = torch.empty(*shape[:-2], shape[-1], shape[-2]).transpose(-1, -2)
         checkpoint.read_into(name, strided)
         assert torch.equal(strided, read(checkpoint, name))
-
-
-def test_mtp_layer_is_noted(hub_dir, open_checkpoint):
-    (note,) = open_checkpoint(hub_dir).notes
-    assert note.startswith("MTP layer 3: ")
-    assert note.endswith(" tensors skipped")
 
 
 def test_layers_left_out_need_no_files(model, tmp_path, hf_dir, open_checkpoint):

@@ -106,11 +106,8 @@ FAULTS = (
         id="scale-grid-transposed",
         about="the grid of scales is read columns first",
         file="dsa_compile/weights/stored.py",
-        old=("home.read_elements(part.scale_key, rows.start * width, scale)\n        return scale"),
-        new=(
-            "home.read_elements(part.scale_key, rows.start * width, scale)\n"
-            "        return scale.t().reshape(scale.shape)"
-        ),
+        old="return scale.float()",
+        new="return scale.float().t().reshape(scale.shape)",
         kind="weight",
         culprit="_scales",
         recipe="fp8",

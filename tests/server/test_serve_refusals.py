@@ -71,6 +71,7 @@ def test_completions(server: Server, body, status, param, words) -> None:
         ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens"),
         ({"store": True}, "store"),
         ({"audio": {}}, "audio"),
+        ({"n": 10**12}, "n"),
     ],
 )
 def test_chats(server: Server, change, param) -> None:

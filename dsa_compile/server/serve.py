@@ -6,6 +6,7 @@ status 1.
 """
 
 import asyncio
+import gc
 import logging
 import signal
 import socket
@@ -58,6 +59,8 @@ def serve(settings: Settings) -> int:
             cannot be listened on, or traces cannot be made.
     """
     set_up_logging(settings.log_format, settings.log_level)
+    # A body of many small lists would be walked through again and again while it is read.
+    gc.set_threshold(50_000, 20, 50)
     text = load_artifact_text(settings.artifact, settings.digest)
     engine = engine_arguments(settings, text.digest)
     tracing = _tracing(settings)

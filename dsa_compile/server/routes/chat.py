@@ -43,7 +43,7 @@ def chat_router(service: Service) -> APIRouter:
     async def create_chat_completion(body: ChatRequest, request: Request) -> Response:
         """Answer a conversation."""
         service.check_common(body)
-        service.check_count(body.n or 1)
+        service.check_count(body, body.n or 1)
         choice = tool_choice(body.tools, body.tool_choice)
         _refuse(service, body)
         text, prompt = await encode_chat(

@@ -18,6 +18,7 @@ from dsa_compile.server.choice import Choice, Piece
 from dsa_compile.server.errors import ApiError, bad_request, unsupported
 from dsa_compile.server.field_types import Effort
 from dsa_compile.server.openai_types import ResponsesRequest
+from dsa_compile.server.prompt_encoding import in_thread
 from dsa_compile.server.response_input import (
     conversation_of,
     response_format_of,
@@ -41,7 +42,9 @@ def responses_router(service: Service) -> APIRouter:
         """Answer a conversation."""
         service.check_common(body)
         _refuse(body)
-        conversation = conversation_of(body.input, body.instructions)
+        service.check_count(body, 1)
+        size = len(body.input)
+        conversation = await in_thread(size, conversation_of, body.input, body.instructions)
         try:
             answer, job = await _start(service, body, conversation.messages)
         except ApiError as error:

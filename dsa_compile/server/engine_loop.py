@@ -90,6 +90,7 @@ class EngineLoop:
                 except RequestError as error:
                     self._send(Rejected(request_id, str(error)))
             case Abort(request_ids):
+                self._grammars.cancel(request_ids)
                 for request_id in request_ids:
                     self._engine.abort(request_id)
                 if not self._engine.has_unfinished():

@@ -6,6 +6,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
+from starlette.requests import Request
+
 from dsa_compile.errors import RequestError
 from dsa_compile.runtime.requests.detokenizer import Tokenizer
 from dsa_compile.runtime.requests.grammar import Grammar
@@ -28,6 +30,7 @@ from dsa_compile.server.prompt_encoding import (
 )
 from dsa_compile.server.request_record import RequestRecord
 from dsa_compile.server.settings import Settings
+from dsa_compile.server.streaming import unless_gone
 from dsa_compile.server.structured import grammar_of
 from dsa_compile.server.supervisor import Supervisor
 from dsa_compile.server.tracing import Tracing
@@ -146,6 +149,7 @@ class Service:
 
     async def grammar(
         self,
+        request: Request,
         body: SamplingFields,
         response_format: dict[str, Any] | None,
         after: str = "",
@@ -154,6 +158,7 @@ class Service:
         """The grammar of a request, compiled by the engine; None if it asks for none.
 
         Args:
+            request: of the client, who may leave meanwhile.
             body: of the request.
             response_format: of the request.
             after: see :class:`Grammar`.
@@ -161,10 +166,12 @@ class Service:
 
         Raises:
             ApiError: it is malformed, too large or cannot be compiled (400).
+            ClientGoneError: the client left.
         """
         grammar, param = grammar_of(body, response_format, after, forced)
         if grammar is not None:
-            await self.engine.compile_grammar(new_id("grammar"), grammar, param)
+            work = self.engine.compile_grammar(new_id("grammar"), grammar, param)
+            await unless_gone(request, work)
         return grammar
 
     def room(self, prompt: Sequence[int]) -> int:

@@ -57,7 +57,7 @@ def chat_router(service: Service) -> APIRouter:
         after = "</think>" if text.rstrip().endswith("<think>") else ""
         many = body.parallel_tool_calls is not False
         forced = choice.grammar(chat_format_of(service), text, many)
-        grammar = await service.grammar(body, body.response_format, after, forced)
+        grammar = await service.grammar(request, body, body.response_format, after, forced)
         most = _max_tokens(body)
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
         params = sampling_params(

@@ -34,7 +34,7 @@ def completions_router(service: Service) -> APIRouter:
             await service.encode(prompt, "prompt", special=body.add_special_tokens)
             for prompt in given
         ]
-        grammar = await service.grammar(body, body.response_format)
+        grammar = await service.grammar(request, body, body.response_format)
         params = [_params(service, body, prompt, grammar) for prompt in prompts]
         answer = _Answer(service, body, prompts)
         tokenizer, scores = service.text.tokenizer, body.max_tokens == 0

@@ -104,8 +104,9 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=2048)
-    except OSError as error:
-        raise UserError(f"cannot listen on {host}:{port}: {error.strerror}") from None
+    except (OSError, ValueError) as error:  # no name that a host may have; an address in use
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"cannot listen on {host:.80}:{port}: {reason}") from None
 
 
 class _Server:

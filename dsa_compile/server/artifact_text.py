@@ -12,8 +12,8 @@ from typing import Any
 from dsa_compile.artifact.manifest import Manifest, open_manifest
 from dsa_compile.artifact.paths import resolve_inside
 from dsa_compile.chat import ChatFormat, chat_format
+from dsa_compile.common.regular_files import read_regular
 from dsa_compile.errors import ArtifactError
-from dsa_compile.regular_files import read_regular
 from dsa_compile.runtime.requests.generation_config import FILE, GenerationConfig
 from dsa_compile.runtime.requests.prompts import load_tokenizer
 

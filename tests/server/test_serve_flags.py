@@ -132,6 +132,7 @@ def test_a_tokenizer_that_is_no_file(artifact: Path, tmp_path: Path, capsys) -> 
         assert "not a" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_digest_admits_one_artifact(artifact: Path, capsys) -> None:
     """Any other is refused before anything listens; the one named may run its machine code."""
     assert main([str(artifact), "--digest", "0" * 64]) == 2

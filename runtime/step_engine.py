@@ -199,6 +199,11 @@ class StepEngine:
         """
         return self._grammars.compile(grammar, self._eos_ids)
 
+    @property
+    def grammar_tokenizer(self) -> Any:
+        """The ``tokenizers.Tokenizer`` of grammars, read if need be; None if there is none."""
+        return self._grammars.tokenizer()
+
     def step(self) -> list[RequestOutput]:
         """Finish one step; the requests that got a token or ended with it.
 

@@ -3,12 +3,14 @@
 import argparse
 import os
 import re
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from dsa_compile.cli.common import Parser, guarded, token_counts
+from dsa_compile.common.regular_files import read_regular
 from dsa_compile.errors import UserError
 from dsa_compile.runtime.ranks.torchrun_environment import started_rank
 from dsa_compile.server.logs import FORMATS, LEVELS
@@ -38,7 +40,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         0 after a signal, once all requests have finished; 1 if some were aborted or the engine
         failed for good; 2 for a user's error.
     """
-    return guarded(PROGRAM, lambda: _run(_arguments(argv)))
+    # Until it serves there is nothing to wait for; process 1 would not even get the signal.
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    try:
+        return guarded(PROGRAM, lambda: _run(_arguments(argv)))
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _run(args: Mapping[str, Any]) -> int:
@@ -301,7 +308,7 @@ def _flags_of(file: Path) -> list[str]:
     except ImportError as error:
         raise UserError("--config needs PyYAML: pip install pyyaml") from error
     try:
-        found = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
+        found = yaml.safe_load(read_regular(file).decode()) or {}
     except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
         reason = " ".join(str(getattr(error, "strerror", None) or error).split())
         raise UserError(f"cannot read --config {file}: {reason}") from None

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from dsa_compile.artifact.manifest import Manifest, open_manifest
+from dsa_compile.artifact.paths import resolve_inside
 from dsa_compile.chat import ChatFormat, chat_format
+from dsa_compile.common.regular_files import read_regular
 from dsa_compile.errors import ArtifactError
 from dsa_compile.runtime.requests.generation_config import FILE, GenerationConfig
 from dsa_compile.runtime.requests.prompts import load_tokenizer
@@ -67,14 +69,18 @@ class _TokenizerFiles:
     def tokenizer_bytes(self, name: str) -> bytes | None:
         """A file of the tokenizer, if the artifact lists it."""
         listed = f"tokenizer/{name}"
-        hashes = {record.path: record.sha256 for record in self.manifest.files}
-        if listed not in hashes:
+        records = {record.path: record for record in self.manifest.files}
+        if listed not in records:
             return None
+        file = resolve_inside(self.path, listed)
+        if file is None:
+            problem = "missing, or not a file inside the artifact; recompile"
+            raise ArtifactError(f"{self.path / listed}: {problem}")
         try:
-            data = (self.path / listed).read_bytes()
+            data = read_regular(file, records[listed].size)
         except OSError as error:
             problem = f"cannot be read ({error.strerror}); recompile"
             raise ArtifactError(f"{self.path / listed}: {problem}") from None
-        if hashlib.sha256(data).hexdigest() != hashes[listed]:
+        if hashlib.sha256(data).hexdigest() != records[listed].sha256:
             raise ArtifactError(f"{self.path / listed}: not the content that was compiled")
         return data

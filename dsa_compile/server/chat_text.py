@@ -54,7 +54,7 @@ async def encode_chat(
         text = await asyncio.to_thread(form.encode, messages, **options)
     except RequestError as error:
         raise from_request_error(error) from None
-    return text, await service.encode(text, special=False)
+    return text, await service.encode(text, "messages", special=False)
 
 
 def answer_parser(

@@ -5,6 +5,7 @@ most fields share; None, or a field left out, is the model's or the server's def
 """
 
 from functools import cache
+from itertools import islice
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -34,10 +35,17 @@ class Body(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _without_nulls(cls, given: Any) -> Any:
-        if not isinstance(given, dict) or None not in given.values():
+        if not isinstance(given, dict):
             return given
-        kept = _nullable(cls)
-        return {name: value for name, value in given.items() if value is not None or name in kept}
+        known, kept = cls.model_fields, _nullable(cls)
+        found = {
+            name: given[name]
+            for name in known
+            if name in given and (given[name] is not None or name in kept)
+        }
+        # The first one that is not known is enough to refuse: an error is noted for each.
+        unknown = (pair for pair in given.items() if pair[0] not in known and pair[1] is not None)
+        return found | dict(islice(unknown, 1))
 
 
 @cache

@@ -56,7 +56,8 @@ class Add(msgspec.Struct, tag=True, array_like=True, frozen=True):
 
 
 class Abort(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """End requests now and send nothing more of them; unknown and finished ones are skipped."""
+    """End requests, and the compilation of grammars, now and send nothing more of them; unknown and
+    finished ones are skipped."""
 
     request_ids: list[str]
 

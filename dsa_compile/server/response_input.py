@@ -24,7 +24,7 @@ class Conversation:
     def own_name(self, error: ApiError) -> ApiError:
         """An error about a field of chats, by the field's name in responses."""
         for pattern, own in (
-            (r"messages\[(\d+)\]", lambda found: self.fields[int(found[1])]),
+            (r"^messages\[(\d+)\]", lambda found: self.fields[int(found[1])]),
             (r"^messages\b", lambda _: "input"),
             (r"^(tools\[\d+\])\.function\b", lambda found: found[1]),
             (r"^response_format(\.json_schema)?", lambda _: "text.format"),

@@ -6,6 +6,7 @@ status 1.
 """
 
 import asyncio
+import gc
 import logging
 import signal
 import socket
@@ -58,6 +59,8 @@ def serve(settings: Settings) -> int:
             cannot be listened on, or traces cannot be made.
     """
     set_up_logging(settings.log_format, settings.log_level)
+    # A body of many small lists would be walked through again and again while it is read.
+    gc.set_threshold(50_000, 20, 50)
     text = load_artifact_text(settings.artifact, settings.digest)
     engine = engine_arguments(settings, text.digest)
     tracing = _tracing(settings)
@@ -101,8 +104,9 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=2048)
-    except OSError as error:
-        raise UserError(f"cannot listen on {host}:{port}: {error.strerror}") from None
+    except (OSError, ValueError) as error:  # no name that a host may have; an address in use
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"cannot listen on {host:.80}:{port}: {reason}") from None
 
 
 class _Server:

@@ -68,8 +68,13 @@ class Settings:
             if getattr(self, name) < low:
                 flag = name.replace("_", "-")
                 raise UserError(f"--{flag} must be at least {low}; got {getattr(self, name)}")
-        if self.request_timeout is not None and not 0 < self.request_timeout <= 1e6:
-            raise UserError(f"--request-timeout must be in (0, 1e6]; got {self.request_timeout}")
+        for name in ("request_read_timeout", "request_timeout", "timeout_graceful_shutdown"):
+            seconds = getattr(self, name)
+            low_is_in = name == "timeout_graceful_shutdown"  # 0 aborts at once
+            if seconds is None or 0 < seconds <= 1e6 or (low_is_in and seconds == 0):
+                continue
+            bounds = "[0, 1e6]" if low_is_in else "(0, 1e6]"
+            raise UserError(f"--{name.replace('_', '-')} must be in {bounds}; got {seconds}")
         if any(not key for key in self.api_key):
             raise UserError("--api-key must not be empty")
 

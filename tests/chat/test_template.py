@@ -114,6 +114,29 @@ def test_output_is_limited(monkeypatch) -> None:
         form(endless).encode([ASK])
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ 'a' * 1500000000 }}",
+        "{{ 1500000000 * ['a'] }}",
+        "{% set n = 'a' * 1000 %}{{ (n * 1000) * 1000 }}",
+        "{{ '%1500000000d' % 1 }}",
+        "{{ 'a'.ljust(1500000000) }}",
+        "{{ 'a' | center(1500000000) }}",
+        "{{ 'a' | indent(width=1500000000, first=true) }}",
+        "{{ 10 ** 1500000000 }}",
+    ],
+)
+def test_no_number_asks_for_gigabytes(source) -> None:
+    with pytest.raises(ChatError, match="more than 67108864 characters at once"):
+        form(source).encode([ASK])
+
+
+def test_numbers_of_a_usual_size() -> None:
+    source = "{{ 'ab' * 3 }}{{ 2 ** 10 }}{{ '%03d' % 7 }}{{ 'x' | center(3) }}{{ 7 % 4 }}"
+    assert form(source).encode([ASK]) == "ababab1024007 x 3"
+
+
 def test_size_is_limited() -> None:
     with pytest.raises(ArtifactError, match="characters, more than"):
         ChatTemplate("x" * (module.MAX_TEMPLATE + 1), "model")

@@ -1,5 +1,7 @@
 """Flags of ``dsa-serve`` and its YAML file."""
 
+import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -99,6 +101,11 @@ def test_files_that_are_refused(tmp_path: Path, text: str, words: str, capsys) -
         (["a", "--port", "70000"], "--port must be in"),
         (["a", "--max-request-bytes", "0"], "--max-request-bytes must be at least 1"),
         (["a", "--request-timeout", "0"], "--request-timeout must be in"),
+        (["a", "--request-read-timeout", "nan"], "--request-read-timeout must be in (0, 1e6]"),
+        (["a", "--request-read-timeout", "0"], "--request-read-timeout must be in (0, 1e6]"),
+        (["a", "--timeout-graceful-shutdown", "-1"], "--timeout-graceful-shutdown must be in [0,"),
+        (["a", "--timeout-graceful-shutdown", "nan"], "--timeout-graceful-shutdown must be in"),
+        (["--config", "/dev/zero"], "cannot read --config /dev/zero: not a regular file"),
         (["a", "--api-key", ""], "--api-key must not be empty"),
     ],
 )
@@ -106,6 +113,23 @@ def test_flags_that_are_refused(flags: list[str], words: str, capsys) -> None:
     assert main(flags) == 2
     error = capsys.readouterr().err
     assert words in error
+
+
+@pytest.mark.parametrize("host", ["a" * 300, "a..b", "nul\0"])
+def test_hosts_that_no_name_is(artifact: Path, host: str, capsys) -> None:
+    assert main([str(artifact), "--host", host]) == 2
+    assert "cannot listen on" in capsys.readouterr().err
+
+
+def test_a_tokenizer_that_is_no_file(artifact: Path, tmp_path: Path, capsys) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(artifact, copy)
+    for make in (os.mkfifo, lambda path: path.symlink_to("/dev/zero")):
+        file = copy / "tokenizer" / "tokenizer.json"
+        file.unlink()
+        make(file)
+        assert main([str(copy)]) == 2
+        assert "not a" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -43,6 +43,7 @@ def chat_router(service: Service) -> APIRouter:
     async def create_chat_completion(body: ChatRequest, request: Request) -> Response:
         """Answer a conversation."""
         service.check_common(body)
+        service.check_count(body, body.n or 1)
         choice = tool_choice(body.tools, body.tool_choice)
         _refuse(service, body)
         text, prompt = await encode_chat(
@@ -56,7 +57,7 @@ def chat_router(service: Service) -> APIRouter:
         after = "</think>" if text.rstrip().endswith("<think>") else ""
         many = body.parallel_tool_calls is not False
         forced = choice.grammar(chat_format_of(service), text, many)
-        grammar = await service.grammar(body, body.response_format, after, forced)
+        grammar = await service.grammar(request, body, body.response_format, after, forced)
         most = _max_tokens(body)
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
         params = sampling_params(

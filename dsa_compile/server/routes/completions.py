@@ -29,11 +29,12 @@ def completions_router(service: Service) -> APIRouter:
         service.check_common(body)
         _refuse(service, body)
         given = _prompts(body.prompt)
-        service.check_count(len(given) * (body.n or 1))
+        service.check_count(body, len(given) * (body.n or 1))
         prompts = [
-            await service.encode(prompt, special=body.add_special_tokens) for prompt in given
+            await service.encode(prompt, "prompt", special=body.add_special_tokens)
+            for prompt in given
         ]
-        grammar = await service.grammar(body, body.response_format)
+        grammar = await service.grammar(request, body, body.response_format)
         params = [_params(service, body, prompt, grammar) for prompt in prompts]
         answer = _Answer(service, body, prompts)
         tokenizer, scores = service.text.tokenizer, body.max_tokens == 0

@@ -18,6 +18,7 @@ from dsa_compile.server.choice import Choice, Piece
 from dsa_compile.server.errors import ApiError, bad_request, unsupported
 from dsa_compile.server.field_types import Effort
 from dsa_compile.server.openai_types import ResponsesRequest
+from dsa_compile.server.prompt_encoding import in_thread
 from dsa_compile.server.response_input import (
     conversation_of,
     response_format_of,
@@ -41,9 +42,11 @@ def responses_router(service: Service) -> APIRouter:
         """Answer a conversation."""
         service.check_common(body)
         _refuse(body)
-        conversation = conversation_of(body.input, body.instructions)
+        service.check_count(body, 1)
+        size = len(body.input)
+        conversation = await in_thread(size, conversation_of, body.input, body.instructions)
         try:
-            answer, job = await _start(service, body, conversation.messages)
+            answer, job = await _start(service, request, body, conversation.messages)
         except ApiError as error:
             raise conversation.own_name(error) from None
         if body.stream:
@@ -57,7 +60,10 @@ def responses_router(service: Service) -> APIRouter:
 
 
 async def _start(
-    service: Service, body: ResponsesRequest, messages: list[dict[str, Any]]
+    service: Service,
+    request: Request,
+    body: ResponsesRequest,
+    messages: list[dict[str, Any]],
 ) -> tuple["_Answer", Job]:
     choice = tool_choice(tools_of(body.tools), body.tool_choice)
     effort = _effort(body.reasoning)
@@ -71,7 +77,7 @@ async def _start(
     many = body.parallel_tool_calls is not False
     forced = choice.grammar(chat_format_of(service), text, many)
     after = "</think>" if text.rstrip().endswith("<think>") else ""
-    grammar = await service.grammar(body, response_format_of(body.text), after, forced)
+    grammar = await service.grammar(request, body, response_format_of(body.text), after, forced)
     most = body.max_output_tokens
     params = sampling_params(
         body,

@@ -22,8 +22,8 @@ from dsa_compile.errors import UserError
 from dsa_compile.frontend.build import load_spec
 from dsa_compile.layout import Layout
 from dsa_compile.passes.recognize_experts import RecognizeExperts
-from tests.planted_bugs.catalogue import RECOGNISE
-from tests.planted_bugs.planting import PlantedBug, Struck
+from tests.planted_bugs.faults import fault_named
+from tests.planted_bugs.planting import planted
 from tests.quick_cases import quick_first
 
 RELEASED = Path(__file__).parents[2] / "examples" / "deepseek_v32"
@@ -212,16 +212,13 @@ def test_its_heads_are_the_first_ones(recompiled: RecompiledArtifact) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", quick_first(["gate and up of the experts exchanged", "RoPE in the other layout"])
+    "name", quick_first(["gate-and-up-of-experts-exchanged", "rope-in-the-other-layout"])
 )
-def test_a_planted_fault_is_named(
-    name: str, artifact: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bug: PlantedBug = next(bug for bug in RECOGNISE if bug.name == name)
-    struck = Struck()
-    bug.plant(monkeypatch, struck)
-    found = checked(sampled_artifact(RecompiledArtifact.open(artifact), EXPERTS))
-    assert {site.pass_name for site in found.wrong} == {bug.pass_name}
+def test_a_planted_fault_is_named(name: str, artifact: Path) -> None:
+    fault = fault_named(name)
+    with planted(fault.plant):
+        found = checked(sampled_artifact(RecompiledArtifact.open(artifact), EXPERTS))
+    assert {site.pass_name for site in found.wrong} == {fault.culprit}
 
 
 def test_a_sample_that_is_rewritten_otherwise_is_refused(

@@ -56,8 +56,8 @@ def model_dir(name: str, folder: Path) -> Path:
     Every size of ``small`` is far below an FP8 block; ``three`` and ``two`` are that with so many
     layers, one of them dense, ``three-mtp`` has a layer that drafts. ``wide`` has several whole
     blocks of every projection, ``broad`` and ``blocks`` also of whatever two ranks share out; those
-    in ``-fp8`` are as DeepSeek publishes its models, with scales that are powers of two. ``glm`` and
-    ``three-glm`` are small GLM-5.2, some of whose layers attend to keys that an earlier one
+    in ``-fp8`` are as DeepSeek publishes its models, with scales that are powers of two. ``glm``
+    and ``three-glm`` are small GLM-5.2, some of whose layers attend to keys that an earlier one
     selected; ``trained`` is the trained example, ``trained-fp8`` its FP8 copy.
 
     Args:

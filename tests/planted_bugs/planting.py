@@ -122,7 +122,7 @@ def _bound_to(new: Callable[..., Any], whole: Callable[..., Any]) -> Callable[..
 
 
 def _calling(slot: str, like: types.CodeType) -> types.CodeType:
-    """The code of a function that passes everything on to a global; it stands where ``like`` does."""
+    """Code that passes everything on to a global function; it stands where ``like`` does."""
     made: dict[str, Any] = {}
     exec(f"def passing(*args, **kwargs): return {slot}(*args, **kwargs)", made)
     return made["passing"].__code__.replace(

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from tests.planted_bugs.faults import Fault
-from tests.planted_bugs.planting import Plant, Planting, given_to, result, within, wrap
+from tests.planted_bugs.planting import Plant, Planting, given_to, result, wrap
 
 TENSOR = "fp8-kv-tensor"
 BATCH, SAMPLER = "runtime.execution.batch.", "runtime.sampling.sampler."
@@ -188,9 +188,10 @@ def described_late(planting: Planting) -> None:
         changed[:] = [logits[wanted].clone()]
 
     planting.wrap(SAMPLER + "_apply_token_options", apply)
-    whole = SAMPLER + "token_logprobs"
-    planting.wrap(whole, lambda right, logits, *given: right(
-        changed[0] if changed and changed[0].shape == logits.shape else logits, *given))  # fmt: skip
+    planting.wrap(
+        SAMPLER + "token_logprobs",
+        lambda whole, logits, *given: whole(changed.pop() if changed else logits, *given),
+    )
 
 
 def multiplied(whole: Any, logits: Any, states: Any) -> Any:
@@ -216,24 +217,22 @@ def fault(id: str, about: str, plant: Plant, culprit: str = "", **given: Any) ->
 
 FAULTS = (
     fault("short-if-any-is", "a step counts as short if one of its contexts is",
-          wrap(BATCH + "Batch.is_short", lambda whole, batch, topk: (
-              not batch.num_requests or int(batch.context_lens.min()) <= topk)), "batch",
+          wrap(BATCH + "Batch.is_short", lambda whole, batch, topk:
+             (not batch.num_requests or int(batch.context_lens.min()) <= topk)), "batch",
           recipe=TENSOR),
     fault("short-at-one-more", "a context of index_topk + 1 tokens counts as short",
           wrap(BATCH + "Batch.is_short", lambda whole, batch, topk: whole(batch, topk + 1)),
           "batch"),
     fault("slots-of-the-first-page", "a chunk's slots count pages from its own start",
-          result(BATCH + "build_batch", lambda batch, step: laid_out(
-              batch, step, first_page=True)), "batch", recipe="fp8", hidden_by=CHUNKS,
-          echo="tenstorrent/tt-metal#55630"),
+          result(BATCH + "build_batch", lambda batch, step: laid_out(batch, step, first_page=True)),
+          "batch", recipe="fp8", hidden_by=CHUNKS, echo="tenstorrent/tt-metal#55630"),
     fault("positions-restart", "positions of a chunk count from the chunk's start",
           result(BATCH + "build_batch", restarted), "batch", hidden_by=CHUNKS,
           echo="mlx-node/mlx-node#33"),
     fault("logits-of-first-tokens", "a prompt's logits are taken of its first token",
           result(BATCH + "build_batch", first_logits), "batch", recipe="bf16"),
     fault("context-of-the-whole-prompt", "a chunk's context is as long as its request",
-          result(BATCH + "build_batch", whole_contexts), "batch", recipe="fp8",
-          hidden_by=CHUNKS),
+          result(BATCH + "build_batch", whole_contexts), "batch", recipe="fp8", hidden_by=CHUNKS),
     fault("padding-has-block-0", "padded rows write the first row of block 0",
           result("runtime.execution.cuda_graphs.write_padded", pads_with_0), "cuda_graphs",
           recipe=TENSOR, hidden_by="deterministic=False"),
@@ -265,15 +264,13 @@ FAULTS = (
     fault("frequency-as-presence", "the frequency penalty counts a token once",
           wrap(PENALISE, counted_once), "penalties", recipe=TENSOR),
     fault("penalties-by-order", "penalties go to the first rows of a step",
-          wrap(PENALISE, lambda whole, logits, rows, *given: whole(
-              logits, range(len(rows)), *given)), "sampler", recipe="fp8",
-          echo="vllm-project/vllm#5639"),
+          wrap(PENALISE, lambda whole, logits, rows, *given: whole(logits, range(len(rows)),
+             *given)), "sampler", recipe="fp8", echo="vllm-project/vllm#5639"),
     fault("bias-on-the-first-row", "a bias goes to the first row",
-          wrap("runtime.sampling.penalties._flat_index", lambda whole, logits, rows, ids: whole(
-              logits, [row - rows[0] for row in rows], ids)), "penalties", recipe=TENSOR),
+          wrap("runtime.sampling.penalties._flat_index", lambda whole, logits, rows,
+             ids: whole(logits, [row - rows[0] for row in rows], ids)), "penalties", recipe=TENSOR),
     fault("repetition-forgets-the-prompt", "the repetition penalty does not see the prompt",
-          given_to(SAMPLER + "SamplingState.__init__", prompt_ids=()), "sampler",
-          recipe="fp8"),
+          given_to(SAMPLER + "SamplingState.__init__", prompt_ids=()), "sampler", recipe="fp8"),
     fault("drawn-with-anothers-options", "rows are drawn with the options of the first requests",
           first_options, "sampler", recipe="bf16", echo="vllm-project/vllm#5639"),
     fault("logprobs-of-the-penalised", "log-probabilities are of the changed logits",
@@ -290,4 +287,3 @@ FAULTS = (
     fault("control-row-order", "rows of the block table are handed out from the other end",
           result(RESIDENCY + "__init__", reverse("_free_rows")), recipe="fp8"),
 )  # fmt: skip
-_ = within

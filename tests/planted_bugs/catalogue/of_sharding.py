@@ -276,16 +276,16 @@ BLOCKS = {"model": "blocks", "recipe": "fp8", "options": CUT2}
 PASSES = (
     Fault("queries-of-the-other-rank", "queries of the other rank",
           cut("q_b_proj.weight", of_the_other_rank), ATTENTION, **TWO),
-    Fault("every-other-heads-values", "every other head's values", cut("w_uv", every_other),
-          ATTENTION, **TWO_BF16),
+    Fault("every-other-heads-values", "every other head's values",
+          cut("w_uv", every_other), ATTENTION, **TWO_BF16),
     Fault("halves-of-o-proj-exchanged", "the halves of o_proj are exchanged",
           cut("o_proj.weight", of_the_other_rank, "moe"), ATTENTION, **TWO_BF16),
     Fault("o-proj-cut-along-its-other-axis", "o_proj is cut along its other axis",
           cut("o_proj.weight", by_rows), ATTENTION, **TWO),
     Fault("no-all-reduce-behind-o-proj", "no all-reduce behind o_proj",
           summed(ATTENTION, unreduced, "moe"), ATTENTION, **TWO),
-    Fault("o-proj-reduced-twice", "o_proj is reduced twice", summed(ATTENTION, reduced_twice),
-          ATTENTION, **TWO),
+    Fault("o-proj-reduced-twice", "o_proj is reduced twice",
+          summed(ATTENTION, reduced_twice), ATTENTION, **TWO),
     Fault("residual-on-every-rank", "the residual is added on every rank before the sum",
           summed(ATTENTION, residual_on_every_rank, "moe"), ATTENTION, **TWO),
     Fault("indexer-sharded", "each rank selects with its half of the index heads",
@@ -297,8 +297,8 @@ PASSES = (
           summed(MLPS, reduced_twice, "moe"), MLPS, **TWO),
     Fault("down-of-the-first-rank", "the down projection of the first rank on every rank",
           cut("down_proj.weight", of_the_first_rank, "moe"), MLPS, **TWO),
-    Fault("parts-averaged", "the parts of an MLP are averaged", summed(MLPS, averaged, "dense"),
-          MLPS, **TWO_BF16),
+    Fault("parts-averaged", "the parts of an MLP are averaged",
+          summed(MLPS, averaged, "dense"), MLPS, **TWO_BF16),
     Fault("gate-and-up-cut-as-one", "gate and up of experts are cut as one matrix",
           cut("experts.gate_up_proj", in_one_piece), EXPERTS, **TWO),
     Fault("experts-of-the-other-rank", "each rank numbers the experts that the other has",
@@ -311,16 +311,15 @@ PASSES = (
           cut("experts.gate_up_proj", of_the_other_rank), EXPERTS, recipe="bf16", model="two",
           options=EP2),
     Fault("router-sharded", "each rank has its half of the router's rows, twice",
-          afterwards("passes.shard_experts.ShardExperts.rewrite", router_cut), EXPERTS,
-          model="two", options=EP2),
+          afterwards("passes.shard_experts.ShardExperts.rewrite", router_cut), EXPERTS, model="two",
+          options=EP2),
     Fault("experts-dealt-in-turn", "numbers of experts are dealt in turn, matrices in runs",
           placed(dealt), EXPERTS, options=EP2),
     Fault("places-by-expert-first", "numbers lie expert by expert, and are cut rank by rank",
-          struck_once(here("passes.shard_experts.Constant", expert_first)), EXPERTS,
-          recipe="bf16", model="trained", options=DP2_EP2),
+          struck_once(here("passes.shard_experts.Constant", expert_first)), EXPERTS, recipe="bf16",
+          model="trained", options=DP2_EP2),
     Fault("absent-experts-are-the-first", "an expert of another rank counts as the first here",
-          placed(lambda e, r, own: e - r * own if e // own == r else 0, 4), EXPERTS,
-          options=ALL4),
+          placed(lambda e, r, own: e - r * own if e // own == r else 0, 4), EXPERTS, options=ALL4),
     Fault("experts-counted-in-a-lane", "experts are counted as if a lane's ranks shared them",
           placed(lambda e, r, own: -1 if r else e), EXPERTS, recipe="fp8", model="trained",
           options=DP2_EP2),
@@ -333,9 +332,8 @@ PASSES = (
     Fault("shared-expert-in-the-sum-already", "the shared expert is in the sum already",
           inserting("join_all_reduces", "aten.add.Tensor", of_sum), "join_all_reduces", **TWO),
     Fault("routed-experts-twice", "routed experts twice, the shared expert not at all",
-          inserting("join_all_reduces", "aten.add.Tensor",
-                    lambda edit, op, args: (op, (args[0], args[0]))), "join_all_reduces",
-          **TWO_BF16),
+          inserting("join_all_reduces", "aten.add.Tensor", lambda edit, op, args: (op, (args[0],
+             args[0]))), "join_all_reduces", **TWO_BF16),
     Fault("vocabulary-in-another-order", "the vocabulary is gathered in another order",
           cut("lm_head.weight", of_the_other_rank), "shard_head", **TWO_BF16),
     Fault("every-other-row-of-the-vocabulary", "a rank has every other row of the vocabulary",
@@ -346,54 +344,50 @@ PASSES = (
     Fault("columns-of-the-embedding-exchanged", "columns of the embedding are exchanged",
           cut("embed_tokens.weight", of_the_other_rank), "shard_embedding", **TWO),
     Fault("merged-and-cut-as-one", "gate and up are merged, and cut as one",
-          afterwards("passes.merge_projections.MergeProjections.rewrite", replanned(
-              "dense", "mlp.gate_up_proj.weight", merged_then_cut)), "merge_projections",
-          **TWO),
+          afterwards("passes.merge_projections.MergeProjections.rewrite", replanned("dense",
+             "mlp.gate_up_proj.weight", merged_then_cut)), "merge_projections", **TWO),
     Fault("shared-expert-of-the-first-rank", "the shared expert of the first rank on every rank",
-          afterwards("passes.merge_shared_expert.MergeSharedExpert.rewrite", replanned(
-              "moe", DOWN, shared_of_first_rank)), "merge_shared_expert", **TWO),
+          afterwards("passes.merge_shared_expert.MergeSharedExpert.rewrite", replanned("moe", DOWN,
+             shared_of_first_rank)), "merge_shared_expert", **TWO),
     Fault("block-scales-of-the-other-rank", "block scales of the other rank",
           scales("passes.quantize_projections.QuantizeProjections.rewrite", "dense",
-                 OUTPUT + "_scale_inv", of_the_other_rank), "quantize_projections", **BLOCKS),
+             OUTPUT + "_scale_inv", of_the_other_rank), "quantize_projections", **BLOCKS),
     Fault("block-scales-not-sliced", "block scales are not sliced",
           scales("passes.quantize_projections.QuantizeProjections.rewrite", "moe",
-                 "self_attn.q_b_proj.weight_scale_inv", of_the_first_rank),
-          "quantize_projections", **BLOCKS),
+             "self_attn.q_b_proj.weight_scale_inv", of_the_first_rank), "quantize_projections",
+          **BLOCKS),
     Fault("block-scales-of-other-parts", "block scales of the other rank's part of experts",
           scales("passes.quantize_experts.QuantizeExperts.rewrite", "moe", DOWN + "_scale_inv",
-                 of_the_other_rank), "quantize_experts", **BLOCKS),
+             of_the_other_rank), "quantize_experts", **BLOCKS),
     Fault("block-scales-of-other-experts", "block scales of the other rank's experts",
           scales("passes.quantize_experts.QuantizeExperts.rewrite", "moe",
-                 "mlp.experts.gate_up_proj_scale_inv", of_the_other_rank), "quantize_experts",
+             "mlp.experts.gate_up_proj_scale_inv", of_the_other_rank), "quantize_experts",
           **{**BLOCKS, "options": EP2}),
     Fault("tokens-with-scales-of-another-kind", "gathered tokens take scales of another kind",
           inserting("gather_quantized", "dsa.quantize_blocks", negated(1)), "gather_quantized",
           **{**BLOCKS, "options": DP2_EP2}),
     Fault("scales-of-gathered-tokens-doubled", "scales of gathered tokens are doubled",
-          inserting("gather_quantized", "dsa.all_gather_rows", doubled_scales),
-          "gather_quantized", **{**BLOCKS, "options": DP2_EP2}),
+          inserting("gather_quantized", "dsa.all_gather_rows", doubled_scales), "gather_quantized",
+          **{**BLOCKS, "options": DP2_EP2}),
     Fault("summed-and-added-exchanged", "what is summed and what is added are exchanged",
-          inserting("fuse_all_reduce_norm", "dsa.all_reduce_add_rms_norm_quantize",
-                    swapped(0, 3), region="moe", path="post_attention_layernorm"),
-          "fuse_all_reduce_norm", **BLOCKS),
+          inserting("fuse_all_reduce_norm", "dsa.all_reduce_add_rms_norm_quantize", swapped(0, 3),
+             region="moe", path="post_attention_layernorm"), "fuse_all_reduce_norm", **BLOCKS),
     Fault("eps-of-the-norm-of-a-sum", "eps of the norm of a sum",
-          inserting("fuse_all_reduce_norm", "dsa.all_reduce_add_rms_norm_quantize",
-                    scaled(5, 1e4), region="dense"), "fuse_all_reduce_norm", **BLOCKS),
+          inserting("fuse_all_reduce_norm", "dsa.all_reduce_add_rms_norm_quantize", scaled(5, 1e4),
+             region="dense"), "fuse_all_reduce_norm", **BLOCKS),
     Fault("stream-without-the-sum", "behind a norm of a sum the stream is without the sum",
           wrap("ir.edit.Editor.take", without_the_sum), "fuse_all_reduce_norm", recipe="fp8",
           model="broad", options=TP2),
     Fault("control-experts-dealt-in-turn", "experts are dealt in turn, numbers and matrices",
-          lambda planting: (
-              placed(dealt)(planting),
-              cutting(EXPERTS, lambda whole, weight, dim, **given: whole(
-                  weight, dim, stacked=weight.meta["val"].shape[0] // 2, **given))(planting),
-          ), options=DP2_EP2),
+          lambda planting: (placed(dealt)(planting), cutting(EXPERTS, lambda whole, weight, dim,
+             **given: whole(weight, dim, stacked=weight.meta["val"].shape[0] // 2,
+             **given))(planting),), options=DP2_EP2),
     Fault("control-one-gather-of-a-type", "of gathers of one type the first is joined",
-          result("passes.join_all_gathers._gathers", first_of_a_type), recipe="fp8",
-          model="wide", options=DP2_EP2),
+          result("passes.join_all_gathers._gathers", first_of_a_type), recipe="fp8", model="wide",
+          options=DP2_EP2),
     Fault("control-experts-in-finer-pieces", "a rank has a part of each half of an expert",
-          cutting(EXPERTS, lambda whole, weight, dim, stacked=1, **given: whole(
-              weight, dim, stacked=2 * stacked, **given)), options=DP2),
+          cutting(EXPERTS, lambda whole, weight, dim, stacked=1, **given: whole(weight, dim,
+             stacked=2 * stacked, **given)), options=DP2),
 )  # fmt: skip
 
 
@@ -416,7 +410,7 @@ def by_the_place_in_the_lane(expr: Shard, ranks: Any) -> Any:
 
 def first_scales(_: None, self: Any, part: Any, matrix: Any, window: Any, *given: Any) -> None:
     from dsa_compile.weights.block_fp8 import BLOCK, blocks
-    from dsa_compile.weights.dtypes import FP8
+    from dsa_compile.weights.stored import FP8
 
     rows, scales = window[0], given[1]
     if scales is not None and self._homes[part.key].tensors[part.key].dtype == FP8:
@@ -429,9 +423,10 @@ def first_columns(whole: Any, self: Any, part: Any, matrix: Any, window: Any, *g
     return whole(self, part, replace(matrix, first=matrix.first - left), window, *given)
 
 
-def first_column(whole: Any, self: Any, key: Any, shape: Any, window: Any, first: int, out: Any):  # type: ignore[no-untyped-def]
+def first_column(whole: Any, self: Any, key: Any, shape: Any, window: Any, *given: Any) -> None:
+    first, out = given
     first -= window[1].start if len(shape) == 2 else 0
-    return whole(self, key, shape, window, first, out)
+    whole(self, key, shape, window, first, out)
 
 
 def lanes_last(numbers: Any, layout: Any, rank: int) -> Any:
@@ -442,35 +437,36 @@ WEIGHTS = (
     Fault("ranks-heads-from-the-other-end", "a rank reads the other rank's part of columns",
           shard_as(from_the_other_end), OUTPUT, "weight", options=TP2),
     Fault("pieces-of-a-rank-in-a-run", "a rank reads as many pieces one behind another",
-          shard_as(lambda expr, ranks: (replace(
-              expr, stacked=1, length=expr.length * expr.stacked), ranks)),
-          "mlp.experts.gate_up_proj", "weight", options=TP2),
+          shard_as(lambda expr, ranks: (replace(expr, stacked=1,
+             length=expr.length * expr.stacked), ranks)), "mlp.experts.gate_up_proj", "weight",
+          options=TP2),
     Fault("pieces-by-the-place-in-the-lane", "of pieces a rank reads by its place in its lane",
-          shard_as(by_the_place_in_the_lane), "mlp.experts.gate_up_proj", "weight",
-          recipe="bf16", options=TP2_DP2),
+          shard_as(by_the_place_in_the_lane), "mlp.experts.gate_up_proj", "weight", recipe="bf16",
+          options=TP2_DP2),
     Fault("heads-of-the-first-rank", "a rank's heads are read from the first head on",
-          wrap("weights.windows._pieces", lambda whole, source, target, window: whole(
-              source, target, from_zero(target, window, split=False))), "self_attn.w_uk",
-          "weight", recipe="bf16", options=TP2_EP2),
+          wrap("weights.windows._pieces", lambda whole, source, target, window: whole(source,
+             target, from_zero(target, window, split=False))), "self_attn.w_uk", "weight",
+          recipe="bf16", options=TP2_EP2),
     Fault("scales-of-the-first-columns", "stored scales of a rank's columns: the first ones",
           result(STORED + "read_matrix", first_scales), OUTPUT + "_scale_inv", "weight",
           recipe="fp8", model="broad-fp8", options=TP2),
     Fault("first-columns-quantised", "a rank's columns are quantised from the first ones",
-          wrap(STORED + "_quantize", first_columns), OUTPUT, "weight", recipe=TENSOR,
-          model="broad", options=TP2),
+          wrap(STORED + "_quantize", first_columns), OUTPUT, "weight", recipe=TENSOR, model="broad",
+          options=TP2),
     Fault("columns-begin-at-the-first", "columns of a plain parameter are read from the first",
           wrap(STORED + "_read_plain", first_column), OUTPUT, "weight", options=CUT2),
     Fault("spread-scales-of-the-first-columns", "scales of columns, from the row's first block",
-          wrap(STORED + "_spread_scales", lambda whole, self, part, rows, columns: whole(
-              self, part, rows, slice(0, columns.stop - columns.start))), OUTPUT, "weight",
-          recipe="bf16", model="broad-fp8", options=TP2),
+          wrap(STORED + "_spread_scales", lambda whole, self, part, rows, columns: whole(self,
+             part, rows, slice(0, columns.stop - columns.start))), OUTPUT, "weight", recipe="bf16",
+          model="broad-fp8", options=TP2),
     Fault("control-ranks-place-by-place", "ranks of all lanes are numbered place by place",
           result("layout.Layout.numbers", lanes_last), where="weight", options=ALL4),
 )  # fmt: skip
 
 
 # Collectives.
-def summed_with_the_stream(whole: Any, x: Any, axis: str, ranks: int, residual: Any, *rest: Any):  # type: ignore[no-untyped-def]
+def summed_with_the_stream(whole: Any, x: Any, *given: Any) -> Any:
+    axis, ranks, residual, *rest = given
     return whole(x + residual, axis, ranks, torch.zeros_like(residual), *rest)
 
 
@@ -496,13 +492,12 @@ def lane_by_lane(found: Any, xs: Any, axis: str, ranks: int) -> Any:
 
 KERNELS = (
     Fault("gathered-rows-not-columns", "ranks' columns are joined as rows and reshaped",
-          wrap(COLLECTIVES + "columns_of_ranks", lambda whole, parts: (
-              torch.cat(list(parts), 0).view(*parts[0].shape[:-1], -1))), "all_gather",
-          "kernel", options=TP2),
+          wrap(COLLECTIVES + "columns_of_ranks", lambda whole, parts: (torch.cat(list(parts),
+             0).view(*parts[0].shape[:-1], -1))), "all_gather", "kernel", options=TP2),
     Fault("columns-by-turns", "columns of ranks are laid out by turns",
-          wrap(COLLECTIVES + "columns_of_ranks", lambda whole, parts: (
-              torch.stack(list(parts), -1).flatten(-2))), "all_gather", "kernel",
-          recipe="bf16", model="trained", options=EP2),
+          wrap(COLLECTIVES + "columns_of_ranks", lambda whole, parts: (torch.stack(list(parts),
+             -1).flatten(-2))), "all_gather", "kernel", recipe="bf16", model="trained",
+          options=EP2),
     Fault("columns-as-they-lie", "gathered columns are viewed rank by rank",
           wrap(COLLECTIVES + "all_gather", as_they_lie), "all_gather", "kernel", options=TP2),
     Fault("tokens-of-lanes-by-turns", "tokens of lanes are laid out by turns",
@@ -582,11 +577,11 @@ def first_targets(found: Any, prompt: Any, *_: Any) -> Any:
 
 RUNTIME = (
     Fault("padding-writes-the-first-row", "tokens that pad a lane write the first cache row",
-          result("runtime.execution.step_shape.pad_tokens", writes_row_0), "step_shape",
-          "runtime", options=DP2_EP2),
+          result("runtime.execution.step_shape.pad_tokens", writes_row_0), "step_shape", "runtime",
+          options=DP2_EP2),
     Fault("rows-of-the-place-in-the-lane", "a rank takes rows of a sum by its place in its lane",
-          wrap("runtime.ranks.gloo.GlooCommunicator.reduce_scatter", rows_of_the_place),
-          "gloo", "runtime", options=TP2_DP2),
+          wrap("runtime.ranks.gloo.GlooCommunicator.reduce_scatter", rows_of_the_place), "gloo",
+          "runtime", options=TP2_DP2),
     Fault("plans-dealt-in-turn", "ranks are sent the plans of lanes in turn",
           wrap("runtime.ranks.group.RankGroup._run", dealt_in_turn), "group", "runtime",
           options=ALL4),
@@ -600,12 +595,12 @@ RUNTIME = (
           result("runtime.ranks.lane_results.LaneResults.logits", own_last), "lane_results",
           "runtime", recipe="bf16", options=DP2),
     Fault("tables-of-the-first-lane", "block tables of a lane are those of the first requests",
-          result("runtime.ranks.lanes._requests", lambda found, batch, *_: replace(
-              found, block_tables=batch.block_tables[: len(found.block_tables)])), "lanes",
-          "runtime", recipe="fp8", model="wide", options=DP2_EP2),
+          result("runtime.ranks.lanes._requests", lambda found, batch, *_: replace(found,
+             block_tables=batch.block_tables[: len(found.block_tables)])), "lanes", "runtime",
+          recipe="fp8", model="wide", options=DP2_EP2),
     Fault("control-least-busy-lane", "a request goes to the lane with the fewest requests",
-          wrap("runtime.scheduling.lanes.LaneScheduler._lane_for", lambda whole, self, request: (
-              min(self.lanes, key=lambda lane: len(lane.requests)))), where="runtime",
+          wrap("runtime.scheduling.lanes.LaneScheduler._lane_for", lambda whole, self, request:
+             (min(self.lanes, key=lambda lane: len(lane.requests)))), where="runtime",
           options=DP2_EP2),
 )  # fmt: skip
 

@@ -3,7 +3,6 @@
 ``make test-faults`` scores all of them (:mod:`tests.planted_bugs.score`).
 """
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -96,19 +95,17 @@ def test_a_drawn_fault_is_found(fault: Fault, models: Path) -> None:
 def test_a_command_and_what_it_starts_have_the_fault(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
-        "import subprocess, sys\n"
-        "from dsa_compile.overlap.schedule import waits\n"
-        "code = 'from dsa_compile.overlap.schedule import waits; print(waits([], [], []))'\n"
-        "print(waits([], [], []))\n"
-        "subprocess.run([sys.executable, '-c', code])\n"
+        "import subprocess, sys, torch\n"
+        "from dsa_compile.ops.quantize import saturate\n"
+        "print(saturate(torch.tensor(400.0)).item(), flush=True)\n"
+        "if __name__ == '__main__' and len(sys.argv) < 2:\n"
+        "    subprocess.run([sys.executable, __file__, 'again'], check=True)\n"
     )
-    command = [sys.executable, "-u", "-m", "tests.planted_bugs.run", "missing-wait", "--"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "tests.planted_bugs.run", "saturates-at-240", "--"]
     done = subprocess.run(
-        [*command, "python", str(script)],
-        cwd=ROOT, env=environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert "max() " in done.stderr, done.stderr
+        [*command, "python", str(script)], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "240.0\n240.0\n", done.stderr
 
 
 def test_scores_that_break_a_promise_are_told() -> None:

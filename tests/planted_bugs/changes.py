@@ -12,7 +12,16 @@ from dsa_compile.ir.plan import Call, Plan
 from dsa_compile.ir.program import Program
 from dsa_compile.ir.region import Role
 from dsa_compile.weights.plan import Concat, Expr, WeightEntry, WeightPlan
-from tests.planted_bugs.planting import Args, Change, Plant, is_call, operator_named, result
+from tests.planted_bugs.faults import Fault
+from tests.planted_bugs.planting import (
+    Args,
+    Change,
+    Plant,
+    inserting,
+    is_call,
+    operator_named,
+    result,
+)
 
 
 # Calls that a pass inserts.
@@ -74,6 +83,21 @@ def same_twice(edit: Any, op: Any, args: Args) -> tuple[Any, Args]:
 
 def size(node: fx.Node, dim: int) -> int:
     return int(node.meta["val"].shape[dim])
+
+
+def wrong(
+    id: str,
+    about: str,
+    name: str,
+    op: str,
+    change: Any,
+    region: str = "",
+    path: str = "",
+    **given: Any,
+) -> Fault:
+    """A fault of a pass that inserts calls of ``op`` wrongly."""
+    plant = inserting(name, op, change, region=region, path=path)
+    return Fault(id, about, plant, name.split()[0], **given)
 
 
 # Graphs.

@@ -234,6 +234,7 @@ def _run(fault: Fault, place: Path, commands: Sequence[str]) -> None:
         found = seek(fault, place, commands)
     except BaseException:
         found = {"failed": traceback.format_exc()}
+    found["seconds"] = round(time.process_time(), 1)
     (place / "found.json").write_text(json.dumps(found), encoding="utf-8")
 
 

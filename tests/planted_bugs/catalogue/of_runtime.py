@@ -99,13 +99,6 @@ def stays_known(whole: Any, pool: Any) -> int:
     return block
 
 
-def goes_on(found: bool, residency: Any, request: Any) -> bool:
-    if found and request.num_preemptions:
-        blocks = max(request.num_registered, request.num_preemptions)
-        request.num_computed = request.num_scheduled = blocks * residency._block_size
-    return found
-
-
 def held_late(planting: Planting) -> None:
     """Blocks of a prefix are acquired once all others are allocated."""
     waiting: list[Any] = []
@@ -247,8 +240,6 @@ FAULTS = (
           found_by(ends=False, root=True), "prefix_cache", hidden_by=NO_PREFIX),
     fault("evicted-block-stays-known", "an evicted block stays in the tree",
           wrap(POOL + "allocate", stays_known), "block_pool", hidden_by=NO_PREFIX),
-    fault("preempted-keeps-its-place", "a preempted request goes on where it was",
-          result(RESIDENCY + "admit", goes_on), "residency", hidden_by="num_blocks=240"),
     fault("blocks-taken-before-the-prefix-is-held", "reused blocks may be evicted meanwhile",
           held_late, "residency", recipe=TENSOR, hidden_by=NO_PREFIX),
     fault("shared-block-not-in-the-table", "who shares a block goes on reading its own",

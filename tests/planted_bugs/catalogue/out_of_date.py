@@ -14,6 +14,7 @@ OUT_OF_DATE = {
     "control-triton-table-halves": _TRITON,
     "control-experts-numbered-by-remainder": "another text for the same numbers",
     "control-scale-in-two-steps": "another text for the same operation",
+    "preempted-keeps-its-place": "no request was ever answered otherwise with it",
     "right-behind-a-wrong-draft": "is accepted-behind-a-wrong-draft",
     "deeper-drafts-a-row-ahead": "is deeper-drafts-one-too-far",
     "windows-from-the-first-head": "is heads-of-the-first-rank, of another layout",

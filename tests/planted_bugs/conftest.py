@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from dsa_compile.config import CompileConfig
-from dsa_compile.debugging.execution.replay import Replay
-from dsa_compile.debugging.inputs.parameters import WeightStore
-from dsa_compile.debugging.inputs.prompt import Prompt, random_tokens
-from dsa_compile.debugging.recompiled_artifact import RecompiledArtifact
+from dsa_compile.facts.config import CompileConfig
+from dsa_compile.facts.layout import ONE_RANK, Layout
 from dsa_compile.frontend.build import build_program
 from dsa_compile.ir.program import Program
-from dsa_compile.layout import ONE_RANK, Layout
+from dsa_compile.verify.execution.replay import Replay
+from dsa_compile.verify.inputs.parameters import WeightStore
+from dsa_compile.verify.inputs.prompt import Prompt, random_tokens
+from dsa_compile.verify.recompiled_artifact import RecompiledArtifact
 from dsa_compile.weights.checkpoint import Checkpoint
 from tests.planted_bugs.models import model_dir
 

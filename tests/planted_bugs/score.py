@@ -144,7 +144,7 @@ def seek(fault: Fault, work: Path, commands: Sequence[str] = tuple(COMMANDS)) ->
     """
     from dsa_compile.cli.inspect import command
     from dsa_compile.cli.inspect import model as inspect_model
-    from dsa_compile.compiling import compile_model
+    from dsa_compile.lowering.compile_model import compile_model
 
     planting = fault.plant_here()
     path = work / "artifact"
@@ -209,9 +209,9 @@ def score(fault: Fault, work: Path, commands: Sequence[str] = tuple(COMMANDS)) -
 
 
 def _start(fault: Fault, work: Path, commands: Sequence[str]) -> tuple[Any, Path]:
-    from dsa_compile.compiling import compile_model  # noqa: F401  # once for all processes
-    from dsa_compile.config import CompileConfig
+    from dsa_compile.facts.config import CompileConfig
     from dsa_compile.frontend import build
+    from dsa_compile.lowering.compile_model import compile_model  # noqa: F401  # once for all processes
 
     model = model_dir(fault.model, work)
     if not fault.exports:

@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from dsa_compile.debugging.bisect.bisect_artifact import bisect_artifact
-from dsa_compile.debugging.bisect.criteria import ReferenceCheck
-from dsa_compile.debugging.bisect.culprit import find_culprit
-from dsa_compile.debugging.bisect.search import Log
-from dsa_compile.debugging.execution.stages import Stage, run_stage
-from dsa_compile.debugging.inputs.reference import export_report
-from dsa_compile.debugging.verify.unsharded import compare_with_unsharded
-from dsa_compile.debugging.verify.verify_compilation import verify
+from dsa_compile.facts.layout import Layout
 from dsa_compile.ir.plan import PROMPTS
-from dsa_compile.layout import Layout
+from dsa_compile.verify.bisect.bisect_artifact import bisect_artifact
+from dsa_compile.verify.bisect.criteria import ReferenceCheck
+from dsa_compile.verify.bisect.culprit import find_culprit
+from dsa_compile.verify.bisect.search import Log
+from dsa_compile.verify.checks.unsharded import compare_with_unsharded
+from dsa_compile.verify.checks.verify_compilation import verify
+from dsa_compile.verify.execution.stages import Stage, run_stage
+from dsa_compile.verify.inputs.reference import export_report
 from tests.planted_bugs.conftest import Bench
 from tests.planted_bugs.faults import fault_named
 from tests.planted_bugs.planting import planted

@@ -48,6 +48,7 @@ def run(
             layers = list(dict.fromkeys(call.index for call in calls))
             checkpoint = Checkpoint.open(model_dir, spec, layers)
             notes += checkpoint.set_aside(spec, layers, config.ignore_tensors)
+            notes += checkpoint.rounded_routers(config.dtype)
             checkpoint.require_equal_copies()
         clock.start("export")
         program = build_program(model_dir, config)

@@ -71,7 +71,12 @@ def keep_fp32(name: str, softmax_router: bool = False) -> bool:
     So does the router's matrix where its scores are a softmax (``softmax_router``), which has no
     bias that would be kept instead.
     """
-    return name.endswith(_FP32_SUFFIXES) or (softmax_router and name.endswith(".mlp.gate.weight"))
+    return name.endswith(_FP32_SUFFIXES) or (softmax_router and is_router(name))
+
+
+def is_router(name: str) -> bool:
+    """Whether a parameter is the matrix by which experts are chosen."""
+    return name.endswith(".mlp.gate.weight")
 
 
 def compute_dtype(

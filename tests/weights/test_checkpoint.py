@@ -64,6 +64,16 @@ def test_bf16_save_pretrained(tmp_path, open_checkpoint):
     assert checkpoint.stored_dtype(kept) == torch.float32
 
 
+def test_routers_that_a_recipe_rounds(hf_dir, tmp_path, open_checkpoint):
+    (note,) = open_checkpoint(hf_dir).rounded_routers(torch.bfloat16)
+    assert note.startswith("2 router matrices are stored in fp32 and rounded by this recipe")
+    assert open_checkpoint(hf_dir).rounded_routers(torch.float32) == ()
+    save_hf(tiny_model(tiny_config(3), dtype=torch.bfloat16), tmp_path)  # fp32, with bf16 values
+    checkpoint = open_checkpoint(tmp_path)
+    assert checkpoint.stored_dtype("model.layers.2.mlp.gate.weight") == torch.float32
+    assert checkpoint.rounded_routers(torch.bfloat16) == ()
+
+
 @pytest.mark.parametrize("layout", ["hub_dir", "hf_dir", "fused_dir"])
 def test_any_strides(layout, request, open_checkpoint):
     checkpoint = open_checkpoint(request.getfixturevalue(layout))

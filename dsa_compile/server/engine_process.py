@@ -57,7 +57,7 @@ def _serve(options: EngineOptions) -> int:
 
     engine = Engine.load(
         options.artifact,
-        skip_tokenizer=True,
+        skip_tokenizer_init=True,
         **options.engine,  # type: ignore[arg-type]
     )
     context = zmq.Context()

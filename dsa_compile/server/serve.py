@@ -46,8 +46,8 @@ def engine_arguments(settings: Settings, digest: str) -> dict[str, str | int | f
         settings: of the server.
         digest: of the artifact whose tokenizer the server has read.
     """
-    trusted = settings.digest is not None
-    return {"digest": digest, "shipped_kernels": trusted, **settings.engine}
+    trusted = settings.engine.get("digest") is not None
+    return {"shipped_kernels": trusted, **settings.engine, "digest": digest}
 
 
 def serve(settings: Settings) -> int:
@@ -58,7 +58,7 @@ def serve(settings: Settings) -> int:
             cannot be listened on, or traces cannot be made.
     """
     set_up_logging(settings.log_format, settings.log_level)
-    text = load_artifact_text(settings.artifact, settings.digest)
+    text = load_artifact_text(settings.artifact, settings.engine.get("digest"))
     engine = engine_arguments(settings, text.digest)
     tracing = _tracing(settings)
     options = EngineOptions(

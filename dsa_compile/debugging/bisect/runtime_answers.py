@@ -128,7 +128,7 @@ class Answers:
             **(PLAIN | options | {"num_blocks": blocks}),
         )
         if not self.exact:
-            return Engine.from_artifact(self.recompiled.artifact.path, chosen)
+            return Engine.load(self.recompiled.artifact.path, chosen)
         of = (manifest, self._program, self._store, blocks, chosen.padded_rows,
               chosen.deterministic)  # fmt: skip
         if chosen.draft == "none":

@@ -19,10 +19,8 @@ if TYPE_CHECKING:
         revision: str | None = None
         progress: Progress | None = None
         passes: Sequence[tuple[Pass, str]] = ()
-
-    @overload
-    @keywords_of(_Keywords)
-    def compile_model(model: Path | str, out: Path | str) -> CompileResult: ...
+else:
+    _Keywords = CompileConfig
 
 
 @overload
@@ -36,6 +34,11 @@ def compile_model(
     progress: Progress | None = None,
     passes: "Sequence[tuple[Pass, str]]" = (),
 ) -> CompileResult: ...
+
+
+@overload
+@keywords_of(_Keywords)
+def compile_model(model: Path | str, out: Path | str) -> CompileResult: ...
 
 
 @takes_options(CompileConfig, name="compile", leave_out=("added_passes",))

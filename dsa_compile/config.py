@@ -124,7 +124,7 @@ class CompileConfig:
         "stored as e4m3 of itself over the scale, so magnitudes above 448 times it saturate",
         least=_LEAST_SCALE, most=1 / _LEAST_SCALE,
     )  # fmt: skip
-    profile: str | os.PathLike[str] | None = option(
+    profile: str | None = option(
         None, "decide what overlaps by times measured on the target (dsa-bench step --profile); by "
         "estimates without", metavar="FILE",
     )  # fmt: skip

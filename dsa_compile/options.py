@@ -95,8 +95,7 @@ def option(default: T, help: str, *, hash: bool | None = None, repr: bool = True
         **said: attributes of :class:`Option`.
     """
     metadata = {"option": Option(help, **said)}
-    made: Field[T] = field(default=default, metadata=metadata, hash=hash, repr=repr)
-    return made  # type: ignore[return-value]
+    return field(default=default, metadata=metadata, hash=hash, repr=repr)
 
 
 @dataclass(frozen=True)
@@ -142,7 +141,8 @@ class Named:
         unit = f" of {self.said.unit}" if self.kind is float and self.said.unit else ""
         finite = "finite and " if self.kind is float and math.isinf(self.said.most) else ""
         bounds = f" {finite}{self.said.bounds}" if self.said.bounds else ""
-        return f"{'a tuple of ' * self.many}{(_SEVERAL if self.many else _NOUNS)[self.kind]}{unit}{bounds}"
+        several = f"a tuple of {_SEVERAL[self.kind]}" if self.many else _NOUNS[self.kind]
+        return f"{several}{unit}{bounds}"
 
     def takes(self, value: object) -> bool:
         """Whether a value has the type and is within the bounds."""
@@ -187,7 +187,7 @@ def faults(options: Any) -> Iterator[tuple[str, str, object]]:
     Args:
         options: an instance of a frozen dataclass.
     """
-    for each in options_of(type(options)):
+    for each in options_of(options.__class__):
         value = getattr(options, each.name)
         if each.many and isinstance(value, list):
             object.__setattr__(options, each.name, value := tuple(value))
@@ -201,14 +201,15 @@ def check(options: Any) -> None:
     Raises:
         OptionValueError: names the option and what it may be.
     """
-    for each in options_of(type(options)):
+    for each in options_of(options.__class__):
         value, choices = getattr(options, each.name), each.said.choices
         if each.many and isinstance(value, str):
             name = f"{{{each.name}}}"
             raise OptionValueError(f"{name}={{0!r}} should be a list, such as [{{0!r}}]", value)
         if choices and value not in choices and not (value is None and each.optional):
-            what = each.name.replace("_", " ")
-            raise OptionValueError(f"unknown {what} {{!r}}{{}}", value, hint(str(value), choices))
+            what = f"unknown {each.name.replace('_', ' ')}"
+            names = [str(choice) for choice in choices]
+            raise OptionValueError(what + " {!r}{}", value, hint(str(value), names))
     for name, wanted, value in faults(options):
         raise OptionValueError(f"{{{name}}} must be {wanted}; got {{!r}}", value)
 
@@ -244,9 +245,11 @@ def takes_options(
         fields = inspect.signature(cls).parameters
         single = {n: p for n, p in fields.items() if n not in own and n not in leave_out}
 
+        names = [name for name in (*own, *single) if name != "cls"]
+
         @functools.wraps(function)
         def call(*args: Any, **given: Any) -> R:
-            given = _renamed(what, given, cls, [*own, *single])
+            given = _renamed(what, given, cls, names)
             bound = shown.bind(*args, **given)
             options = {n: bound.arguments.pop(n) for n in single if n in bound.arguments}
             if options and bound.arguments.get("options") is not None:
@@ -270,9 +273,7 @@ def keywords_of(
     return lambda function: function  # type: ignore[return-value]
 
 
-def _renamed(
-    what: str, given: dict[str, Any], cls: type, names: Iterable[str]
-) -> dict[str, Any]:
+def _renamed(what: str, given: dict[str, Any], cls: type, names: Iterable[str]) -> dict[str, Any]:
     known = set(names)
     if given.keys() <= known:
         return given

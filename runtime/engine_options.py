@@ -68,9 +68,10 @@ class EngineOptions:
         was=("no_cuda_graphs",),
     )  # fmt: skip
     mixed_graph_tokens: tuple[int, ...] = option(
-        (), "on a GPU, also capture steps of so many tokens, such as 512,2048, that compute prompts, alone or beside "
-        "decoding requests; a step is padded to the next of these sizes if that at most doubles "
-        "it, and their temporaries stay allocated", unit="tokens", least=1, several="commas",
+        (), "on a GPU, also capture steps of so many tokens, such as 512,2048, that compute "
+        "prompts, alone or beside decoding requests; a step is padded to the next of these sizes "
+        "if that at most doubles it, and their temporaries stay allocated", unit="tokens", least=1,
+        several="commas",
     )  # fmt: skip
     shipped_kernels: bool | None = option(
         None, "run the machine code of CUDA kernels in the artifact, which may do whatever this "

@@ -38,8 +38,8 @@ def overlaps(runner: Runner, options: EngineOptions) -> bool:
     """Whether steps are launched ahead.
 
     Raises:
-        UserError: ``async_scheduling`` for a runner that cannot, or the runner keeps tokens of fewer
-            requests.
+        UserError: ``async_scheduling`` for a runner that cannot, or the runner keeps tokens of
+            fewer requests.
     """
     wanted = options.wants_overlap
     if runner.rows_ahead == 0:

@@ -14,15 +14,15 @@ PACKAGE = "dsa_compile"
 
 # A module belongs to the first area whose name starts its own; an area imports itself and those
 # listed. Lower areas come first, and a module may have an area of its own.
-FOUNDATION = ("errors", "layout", "regular_files", "torchrun", "version")
+FOUNDATION = ("errors", "layout", "options", "regular_files", "torchrun", "version")
 AREAS: dict[str, tuple[str, ...]] = {
     "errors": (),
-    "layout": ("errors",),
+    "names": ("errors",),
+    "options": ("errors", "names"),
+    "layout": ("errors", "options"),
     "regular_files": (),
     "torchrun": ("errors",),
     "version": (),
-    "names": FOUNDATION,
-    "keyword_names": (*FOUNDATION, "names"),
     "gpus": FOUNDATION,
     "hub": FOUNDATION,
     "notebook": (),
@@ -103,12 +103,12 @@ AREAS: dict[str, tuple[str, ...]] = {
         *FOUNDATION, "names", "hub", "config", "artifact", "frontend", "kernels", "passes",
     ),
     "runtime": (
-        *FOUNDATION, "names", "keyword_names", "ops", "kernels", "model_spec", "weights",
+        *FOUNDATION, "names", "ops", "kernels", "model_spec", "weights",
         "artifact", "launches", "chat", "ir.execution", "ir.graph_json", "ir.plan", "ir.region",
         "overlap.streams",
     ),
     # what both processes of a server use: without torch
-    "runtime.requests": ("errors", "names", "keyword_names", "chat"),
+    "runtime.requests": ("errors", "names", "options", "chat"),
     "runtime.scheduling.limits": ("errors",),
     "testing": ("model_spec", "weights"),
     "testing.hash_runner": ("runtime",),
@@ -122,7 +122,7 @@ AREAS: dict[str, tuple[str, ...]] = {
         "compile_result", "request",
     ),
     "compiling": (
-        *FOUNDATION, "keyword_names", "gpus", "config", "compile_result", "request", "compilation",
+        *FOUNDATION, "gpus", "config", "compile_result", "request", "compilation",
     ),
     "bench.step": (
         *FOUNDATION, "ops", "bench", "model_spec", "config", "weights", "ir", "overlap", "artifact",

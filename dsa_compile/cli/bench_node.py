@@ -133,7 +133,7 @@ def run_node(args: argparse.Namespace) -> int:
         draft="none" if args.by_op else None,  # a step is profiled without drafts
         skip_tokenizer_init=True,
     )
-    table = read_latencies(Path(latencies) if latencies else None)
+    table = read_latencies(latencies)
     table.require_providers(args.provider)
     out = console(stderr=args.json)
     with log_to_stderr("dsa_compile.runtime"):

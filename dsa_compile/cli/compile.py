@@ -171,7 +171,10 @@ def _list(args: argparse.Namespace) -> None:
         facts = [asdict(step) for step in passes_of(steps())]
         print(json.dumps([{**each, "about": each["about"].split("\n")[0]} for each in facts]))
     else:
-        taken = {name: {"name": title, "recipes": recipes_of(name)} for name, title in MODEL_TYPES.items()}
+        taken = {
+            name: {"name": title, "recipes": recipes_of(name)}
+            for name, title in MODEL_TYPES.items()
+        }
         print(json.dumps({"taken": taken, "not_yet": NOT_YET}))
 
 

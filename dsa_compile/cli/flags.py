@@ -36,8 +36,9 @@ def add_options(
     actions = {}
     for each in options_of(cls):
         if each.name not in leave_out and (not only or each.name in only):
-            if each.name in (unset or {}):
-                each = replace(each, said=replace(each.said, unset=unset[each.name]))
+            words = (unset or {}).get(each.name)
+            if words is not None:
+                each = replace(each, said=replace(each.said, unset=words))
             actions[each.name] = _add(group, each)
     return actions
 
@@ -90,8 +91,8 @@ def opposite(flag: str) -> str:
 
 
 def _parser(each: Named) -> Callable[[str], Any]:
-    kinds: dict[type, Callable[[str], Any]] = {int: whole_number, float: float, str: str}
-    one = _refusing(each.said.parse) if each.said.parse else kinds[each.kind]
+    kinds: dict[type, Callable[[str], Any]] = {int: whole_number, float: float}
+    one = _refusing(each.said.parse) if each.said.parse else kinds.get(each.kind, each.kind)
     if each.many and each.said.several == "commas":
         return lambda text: [one(part.strip()) for part in text.split(",") if part.strip()]
     return one
@@ -121,5 +122,5 @@ def _metavar(each: Named) -> str:
     if said.choices:
         return f"{{{','.join(map(str, said.choices))}}}"
     many = ",..." if each.many and said.several == "commas" else ""
-    kinds = {int: "N", float: "X", str: "TEXT"}
-    return (said.metavar or said.unit.upper() or kinds[each.kind]) + many
+    kinds = {int: "N", float: "X"}
+    return (said.metavar or said.unit.upper() or kinds.get(each.kind, "TEXT")) + many

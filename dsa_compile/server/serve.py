@@ -11,6 +11,7 @@ import signal
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import uvicorn
 
@@ -36,7 +37,7 @@ the server does not close one just as a request comes, which the client would se
 _LOG = logging.getLogger(__name__)
 
 
-def engine_arguments(settings: Settings, digest: str) -> dict[str, str | int | float | bool | None]:
+def engine_arguments(settings: Settings, digest: str) -> dict[str, Any]:
     """Arguments of ``Engine.load`` that make the engine's artifact the server's.
 
     The engine gets a digest whether or not the caller named one, so it alone does not make the

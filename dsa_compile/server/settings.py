@@ -62,9 +62,7 @@ class Settings:
         metavar="URL",
     )  # fmt: skip
     log_format: str = option("text", "form of log lines", choices=FORMATS)
-    log_level: str = option(
-        "info", "least to log", choices=LEVELS, also=("uvicorn_log_level",)
-    )
+    log_level: str = option("info", "least to log", choices=LEVELS, also=("uvicorn_log_level",))
     engine: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

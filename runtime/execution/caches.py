@@ -71,8 +71,8 @@ def make_caches(
         keys = dict.fromkeys(cache.key for caches in owners.values() for cache in caches)
         raise OptionValueError(
             f"{{num_gpu_blocks_override}}={num_blocks}: no memory for the caches "
-            f"({', '.join(keys)}), which need {needed / GIB:.1f} GiB in {len(owners)} layers{room}; "
-            f"give a smaller number, or {none}"
+            f"({', '.join(keys)}), which need {needed / GIB:.1f} GiB in {len(owners)} layers"
+            f"{room}; give a smaller number, or {none}"
         ) from None
     return {owner: made[caches if shared else owner] for owner, caches in owners.items()}
 

@@ -30,7 +30,7 @@ GLM = TRAINED.parents[1] / "tiny_glm" / "checkpoint" / "config.json"
 
 def load(path, **options):
     """An engine that leaves the GPU's memory to others."""
-    return Engine.load(path, num_blocks=200, **options)
+    return Engine.load(path, num_gpu_blocks_override=200, **options)
 
 
 def greedy(count=24, **options):
@@ -76,7 +76,8 @@ def forced(path, sequences, prefill):
     size = Artifact.open(path).manifest.block_size
     blocks = -(-len(sequences[0]) // size)
     runner = load_runner(
-        path, EngineOptions(num_blocks=blocks * len(sequences), max_running=len(sequences))
+        path,
+        EngineOptions(num_gpu_blocks_override=blocks * len(sequences), max_num_seqs=len(sequences)),
     )
     heads = [sequence[:prefill] for sequence in sequences]
     batch = whole_batch(heads, [0] * len(heads), size)

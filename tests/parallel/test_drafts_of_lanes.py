@@ -64,7 +64,7 @@ def make_engine(artifact, tokenizer) -> Iterator[MakeEngine]:
 
     @cache
     def runner(name: str, rank: int, **options: Any) -> Any:
-        given = EngineOptions(num_blocks=BLOCKS, max_running=ROWS, **options)
+        given = EngineOptions(num_gpu_blocks_override=BLOCKS, max_num_seqs=ROWS, **options)
         return load_runner(artifact(name), given, Alone(rank))
 
     def make(
@@ -91,7 +91,7 @@ def make_engine(artifact, tokenizer) -> Iterator[MakeEngine]:
             each.num_blocks = num_blocks
             each.pad_to(sizes(each, options.get("draft_max_rows")) if padded else None)
         group = group_of_threads(of_ranks, shape, ROWS)
-        chosen = EngineOptions(max_running=ROWS, **drafts, **options)
+        chosen = EngineOptions(max_num_seqs=ROWS, **drafts, **options)
         made.append(Engine(group, chosen, tokenizer))
         return made[-1]
 

@@ -57,7 +57,7 @@ def gone(pid: int) -> bool:
 @pytest.fixture(scope="module")
 def wanted(artifact: Artifact) -> list[list[int]]:
     """The tokens of one rank."""
-    with Engine.load(artifact("one"), num_blocks=64) as engine:
+    with Engine.load(artifact("one"), num_gpu_blocks_override=64) as engine:
         return tokens(engine)
 
 
@@ -92,12 +92,14 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 def test_ranks_run_steps_of_whole_prompts(artifact, wanted, ran, layout) -> None:
     """Two lanes may run different variants in one step."""
     within = [list(range(200 + 60 * n, 260 + 60 * n)) for n in range(6)]  # index_topk, which is 64
-    with Engine.load(artifact(layout), num_blocks=96) as engine:
+    with Engine.load(artifact(layout), num_gpu_blocks_override=96) as engine:
         assert tokens(engine) == wanted
         ours = [output.token_ids for output in engine.generate(within, GREEDY)]
     assert ran[PROMPT] > 0
     assert ran[LONG_PROMPT] > 0
-    with Engine.load(artifact("one"), num_blocks=96, max_batched_tokens=48) as engine:
+    with Engine.load(
+        artifact("one"), num_gpu_blocks_override=96, max_num_batched_tokens=48
+    ) as engine:
         assert [output.token_ids for output in engine.generate(within, GREEDY)] == ours
 
 
@@ -151,7 +153,7 @@ def test_ranks_that_draft_give_the_tokens_of_one(artifact, wanted, layout, optio
 
 @pytest.mark.parametrize("layout", ["dp2ep2", "dp2ep2-mtp"])
 def test_a_lane_that_dies_ends_the_group_by_name(artifact, layout) -> None:
-    with Engine.load(artifact(layout), num_blocks=64) as engine:
+    with Engine.load(artifact(layout), num_gpu_blocks_override=64) as engine:
         (pid,) = engine._runner.pids
         engine.add_request("a", [5, 6, 7], SamplingParams(max_tokens=400, ignore_eos=True))
         engine.step()
@@ -189,7 +191,7 @@ def closed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_a_rank_that_dies_ends_the_group_by_name(artifact, closed) -> None:
-    with Engine.load(artifact("tp2"), num_blocks=64) as engine:
+    with Engine.load(artifact("tp2"), num_gpu_blocks_override=64) as engine:
         (pid,) = engine._runner.pids
         engine.add_request("a", [5, 6, 7], SamplingParams(max_tokens=400, ignore_eos=True))
         engine.step()
@@ -210,7 +212,7 @@ def test_a_rank_that_dies_ends_the_group_by_name(artifact, closed) -> None:
 
 @pytest.mark.slow
 def test_a_rank_that_hangs_ends_the_group_by_name(artifact) -> None:
-    with Engine.load(artifact("tp2"), num_blocks=64, rank_timeout=15) as engine:
+    with Engine.load(artifact("tp2"), num_gpu_blocks_override=64, rank_timeout=15) as engine:
         (pid,) = engine._runner.pids
         os.kill(pid, signal.SIGSTOP)
         engine.add_request("a", [5, 6, 7], GREEDY)
@@ -223,7 +225,9 @@ def test_log_probabilities_of_a_prompt_are_those_of_one_rank(artifact, wanted) -
     params = SamplingParams(max_tokens=3, temperature=0.0, prompt_logprobs=1)
     found = []
     for layout in ("one", "tp2", "dp2ep2"):
-        with Engine.load(artifact(layout), num_blocks=64, max_batched_tokens=48) as engine:
+        with Engine.load(
+            artifact(layout), num_gpu_blocks_override=64, max_num_batched_tokens=48
+        ) as engine:
             (output,) = engine.generate([PROMPTS[1]], params)
             found.append([entry.logprob for entry in output.prompt_logprobs[1:]])
             assert output.token_ids == wanted[1][:3]
@@ -284,7 +288,7 @@ def test_a_rank_that_cannot_load_says_why(artifact, monkeypatch) -> None:
 
     monkeypatch.setattr(group, "start_process", start)
     with pytest.raises(UserError, match=r"rank 1 .* was killed by SIGTERM"):
-        Engine.load(artifact("tp2"), num_blocks=64)
+        Engine.load(artifact("tp2"), num_gpu_blocks_override=64)
     assert gone(started[0].process.pid)
 
 
@@ -319,7 +323,7 @@ def test_a_fork_leaves_the_ranks_alone(artifact, end: str) -> None:
 
 
 def test_ranks_end_with_the_engine_that_is_dropped(artifact, closed) -> None:
-    engine = Engine.load(artifact("tp2"), num_blocks=64)
+    engine = Engine.load(artifact("tp2"), num_gpu_blocks_override=64)
     (pid,) = engine._runner.pids
     engine.close()
     assert closed == [0]

@@ -45,7 +45,7 @@ def test_torchrun_starts_a_rank_on_each_gpu(compiled, layout: str, tmp_path: Pat
         status = subprocess.run(command, stdout=output, stderr=output, timeout=300).returncode
     said = log.read_text()
     assert status == 0, said
-    with Engine.load(compiled(layout), num_blocks=64) as engine:
+    with Engine.load(compiled(layout), num_gpu_blocks_override=64) as engine:
         (output,) = engine.generate([PROMPT], GREEDY)
     assert str(output.token_ids)[1:-1] in " ".join(said.split())
 

@@ -37,7 +37,7 @@ class FaultyRunner(AsyncHashRunner):
 
 def make_engine(overlap, **config):
     runner = FaultyRunner(400, SIZE, VOCAB)
-    runner.engine = Engine(runner, EngineOptions(overlap=overlap, **config))
+    runner.engine = Engine(runner, EngineOptions(async_scheduling=overlap, **config))
     return runner.engine, runner
 
 
@@ -107,7 +107,7 @@ class FaultMachine(EngineMachine):
 
     def make(self, *args, **config):
         runner = FaultyRunner(*args, SIZE, VOCAB, eos_token_ids=(7,))
-        runner.engine = Engine(runner, EngineOptions(overlap=True, **config))
+        runner.engine = Engine(runner, EngineOptions(async_scheduling=True, **config))
         return runner.engine, runner
 
     @precondition(lambda self: self.asked)

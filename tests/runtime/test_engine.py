@@ -116,7 +116,7 @@ def test_sampled_tokens_do_not_depend_on_preemption_or_company():
         Engine(Flat(64, SIZE, VOCAB)).generate([p], q)[0]
         for p, q in zip(batch, params, strict=True)
     ]
-    engine = Engine(Flat(24, SIZE, VOCAB), EngineOptions(max_batched_tokens=16))
+    engine = Engine(Flat(24, SIZE, VOCAB), EngineOptions(max_num_batched_tokens=16))
     crowd = engine.generate(batch, params)
     assert engine.stats().preemptions > 0
     assert [o.token_ids for o in crowd] == [o.token_ids for o in alone]

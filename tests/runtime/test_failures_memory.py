@@ -18,7 +18,7 @@ from .test_step_pipeline import FLATNESS, SIZE, VOCAB, EngineMachine, alone, gre
 def engine_with(memory, overlap, **config):
     runner = AsyncHashRunner(200, SIZE, VOCAB)
     runner.memory = memory
-    return Engine(runner, EngineOptions(overlap=overlap, **config)), runner
+    return Engine(runner, EngineOptions(async_scheduling=overlap, **config)), runner
 
 
 def attempts(runner):

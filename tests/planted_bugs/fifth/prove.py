@@ -64,7 +64,7 @@ def serve(fault: Fault, work: Path) -> Answers:
     drawn = replace(greedy, temperature=1.0, seed=5)
     given = {"num_blocks": 48, "max_running": 4, "max_batched_tokens": 64, "skip_tokenizer": True}
     found: Answers = {}
-    with Engine.load(artifact, overlap=bool(fault.hidden_by), **given) as engine:  # type: ignore[arg-type]
+    with Engine.load(artifact, async_scheduling=bool(fault.hidden_by), **given) as engine:  # type: ignore[arg-type]
         found["tokens"] = [list(o.token_ids) for o in engine.generate(prompts, greedy)]
         found["tokens"] += [list(o.token_ids) for o in engine.generate(prompts[2:3], greedy)]
         for params in (drawn, greedy):

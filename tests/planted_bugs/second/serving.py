@@ -26,7 +26,9 @@ def logits_of_steps(artifact: Path) -> dict[str, Any]:
     """Logits of every row of steps over an artifact, fp32 [rows, V], by the step's name."""
     from dsa_compile.runtime.engine import Engine
 
-    return logits_of_runner(Engine.load(artifact, num_blocks=BLOCKS, max_running=8)._runner)
+    return logits_of_runner(
+        Engine.load(artifact, num_gpu_blocks_override=BLOCKS, max_num_seqs=8)._runner
+    )
 
 
 def logits_of_runner(runner: Any) -> dict[str, Any]:
@@ -118,7 +120,7 @@ def generated(
             found[f"{name} {number}"] = _outputs(engine.generate(asked, params))
         if enough(found):
             return found
-    engine = Engine.load(artifact, num_blocks=3 * BLOCKS)
+    engine = Engine.load(artifact, num_gpu_blocks_override=3 * BLOCKS)
     prompts = list(_prompts(16, engine._runner.vocab_size))
     found["sampled"] = _outputs(engine.generate(prompts, list(_sampling(len(prompts)))))
     return found
@@ -129,7 +131,9 @@ def drafted(artifact: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     from dsa_compile.runtime.engine import Engine
     from dsa_compile.runtime.requests.sampling_params import SamplingParams
 
-    engine = Engine.load(artifact, num_blocks=BLOCKS, max_running=8, num_speculative_tokens=3)
+    engine = Engine.load(
+        artifact, num_gpu_blocks_override=BLOCKS, max_num_seqs=8, num_speculative_tokens=3
+    )
     runner: Any = engine._runner
     states: dict[str, Any] = {}
 

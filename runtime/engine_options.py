@@ -86,8 +86,8 @@ class EngineOptions:
         choices=("full", "header"),
     )  # fmt: skip
     digest: str | None = option(
-        None, "load the artifact with this digest in its manifest.json, which covers all of its "
-        "files, and the weights as far as {verify} compares them; and no other", metavar="SHA256",
+        None, "load the artifact with this digest in its manifest.json, and no other; it covers "
+        "all of its files, and the weights as far as {verify} compares them", metavar="SHA256",
     )  # fmt: skip
     model_dir: str | Path | None = option(
         None, "the model's weights, if they moved since dsa-compile ran", metavar="DIR"

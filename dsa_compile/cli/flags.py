@@ -40,6 +40,7 @@ def add_options(
             if words is not None:
                 each = replace(each, said=replace(each.said, unset=words))
             actions[each.name] = _add(group, each)
+            actions[each.name].option = cls, each.name  # type: ignore[attr-defined]
     return actions
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, overload
 
 from dsa_compile.compile_result import Clock, CompileResult, Progress, Silence
 from dsa_compile.config import CompileConfig
-from dsa_compile.options import keywords_of, takes_options
+from dsa_compile.option_keywords import keywords_of, takes_options
 
 # The compiler brings torch and transformers with it, and wrong names should not wait for those.
 if TYPE_CHECKING:

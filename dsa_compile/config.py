@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from dsa_compile.errors import OptionValueError, UserError
 from dsa_compile.gpus import AUTO, choose_target
 from dsa_compile.layout import ONE_RANK, Layout
-from dsa_compile.options import check, has_options, option
+from dsa_compile.option_keywords import has_options
+from dsa_compile.options import check, option
 
 # `dsa-compile --help` prints the choices below and should not wait for torch.
 if TYPE_CHECKING:

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dsa_compile.errors import OptionValueError
-from dsa_compile.options import check, has_options, option
+from dsa_compile.option_keywords import has_options
+from dsa_compile.options import check, option
 
 TP, DP, WORLD = "tp", "dp", "world"
 """The axes of a layout, as collectives and weights name them: the ranks of a lane, the lanes, and

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dsa_compile.errors import OptionValueError
-from dsa_compile.options import changed_fields, check, has_options, option
+from dsa_compile.option_keywords import has_options
+from dsa_compile.options import changed_fields, check, option
 
 DETERMINISTIC_ROWS = 32
 """Rows to which every decode step of a deterministic engine is padded, so that all of them run the

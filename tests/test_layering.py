@@ -14,12 +14,15 @@ PACKAGE = "dsa_compile"
 
 # A module belongs to the first area whose name starts its own; an area imports itself and those
 # listed. Lower areas come first, and a module may have an area of its own.
-FOUNDATION = ("errors", "layout", "options", "regular_files", "torchrun", "version")
+FOUNDATION = (
+    "errors", "layout", "option_keywords", "options", "regular_files", "torchrun", "version",
+)  # fmt: skip
 AREAS: dict[str, tuple[str, ...]] = {
     "errors": (),
     "names": ("errors",),
     "options": ("errors", "names"),
-    "layout": ("errors", "options"),
+    "option_keywords": ("errors", "names", "options"),
+    "layout": ("errors", "option_keywords", "options"),
     "regular_files": (),
     "torchrun": ("errors",),
     "version": (),
@@ -108,7 +111,7 @@ AREAS: dict[str, tuple[str, ...]] = {
         "overlap.streams",
     ),
     # what both processes of a server use: without torch
-    "runtime.requests": ("errors", "names", "options", "chat"),
+    "runtime.requests": ("errors", "names", "option_keywords", "options", "chat"),
     "runtime.scheduling.limits": ("errors",),
     "testing": ("model_spec", "weights"),
     "testing.hash_runner": ("runtime",),

@@ -7,7 +7,8 @@ from dsa_compile.errors import OptionValueError, UserError
 from dsa_compile.evaluation.selections import DENSE, SELECTIONS, SPARSE
 from dsa_compile.model_spec import ModelSpec
 from dsa_compile.names import one_of
-from dsa_compile.options import check, has_options, option
+from dsa_compile.option_keywords import has_options
+from dsa_compile.options import check, option
 
 MEASURES = ("perplexity", "recall", "indexer", "mtp", "layers", "hf")
 _CONTEXT = 1536

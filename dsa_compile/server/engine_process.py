@@ -58,7 +58,7 @@ def _serve(options: EngineOptions) -> int:
     engine = Engine.load(
         options.artifact,
         skip_tokenizer_init=True,
-        **options.engine,  # type: ignore[call-overload]
+        **options.engine,
     )
     context = zmq.Context()
     socket = context.socket(zmq.PAIR)

@@ -17,10 +17,10 @@ PAGE = "docs/options.md"
 _HEAD = """\
 # Options
 
-Every option, in the one spelling that Python (`max_num_seqs=8`), the commands (`--max-num-seqs 8`) and
-`dsa-serve --config` (`max-num-seqs: 8`) share. Further flags stand in brackets; what is not a flag of
-any command is for Python alone. Switches have an opposite: `--no-enforce-eager`. `4K` is 4,096 and `4k`
-4,000. Former names are taken for one more version.
+Every option, in the one spelling that Python (`max_num_seqs=8`), the commands (`--max-num-seqs 8`)
+and `dsa-serve --config` (`max-num-seqs: 8`) share. Further flags stand in brackets; what is not a
+flag of any command is for Python alone. Switches have an opposite: `--no-enforce-eager`. `4K` is
+4,096 and `4k` 4,000. Former names are taken for one more version.
 
 <!-- Written by python -m tests.docs.update docs/options.md from the fields of the options. -->
 """

@@ -24,7 +24,7 @@ def test_steps_accept_what_the_measure_predicts(make_engine, loaded, text):
 
 def test_chunks_and_reused_prefixes_change_nothing(make_engine, loaded, text):
     """Rows of the draft layer are written across chunks as they are within one."""
-    engine = make_engine(DEPTH, "mtp", max_batched_tokens=33)
+    engine = make_engine(DEPTH, "mtp", max_num_batched_tokens=33)
     for _ in range(2):
         check(engine, loaded, text)
     assert engine.stats().prefix_hit_tokens > 0

@@ -67,7 +67,7 @@ def released(tmp_path_factory):
 
 @pytest.mark.parametrize(
     "options",
-    [{"shipped_kernels": True}, {"shipped_kernels": False}, {"cuda_graphs": False}],
+    [{"shipped_kernels": True}, {"shipped_kernels": False}, {"enforce_eager": True}],
 )
 def test_prompts_of_200_lengths(released, options):
     engine = Engine.load(

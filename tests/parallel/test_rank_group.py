@@ -66,7 +66,11 @@ def wanted(artifact: Artifact) -> list[list[int]]:
 @pytest.mark.parametrize("overlap", [False, True])
 def test_two_ranks_give_the_tokens_of_one(artifact, wanted, layout, overlap) -> None:
     """With few blocks and short steps: through preemption, chunks of prompts, and prefixes."""
-    options = {"num_blocks": 13, "max_batched_tokens": 48, "overlap": overlap}
+    options = {
+        "num_gpu_blocks_override": 13,
+        "max_num_batched_tokens": 48,
+        "async_scheduling": overlap,
+    }
     with Engine.load(artifact(layout), **options) as engine:
         assert tokens(engine) == wanted
         assert engine.stats().preemptions > 0
@@ -109,7 +113,11 @@ def test_ranks_run_steps_of_whole_prompts(artifact, wanted, ran, layout) -> None
 )
 def test_lanes_give_the_tokens_of_one(artifact, wanted, layout, overlap) -> None:
     """Likewise, with one request alone at first: the other lane runs steps of padding."""
-    options = {"num_blocks": 13, "max_batched_tokens": 48, "overlap": overlap}
+    options = {
+        "num_gpu_blocks_override": 13,
+        "max_num_batched_tokens": 48,
+        "async_scheduling": overlap,
+    }
     with Engine.load(artifact(layout), **options) as engine:
         (output,) = engine.generate([PROMPTS[0]], GREEDY)
         assert output.token_ids == wanted[0]
@@ -124,11 +132,11 @@ def test_lanes_give_the_tokens_of_one(artifact, wanted, layout, overlap) -> None
 @pytest.mark.parametrize(
     ("layout", "options"),
     [
-        ("tp2-mtp", {"num_speculative_tokens": 3, "overlap": True}),
+        ("tp2-mtp", {"num_speculative_tokens": 3, "async_scheduling": True}),
         ("tp2", {"draft": "ngram"}),
         ("dp2-mtp", {"num_speculative_tokens": 1}),
-        ("dp2ep2-mtp", {"num_speculative_tokens": 4, "overlap": True}),
-        ("tp2dp2-mtp", {"num_speculative_tokens": 2, "overlap": True}),
+        ("dp2ep2-mtp", {"num_speculative_tokens": 4, "async_scheduling": True}),
+        ("tp2dp2-mtp", {"num_speculative_tokens": 2, "async_scheduling": True}),
         ("dp2ep2", {"draft": "ngram"}),
     ],
 )
@@ -138,7 +146,7 @@ def test_ranks_that_draft_give_the_tokens_of_one(artifact, wanted, layout, optio
     params = [GREEDY] * len(PROMPTS)
     params[2] = SamplingParams(max_tokens=24, temperature=0.0, logprobs=1)
     params[1] = SamplingParams(max_tokens=24, temperature=0.0, prompt_logprobs=0)
-    limits = {"num_blocks": 13, "max_running": 9, "max_batched_tokens": 48}
+    limits = {"num_gpu_blocks_override": 13, "max_num_seqs": 9, "max_num_batched_tokens": 48}
     with Engine.load(artifact(layout), **limits, **options) as engine:
         (output,) = engine.generate([PROMPTS[0]], GREEDY)
         assert output.token_ids == wanted[0]
@@ -165,7 +173,7 @@ def test_a_lane_that_dies_ends_the_group_by_name(artifact, layout) -> None:
 
 @pytest.mark.parametrize("layout", ["tp2", "dp2ep2", "dp2ep2-mtp"])
 def test_an_aborted_request_leaves_the_others_alone(artifact, wanted, layout) -> None:
-    limits = {"num_blocks": 64, "max_running": 9, "max_batched_tokens": 48}
+    limits = {"num_gpu_blocks_override": 64, "max_num_seqs": 9, "max_num_batched_tokens": 48}
     with Engine.load(artifact(layout), **limits) as engine:
         pids = engine._runner.pids
         for number, prompt in enumerate(PROMPTS[:3]):

@@ -27,7 +27,7 @@ def answers(path: Path, held: Collection[int] = (), **options: Any) -> list[Requ
         SamplingParams(max_tokens=16, temperature=0.0, grammar=grammar if n in held else None)
         for n in range(len(PROMPTS))
     ]
-    options |= {"num_blocks": 64, "max_running": 4, "max_batched_tokens": 48}
+    options |= {"num_gpu_blocks_override": 64, "max_num_seqs": 4, "max_num_batched_tokens": 48}
     with Engine.load(path, deterministic=True, **options) as engine:
         return engine.generate(PROMPTS, params)
 

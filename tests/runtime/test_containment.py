@@ -46,7 +46,7 @@ def make_engine(overlap, **config):
 @pytest.mark.parametrize("tokens", [0, 40, 52])
 def test_one_of_thirty_two(overlap, deterministic, tokens):
     """In its prompt's first chunk, in a later one, after some generated tokens."""
-    engine, runner = make_engine(overlap, max_batched_tokens=96, deterministic=deterministic)
+    engine, runner = make_engine(overlap, max_num_batched_tokens=96, deterministic=deterministic)
     rng = np.random.default_rng(tokens)
     prompts = {f"r{n}": rng.integers(0, VOCAB, 3 + n).tolist() for n in range(32)}
     prompts["r11"] = rng.integers(0, VOCAB, 45).tolist()

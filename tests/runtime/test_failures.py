@@ -204,7 +204,7 @@ def test_debug_launches_load_and_generate_the_same_tokens(artifact):
         PROMPTS, GREEDY
     )
     assert [o.token_ids for o in debugged] == [o.token_ids for o in plain]
-    with pytest.raises(UserError, match="leave out overlap=True"):
+    with pytest.raises(UserError, match="leave out async_scheduling"):
         Engine.load(artifact, debug_launches=True, async_scheduling=True)
 
 

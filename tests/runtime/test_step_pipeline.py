@@ -192,7 +192,7 @@ def test_a_row_that_fails_does_so_alone():
 def test_what_cannot_overlap_is_refused():
     with pytest.raises(UserError, match="keeps no tokens on its device"):
         Engine(HashRunner(8, SIZE), EngineOptions(async_scheduling=True))
-    with pytest.raises(UserError, match="max_running=9: the runner keeps tokens of 8 requests"):
+    with pytest.raises(UserError, match="max_num_seqs=9: the runner keeps tokens of 8 requests"):
         Engine(
             AsyncHashRunner(8, SIZE, VOCAB, rows=8),
             EngineOptions(async_scheduling=True, max_num_seqs=9),

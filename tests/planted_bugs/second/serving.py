@@ -14,10 +14,10 @@ from typing import Any
 BLOCKS = 80
 OPTIONS: dict[str, dict[str, Any]] = {
     "default": {},
-    "max_batched_tokens=20": {"max_batched_tokens": 20},
-    "enable_prefix_cache=False": {"enable_prefix_cache": False},
+    "max_batched_tokens=20": {"max_num_batched_tokens": 20},
+    "enable_prefix_cache=False": {"enable_prefix_caching": False},
     "deterministic=True": {"deterministic": True},
-    "num_blocks=9": {"num_blocks": 9},
+    "num_blocks=9": {"num_gpu_blocks_override": 9},
 }
 _TOKENS = 14
 
@@ -105,7 +105,9 @@ def generated(
 
     found: dict[str, Any] = {}
     for name, options in OPTIONS.items():
-        engine = Engine.load(artifact, **{"num_blocks": 3 * BLOCKS, "max_running": 8, **options})
+        engine = Engine.load(
+            artifact, **{"num_gpu_blocks_override": 3 * BLOCKS, "max_num_seqs": 8, **options}
+        )
         topk = engine._runner._topk
         if name.startswith("num_blocks"):  # room for all prompts, not for what is generated
             topk //= max(1, topk // 16)

@@ -7,8 +7,8 @@ from types import TracebackType
 from typing import Any, overload
 from weakref import WeakValueDictionary
 
+from dsa_compile.common.option_keywords import keywords_of, takes_options
 from dsa_compile.errors import RequestError
-from dsa_compile.option_keywords import keywords_of, takes_options
 from dsa_compile.runtime.engine_options import EngineOptions
 from dsa_compile.runtime.failures.interrupts import Uninterrupted
 from dsa_compile.runtime.output_stream import OutputStream

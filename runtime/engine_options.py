@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from dsa_compile.common.option_keywords import has_options
+from dsa_compile.common.options import changed_fields, check, option
 from dsa_compile.errors import OptionValueError
-from dsa_compile.option_keywords import has_options
-from dsa_compile.options import changed_fields, check, option
 
 DETERMINISTIC_ROWS = 32
 """Rows to which every decode step of a deterministic engine is padded, so that all of them run the

@@ -13,8 +13,8 @@ from dsa_compile.errors import UserError
 from dsa_compile.runtime.engine_options import EngineOptions
 
 if TYPE_CHECKING:
-    from dsa_compile.bench.node.run import Row
-    from dsa_compile.bench.node.workload import Load
+    from dsa_compile.measure.node.run import Row
+    from dsa_compile.measure.node.workload import Load
 
 _NODE = """\
 Time requests on a node: prompts of random ids, all at once, until each has its
@@ -107,8 +107,8 @@ def run_node(args: argparse.Namespace) -> int:
     began = time.perf_counter()
     if args.new_tokens < 3:
         raise UserError("--new-tokens: give 3 or more, or there is no time between tokens")
-    from dsa_compile.bench.kept import provenance
-    from dsa_compile.bench.node.report import (
+    from dsa_compile.measure.kept import provenance
+    from dsa_compile.measure.node.report import (
         basis_lines,
         layer_table,
         memory_line,
@@ -116,7 +116,7 @@ def run_node(args: argparse.Namespace) -> int:
         profile_line,
         published_table,
     )
-    from dsa_compile.bench.node.run import Collectives, NodeBench
+    from dsa_compile.measure.node.run import Collectives, NodeBench
     from dsa_compile.runtime.ranks.latencies import read_latencies
 
     given = {"max_num_batched_tokens": _CHUNK, **given_options(EngineOptions, args)}
@@ -167,7 +167,7 @@ def run_node(args: argparse.Namespace) -> int:
 
 
 def _loads(args: argparse.Namespace) -> "list[Load]":
-    from dsa_compile.bench.node.workload import Load
+    from dsa_compile.measure.node.workload import Load
 
     return [
         Load(concurrency, tokens, args.new_tokens)

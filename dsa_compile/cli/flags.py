@@ -1,4 +1,4 @@
-"""Flags of commands, made of the options of a class; see :mod:`dsa_compile.options`."""
+"""Flags of commands, made of the options of a class; see :mod:`dsa_compile.common.options`."""
 
 import argparse
 import re
@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from dsa_compile.cli.completion import completed_by
+from dsa_compile.common.options import Named, options_of
 from dsa_compile.errors import FLAGS, UserError
-from dsa_compile.options import Named, options_of
 
 _UNITS = {"k": 10**3, "K": 1 << 10, "m": 10**6, "M": 1 << 20}
 

@@ -11,8 +11,8 @@ from dsa_compile.cli.common import Parser, guarded
 from dsa_compile.cli.flags import add_options, given_options, opposite
 from dsa_compile.errors import UserError
 from dsa_compile.runtime.engine_options import EngineOptions
+from dsa_compile.runtime.ranks.torchrun_environment import started_rank
 from dsa_compile.server.settings import Settings
-from dsa_compile.torchrun import started_rank
 
 PROGRAM = "dsa-serve"
 

@@ -4,9 +4,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dsa_compile.common.option_keywords import has_options
+from dsa_compile.common.options import check, option
 from dsa_compile.errors import OptionValueError
-from dsa_compile.option_keywords import has_options
-from dsa_compile.options import check, option
 from dsa_compile.server.logs import FORMATS, LEVELS
 
 

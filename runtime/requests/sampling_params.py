@@ -7,9 +7,9 @@ pass its fields straight through.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from dsa_compile.common.option_keywords import has_options
+from dsa_compile.common.options import changed_fields, faults, option
 from dsa_compile.errors import ParameterError, shown
-from dsa_compile.option_keywords import has_options
-from dsa_compile.options import changed_fields, faults, option
 from dsa_compile.runtime.requests.grammar import Grammar
 
 # Below this a softmax is one-hot to fp32 accuracy for any logits a model makes: take the argmax.

@@ -1,7 +1,7 @@
 """An engine without a model, for what the commands print."""
 
+from dsa_compile.common.options import changed_fields
 from dsa_compile.errors import ArtifactError, RequestError
-from dsa_compile.options import changed_fields
 from dsa_compile.runtime.engine_options import EngineOptions
 from dsa_compile.runtime.requests.logprobs import TokenLogprobs
 from dsa_compile.runtime.requests.outputs import Completion, Transcript

@@ -3,11 +3,11 @@
 import argparse
 from collections.abc import Iterator
 
-from dsa_compile.config import CompileConfig
+from dsa_compile.common.options import Named, options_of
 from dsa_compile.errors import NAMES
-from dsa_compile.evaluation.options import Options
-from dsa_compile.layout import Layout
-from dsa_compile.options import Named, options_of
+from dsa_compile.facts.config import CompileConfig
+from dsa_compile.facts.layout import Layout
+from dsa_compile.measure.eval.options import Options
 from dsa_compile.runtime.engine_options import EngineOptions
 from dsa_compile.runtime.requests.sampling_params import SamplingParams
 from dsa_compile.server.settings import Settings
@@ -26,7 +26,7 @@ flag of any command is for Python alone. Switches have an opposite: `--no-enforc
 """
 _GROUPS = {
     "Of a compilation: `dsa_compile.compile`": CompileConfig,
-    "Of ranks: `dsa_compile.layout.Layout`": Layout,
+    "Of ranks: `dsa_compile.facts.layout.Layout`": Layout,
     "Of an engine: `Engine.load`": EngineOptions,
     "Of a request: `SamplingParams`": SamplingParams,
     "Of a server": Settings,

@@ -12,6 +12,7 @@ import signal
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import uvicorn
 
@@ -37,7 +38,7 @@ the server does not close one just as a request comes, which the client would se
 _LOG = logging.getLogger(__name__)
 
 
-def engine_arguments(settings: Settings, digest: str) -> dict[str, str | int | float | bool | None]:
+def engine_arguments(settings: Settings, digest: str) -> dict[str, Any]:
     """Arguments of ``Engine.load`` that make the engine's artifact the server's.
 
     The engine gets a digest whether or not the caller named one, so it alone does not make the
@@ -47,8 +48,8 @@ def engine_arguments(settings: Settings, digest: str) -> dict[str, str | int | f
         settings: of the server.
         digest: of the artifact whose tokenizer the server has read.
     """
-    trusted = settings.digest is not None
-    return {"digest": digest, "shipped_kernels": trusted, **settings.engine}
+    trusted = settings.engine.get("digest") is not None
+    return {"shipped_kernels": trusted, **settings.engine, "digest": digest}
 
 
 def serve(settings: Settings) -> int:
@@ -61,7 +62,7 @@ def serve(settings: Settings) -> int:
     set_up_logging(settings.log_format, settings.log_level)
     # A body of many small lists would be walked through again and again while it is read.
     gc.set_threshold(50_000, 20, 50)
-    text = load_artifact_text(settings.artifact, settings.digest)
+    text = load_artifact_text(settings.artifact, settings.engine.get("digest"))
     engine = engine_arguments(settings, text.digest)
     tracing = _tracing(settings)
     options = EngineOptions(

@@ -30,7 +30,7 @@ def cached(engine: Engine, name: str, salt: str | None, prompt: list[int] = PROM
 
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_a_prefix_is_found_under_its_own_salt_alone(deterministic):
-    engine = make_engine(deterministic=deterministic, max_batched_tokens=SIZE)
+    engine = make_engine(deterministic=deterministic, max_num_batched_tokens=SIZE)
     for salt in SALTS:
         assert cached(engine, f"first {salt}", salt) == 0
     for salt in SALTS:

@@ -30,7 +30,7 @@ class ShapedRunner(HashRunner):
 
 
 def make_engine(num_blocks=300, deterministic=True, **config):
-    options = {"max_batched_tokens": 18, "max_running": 16} | config
+    options = {"max_num_batched_tokens": 18, "max_num_seqs": 16} | config
     config = EngineOptions(deterministic=deterministic, **options)
     return Engine(ShapedRunner(num_blocks, SIZE, VOCAB), config)
 
@@ -48,9 +48,9 @@ def tokens(engine, batch, most=12):
 def test_sixteen_at_once_as_one_at_a_time():
     batch = prompts(16)
     together = make_engine()
-    assert tokens(together, batch) == tokens(make_engine(max_running=1), batch)
+    assert tokens(together, batch) == tokens(make_engine(max_num_seqs=1), batch)
     assert tokens(make_engine(deterministic=False), batch) != tokens(
-        make_engine(deterministic=False, max_running=1), batch
+        make_engine(deterministic=False, max_num_seqs=1), batch
     ), "the runner does not notice shapes"
 
 
@@ -69,7 +69,7 @@ def test_prompts_are_cut_at_fixed_boundaries_and_run_alone():
 def test_preempted_requests_recompute_what_they_had_alike():
     batch = prompts(10, 30)
     tight = make_engine(16)
-    assert tokens(tight, batch, 20) == tokens(make_engine(max_running=1), batch, 20)
+    assert tokens(tight, batch, 20) == tokens(make_engine(max_num_seqs=1), batch, 20)
     assert tight.stats().preemptions > 0
 
 
@@ -98,12 +98,12 @@ def test_what_shares_blocks_but_no_whole_chunk_is_computed_apart():
 
 
 def test_a_chunk_holds_a_block():
-    with pytest.raises(UserError, match=r"max_batched_tokens=3: .* use at least 4"):
-        make_engine(max_batched_tokens=3)
+    with pytest.raises(UserError, match=r"max_num_batched_tokens=3: .* use at least 4"):
+        make_engine(max_num_batched_tokens=3)
 
 
 def test_at_most_32_requests_decode_at_once():
-    engine = make_engine(2000, max_running=100, max_batched_tokens=64)
+    engine = make_engine(2000, max_num_seqs=100, max_num_batched_tokens=64)
     tokens(engine, prompts(40, 6), 30)
     assert max(batch.num_requests for batch in engine._runner.steps) == 32
 
@@ -129,11 +129,11 @@ def test_limits_never_change_tokens(asked, num_blocks, budget, max_running, reus
     params = [SamplingParams(max_tokens=most, temperature=0.0) for _, _, most, _ in asked]
     engine = make_engine(
         num_blocks,
-        max_batched_tokens=budget,
-        max_running=max_running,
-        enable_prefix_cache=reuse,
+        max_num_batched_tokens=budget,
+        max_num_seqs=max_running,
+        enable_prefix_caching=reuse,
     )
     outputs = engine.generate(batch, params)
     for prompt, chosen, output in zip(batch, params, outputs, strict=True):
-        alone = make_engine(max_batched_tokens=budget, max_running=1)
+        alone = make_engine(max_num_batched_tokens=budget, max_num_seqs=1)
         assert output.token_ids == alone.generate([prompt], chosen)[0].token_ids

@@ -75,7 +75,9 @@ class Interrupts:
 @pytest.mark.parametrize("runner", [HashRunner, AsyncHashRunner, DraftingRunner])
 def test_an_interrupted_engine_goes_on(runner, seed):
     made = runner(14, SIZE, VOCAB)
-    engine = Engine(made, EngineOptions(max_batched_tokens=8, overlap=made.rows_ahead > 0))
+    engine = Engine(
+        made, EngineOptions(max_num_batched_tokens=8, async_scheduling=made.rows_ahead > 0)
+    )
     interrupts = Interrupts(seed, longest=1500 + 40 * seed)
     known = {}
     for name, prompt in PROMPTS.items():
@@ -108,7 +110,7 @@ def test_an_interrupted_engine_goes_on(runner, seed):
 
 @pytest.mark.parametrize("seed", range(12))
 def test_generate_may_be_called_again(seed):
-    engine = Engine(AsyncHashRunner(14, SIZE, VOCAB), EngineOptions(overlap=True))
+    engine = Engine(AsyncHashRunner(14, SIZE, VOCAB), EngineOptions(async_scheduling=True))
     interrupts = Interrupts(seed, longest=4000)
     prompts = list(PROMPTS.values())
     outputs = None

@@ -53,8 +53,8 @@ def test_a_device_has_the_scenes_of_the_cpu_and_graphs() -> None:
     assert graphs.ahead, "the host chooses tokens that are described, and no graph runs"
     assert cut.but(cuda_graphs=False).options == on_cpu[1].options
     for scene in (alone, graphs, cut):
-        rows = scene.options["max_running"] * (1 + scene.options["num_speculative_tokens"])
-        assert scene.options.get("max_batched_tokens", rows) >= rows
+        rows = scene.options["max_num_seqs"] * (1 + scene.options["num_speculative_tokens"])
+        assert scene.options.get("max_num_batched_tokens", rows) >= rows
 
 
 @pytest.mark.slow

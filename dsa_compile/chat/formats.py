@@ -28,6 +28,7 @@ class ChatFormat(Protocol):
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         thinking: bool | None = None,
+        effort: str | None = None,
         drop_thinking: bool | None = None,
         response_format: Mapping[str, Any] | None = None,
         add_generation_prompt: bool = True,
@@ -41,6 +42,8 @@ class ChatFormat(Protocol):
             messages: in the form of OpenAI's API, with ``reasoning_content`` on assistant messages.
             tools: that the model may call.
             thinking: whether the answer begins with reasoning; None is the model's default.
+            effort: how much reasoning, one of ``effort.EFFORTS``; the model gets its own level for
+                it. None is its default; ``thinking`` and ``template_kwargs`` come before it.
             drop_thinking: leave out the reasoning of turns before the last user message; None is
                 the model's default.
             response_format: OpenAI's; a JSON schema is shown to models whose format has a place

@@ -1,9 +1,11 @@
 """The chat format of a model that ships a Jinja template, GLM-5 among them."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from dsa_compile.chat.dsml import DSML
+from dsa_compile.chat.effort import is_off, template_efforts
 from dsa_compile.chat.forced_calls import forced_calls
 from dsa_compile.chat.glm import GLM
 from dsa_compile.chat.grammar import CallGrammar
@@ -60,6 +62,7 @@ class TemplateFormat:
         self._grammar = next((g for tag, g in _GRAMMARS.items() if tag in source), None)
         self.special_tokens = tuple(tag for tag in TAGS if tag in source)
         self._takes_text = self._writes_only_text()
+        self._known_efforts: dict[ChatTemplate, tuple[dict[str, str], bool]] = {}
 
     def encode(
         self,
@@ -67,6 +70,7 @@ class TemplateFormat:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         thinking: bool | None = None,
+        effort: str | None = None,
         drop_thinking: bool | None = None,
         response_format: Mapping[str, Any] | None = None,
         add_generation_prompt: bool = True,
@@ -74,14 +78,17 @@ class TemplateFormat:
     ) -> str:
         """See :meth:`dsa_compile.chat.formats.ChatFormat.encode`.
 
-        ``thinking`` sets the template's ``enable_thinking`` and ``thinking``, ``drop_thinking`` its
-        ``clear_thinking``; templates have no place for ``response_format``.
+        ``thinking`` sets the template's ``enable_thinking`` and ``thinking``, ``effort`` these and
+        its ``reasoning_effort``, ``drop_thinking`` its ``clear_thinking``; templates have no place
+        for ``response_format``.
         """
         offered = parse_tools(tools)
         template = self._tool_template if offered else self._template
         variables: dict[str, Any] = dict(self._variables)
+        if effort is not None:
+            variables |= self._reasoning(template, effort)
         if thinking is not None:
-            variables |= {"enable_thinking": thinking, "thinking": thinking}
+            variables |= _switch(thinking)
         if drop_thinking is not None:
             variables["clear_thinking"] = drop_thinking
         for name, value in (template_kwargs or {}).items():
@@ -116,6 +123,39 @@ class TemplateFormat:
             return None
         return forced_calls(self._grammar, answer_thinks(prompt), callable_tools(tools, only), many)
 
+    def _reasoning(self, template: ChatTemplate, effort: str) -> dict[str, Any]:
+        """Variables of a template that ask for an effort."""
+        efforts, off = self._efforts(template)
+        own = efforts.get(effort)
+        wanted = not is_off(effort, own)
+        if effort == "none" and not off:
+            graded = ", ".join(dict.fromkeys(efforts.values())) or "on"
+            raise ChatError("reasoning_effort", f"the model always reasons; its levels: {graded}")
+        variables: dict[str, Any] = _switch(wanted or not off)
+        if own is not None and (wanted or not off or own == effort):
+            variables["reasoning_effort"] = own
+        return variables
+
+    def _efforts(self, template: ChatTemplate) -> tuple[dict[str, str], bool]:
+        """A template's levels of reasoning, and whether it can leave reasoning out."""
+        if template not in self._known_efforts:
+            efforts: dict[str, str] = {}
+            if "reasoning_effort" in template.source:
+                opening = partial(self._opening, template, True)
+                efforts = template_efforts(lambda effort: opening(reasoning_effort=effort))
+            off = "none" in efforts or not answer_thinks(self._opening(template, False) or "")
+            self._known_efforts[template] = efforts, off
+        return self._known_efforts[template]
+
+    def _opening(self, template: ChatTemplate, thinking: bool, **variables: Any) -> str | None:
+        """The prompt of a question; None where the template refuses the variables."""
+        variables |= {**self._variables, **_switch(thinking), "add_generation_prompt": True}
+        variables["messages"] = [{"role": "user", "content": "Hello"}]
+        try:
+            return template.render(variables)
+        except ChatError:
+            return None
+
     def _writes_only_text(self) -> bool:
         """Whether the template needs a call's arguments as JSON text, as DeepSeek-V3.1's does.
 
@@ -131,6 +171,11 @@ class TemplateFormat:
 
         objects = written(as_text=False)
         return (not objects or "{'key'" in objects) and '{"key"' in written(as_text=True)
+
+
+def _switch(thinking: bool) -> dict[str, Any]:
+    """Variables of templates that turn reasoning on or off."""
+    return {"enable_thinking": thinking, "thinking": thinking}
 
 
 def _as_dict(message: Message, template: ChatTemplate, as_text: bool) -> dict[str, Any]:

@@ -27,6 +27,7 @@ class Conversation:
             (r"messages\[(\d+)\]", lambda found: self.fields[int(found[1])]),
             (r"^messages\b", lambda _: "input"),
             (r"^(tools\[\d+\])\.function\b", lambda found: found[1]),
+            (r"^reasoning_effort\b", lambda _: "reasoning.effort"),
             (r"^response_format(\.json_schema)?", lambda _: "text.format"),
         ):
             error.param = error.param and re.sub(pattern, own, error.param)

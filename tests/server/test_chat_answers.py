@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from tokenizers import AddedToken, Tokenizer
 
+from dsa_compile.chat import ChatFormat
 from dsa_compile.chat.deepseek_v32 import DeepSeekV32Format
 from dsa_compile.runtime.requests.generation_config import GenerationConfig
 from dsa_compile.runtime.scheduling.limits import SchedulerConfig
@@ -19,6 +20,7 @@ from dsa_compile.server.protocol import Delta
 from dsa_compile.server.service import Service
 from dsa_compile.server.settings import Settings
 from dsa_compile.server.token_stream import TokenStream
+from tests.chat.forms import glm_with_efforts
 from tests.server.conftest import CHECKPOINT
 from tests.server.serving import events
 
@@ -84,12 +86,12 @@ class ScriptedSupervisor:
 class Chat:
     """The application over a scripted answer."""
 
-    def __init__(self, answer: str, a_step: int = 1) -> None:
+    def __init__(self, answer: str, a_step: int = 1, form: ChatFormat | None = None) -> None:
         self.tokenizer = Tokenizer.from_file(str(CHECKPOINT / "tokenizer.json"))
         self.tokenizer.add_special_tokens([AddedToken("｜DSML｜", special=True)])
         tokens = self.tokenizer.encode(answer, add_special_tokens=False).ids
         self.engine = ScriptedEngine(tokens, a_step)
-        text = ArtifactText("", self.tokenizer, DeepSeekV32Format(), GenerationConfig())
+        text = ArtifactText("", self.tokenizer, form or DeepSeekV32Format(), GenerationConfig())
         self.service = Service(
             Settings(Path("tiny")),
             text,
@@ -98,6 +100,10 @@ class Chat:
             Metrics("tiny"),
         )
         self._app = create_app(self.service)
+
+    def prompt(self) -> str:
+        """The prompt of the last request."""
+        return self.tokenizer.decode(self.engine.prompts[-1], skip_special_tokens=False)
 
     def post(self, path: str = "/v1/chat/completions", **body) -> bytes:
         if path == "/v1/chat/completions":
@@ -198,3 +204,41 @@ def test_the_rest_of_the_context_is_the_default_length() -> None:
     chat = Chat("word " * 3000)
     answer = json.loads(chat.post())
     assert answer["usage"]["total_tokens"] == chat.engine.limits.max_model_len
+
+
+@pytest.mark.parametrize(
+    ("options", "written"),
+    [
+        ({}, "Effort: Max"),
+        ({"reasoning_effort": "low"}, "Effort: High"),
+        ({"reasoning_effort": "max"}, "Effort: Max"),
+        ({"reasoning_effort": None}, "Effort: Max"),
+        ({"reasoning_effort": "minimal"}, "</think>"),
+        ({"reasoning_effort": "none"}, "</think>"),
+        ({"reasoning_effort": "high", "thinking": {"type": "disabled"}}, "</think>"),
+        ({"reasoning_effort": "high", "thinking": {"type": "enabled"}}, "Effort: High"),
+        ({"path": "/v1/responses", "reasoning": {"effort": "medium"}}, "Effort: High"),
+        ({"path": "/v1/responses", "reasoning": {"effort": "xhigh"}}, "Effort: Max"),
+        ({"path": "/v1/responses", "reasoning": {"effort": "none"}}, "</think>"),
+        ({"path": "/tokenize", "reasoning_effort": "high"}, "Effort: High"),
+        ({"path": "/tokenize", "thinking": {"type": "disabled"}}, "</think>"),
+    ],
+)
+def test_effort_reaches_the_prompt(options: dict, written: str) -> None:
+    chat = Chat("Hi.", form=glm_with_efforts("high"))
+    ask = [{"role": "user", "content": "Weather?"}]
+    path = options.get("path")
+    given = {"input": ask} if path == "/v1/responses" else {"messages": ask}
+    answer = json.loads(chat.post(**given, **options))
+    prompt = answer["prompt"] if path == "/tokenize" else chat.prompt()
+    assert prompt.endswith("<think>" if "Effort" in written else "</think>")
+    assert written in prompt
+
+
+@pytest.mark.parametrize("clear", [True, False])
+def test_reasoning_of_earlier_turns_is_kept_where_asked(clear: bool) -> None:
+    chat = Chat("Hi.")
+    first = {"role": "assistant", "content": "Hello.", "reasoning_content": "A greeting."}
+    ask = {"role": "user", "content": "Hi"}
+    chat.post(messages=[ask, first, ask], thinking={"type": "enabled", "clear_thinking": clear})
+    assert ("A greeting." in chat.prompt()) is not clear

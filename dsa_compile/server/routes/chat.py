@@ -49,8 +49,7 @@ def chat_router(service: Service) -> APIRouter:
             service,
             body.messages,
             tools=choice.tools,
-            thinking=None if body.reasoning_effort is None else body.reasoning_effort != "none",
-            template_kwargs=body.chat_template_kwargs,
+            **body.encoding(),
         )
         # What reasoning comes first is free.
         after = "</think>" if text.rstrip().endswith("<think>") else ""

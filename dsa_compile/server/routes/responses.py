@@ -60,12 +60,11 @@ async def _start(
     service: Service, body: ResponsesRequest, messages: list[dict[str, Any]]
 ) -> tuple["_Answer", Job]:
     choice = tool_choice(tools_of(body.tools), body.tool_choice)
-    effort = _effort(body.reasoning)
     text, prompt = await encode_chat(
         service,
         messages,
         tools=choice.tools,
-        thinking=None if effort is None else effort != "none",
+        effort=_effort(body.reasoning),
         template_kwargs=body.chat_template_kwargs,
     )
     many = body.parallel_tool_calls is not False

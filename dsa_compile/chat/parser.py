@@ -30,7 +30,7 @@ from dsa_compile.chat.events import (
 )
 from dsa_compile.chat.grammar import Argument, CallGrammar
 from dsa_compile.chat.reasoning import THINK, THINK_END
-from dsa_compile.chat.tools import Tool
+from dsa_compile.chat.tools import Tool, is_tool_name
 
 # Blanks that are held back where they may turn out to mean nothing.
 _MAX_BLANKS = 64
@@ -168,7 +168,7 @@ class StreamParser:
         assert self._grammar is not None
         name = self._grammar.name(cursor)
         argument = self._grammar.argument(cursor)
-        if argument is None and name not in self._tools:
+        if (argument is None and name not in self._tools) or not is_tool_name(name):
             raise MalformedError  # such as the tag's name in prose
         if self._state is _State.TEXT:
             start = self._buffer.index(self._grammar.opener)

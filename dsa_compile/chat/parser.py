@@ -55,6 +55,9 @@ class StreamParser:
             a call all the same, if it has an argument.
         grammar: how calls are written; None for a model without a known syntax.
         new_id: makes the ids of calls; random ones by default.
+
+    Attributes:
+        called: whether a complete call was made so far.
     """
 
     def __init__(
@@ -78,8 +81,18 @@ class StreamParser:
         self._after_tag = self._trims
         self._after_block = False
         self._calls = 0
-        self._called = False
+        self.called = False
         self._arguments = Arguments(None)
+
+    @property
+    def reasoning(self) -> bool:
+        """Whether the text that comes next is reasoning, unless it ends it or begins a call."""
+        return self._thinking and self._state in (_State.START, _State.TEXT)
+
+    @property
+    def pending(self) -> int:
+        """Number of characters that are held back, the last ones fed."""
+        return len(self._buffer)
 
     def feed(self, text: str) -> list[Event]:
         """Add text; returns what is certain now, neighbouring pieces joined."""
@@ -90,7 +103,7 @@ class StreamParser:
         """End the text; returns what was held back, then :class:`Finished`. Call it once."""
         self._final = True
         events = self._advance()
-        return [*events, Finished(self._called)]
+        return [*events, Finished(self.called)]
 
     def parse(self, text: str) -> Answer:
         """The answer in a whole text; use a fresh parser."""
@@ -254,7 +267,7 @@ class StreamParser:
     def _end_call(self, complete: bool) -> None:
         self._events.append(ToolCallEnd(self._calls, complete))
         self._calls += 1
-        self._called |= complete
+        self.called |= complete
 
     def _certain(self, opener: str) -> int:
         """Length of the buffer that is text, whatever may follow; neither tag stands in it."""

@@ -9,6 +9,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+from dsa_compile.chat import StreamParser
 from dsa_compile.errors import RequestError
 from dsa_compile.runtime.requests.detokenizer import Tokenizer
 from dsa_compile.runtime.requests.grammar import Grammar
@@ -158,6 +159,7 @@ class Service:
         body: SamplingFields,
         tokenizer: Tokenizer | None,
         scores: bool = False,
+        parser: Callable[[], StreamParser | None] = lambda: None,
     ) -> Job:
         """Queue ``n`` answers to each prompt, the answers of the first prompt first.
 
@@ -168,6 +170,7 @@ class Service:
             body: has ``n``, ``priority``, ``cache_salt`` and ``timeout``.
             tokenizer: makes the texts; None for a model without one.
             scores: see :class:`Choice`.
+            parser: makes the parser of each answer.
 
         Raises:
             ApiError: a prompt does not fit (400), the queue is full (429), or there is no engine
@@ -211,6 +214,7 @@ class Service:
                             body.cache_salt,
                             timeout,
                             scores,
+                            parser(),
                         )
                     )
         except BaseException:

@@ -242,3 +242,59 @@ def test_reasoning_of_earlier_turns_is_kept_where_asked(clear: bool) -> None:
     ask = {"role": "user", "content": "Hi"}
     chat.post(messages=[ask, first, ask], thinking={"type": "enabled", "clear_thinking": clear})
     assert ("A greeting." in chat.prompt()) is not clear
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
+@pytest.mark.parametrize("stop", ["\n", ["a"], ["e", "I"], ["<"], ["</think>"], None])
+def test_stop_strings_leave_reasoning_and_calls_alone(path: str, stop: list[str] | str) -> None:
+    text = CALLS.replace("Let me see.", "")
+    chat = Chat(text)
+    tools = [{"type": "function", **TOOLS[0]["function"]}] if "responses" in path else TOOLS
+    ask = {"input": "Weather?"} if "responses" in path else {}
+    options = {**ask, "tools": tools, "chat_template_kwargs": {"thinking": True}, "stop": stop}
+    answer = json.loads(chat.post(path=path, **options))
+    if path == "/v1/responses":
+        assert [item["type"] for item in answer["output"]] == ["reasoning", *["function_call"] * 2]
+        assert answer["status"] == "completed"
+        return
+    (choice,) = answer["choices"]
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"]["reasoning_content"] == "I need the tool."
+    assert choice["message"]["content"] is None
+    assert len(choice["message"]["tool_calls"]) == 2
+
+
+@pytest.mark.parametrize("a_step", [1, 3, 1000])
+def test_a_stop_string_in_the_text_ends_the_answer(a_step: int) -> None:
+    chat = Chat(CALLS, a_step)
+    options = {"tools": TOOLS, "reasoning_effort": "high", "stop": [" see"]}
+    answer = json.loads(chat.post(**options))
+    (choice,) = answer["choices"]
+    assert (choice["message"]["content"], choice["finish_reason"]) == ("Let me", "stop")
+    assert "tool_calls" not in choice["message"]
+    counts = answer["usage"]
+    *chunks, last, _ = events(
+        chat.post(**options, stream=True, stream_options={"include_usage": True})
+    )
+    assert joined(chunks)["content"] == "Let me"
+    assert last["usage"] == counts
+    assert counts == json.loads(Chat(CALLS, 1).post(**options))["usage"]  # whatever the load
+    whole = len(chat.tokenizer.encode(CALLS).ids)
+    reasoning = len(chat.tokenizer.encode("I need the tool.", add_special_tokens=False).ids)
+    assert counts["completion_tokens_details"] == {"reasoning_tokens": reasoning}
+    assert reasoning < counts["completion_tokens"] < whole
+    assert choice["message"]["reasoning_content"] == "I need the tool."
+
+
+def test_both_ways_of_asking_count_the_same_tokens_of_reasoning() -> None:
+    for a_step in (1, 7, 1000):
+        chat = Chat(CALLS, a_step)
+        chats = json.loads(chat.post(tools=TOOLS, reasoning_effort="high"))["usage"]
+        tools = [{"type": "function", **TOOLS[0]["function"]}]
+        options = {"input": "Weather?", "tools": tools, "reasoning": {"effort": "high"}}
+        responses = json.loads(chat.post(path="/v1/responses", **options))["usage"]
+        reasoning = responses["output_tokens_details"]
+        assert reasoning == chats["completion_tokens_details"]
+        assert reasoning["reasoning_tokens"] == len(
+            chat.tokenizer.encode("I need the tool.", add_special_tokens=False).ids
+        )

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -12,7 +13,6 @@ from dsa_compile.chat import (
     Event,
     Finished,
     ReasoningDelta,
-    StreamParser,
     ToolCallBegin,
     ToolCallDelta,
     ToolCallEnd,
@@ -66,10 +66,10 @@ def chat_router(service: Service) -> APIRouter:
             prompt_logprobs=body.prompt_logprobs,
             grammar=grammar,
         )
-        parsers = [answer_parser(service, text, choice.tools) for _ in range(body.n or 1)]
+        parser = partial(answer_parser, service, text, choice.tools)
         tokenizer = AnswerTokenizer(service.text.tokenizer, body.skip_special_tokens)
-        answer = _Answer(service, body, prompt, parsers)
-        job = service.start(answer.id, [prompt], [params], body, tokenizer)
+        answer = _Answer(service, body, prompt)
+        job = service.start(answer.id, [prompt], [params], body, tokenizer, parser=parser)
         if body.stream:
             return EventStream(answer.events(job), job.close)
         try:
@@ -97,18 +97,11 @@ def _max_tokens(body: ChatRequest) -> int | None:
 class _Answer:
     """The choices of a request in the form of the API."""
 
-    def __init__(
-        self,
-        service: Service,
-        body: ChatRequest,
-        prompt: list[int],
-        parsers: Sequence[StreamParser],
-    ) -> None:
+    def __init__(self, service: Service, body: ChatRequest, prompt: list[int]) -> None:
         self.id = new_id("chatcmpl")
         self._service = service
         self._body = body
         self._prompt = prompt
-        self._parsers = parsers
         self._created = int(time.time())
         self._calls = 1 if body.parallel_tool_calls is False else None
 
@@ -119,7 +112,7 @@ class _Answer:
         ids: list[list[int]] = [[] for _ in job.choices]
         async for choice, piece in merged(job.choices):
             ids[choice.index] += piece.token_ids
-            events[choice.index] += self._parse(choice.index, piece)
+            events[choice.index] += self._events(piece)
             logprobs[choice.index] += piece.logprobs
             reasons[choice.index] = piece.finish_reason
         choices: list[dict[str, Any]] = [
@@ -131,7 +124,7 @@ class _Answer:
             }
             for index, found in enumerate(events)
         ]
-        counts = usage([self._prompt], job.choices)
+        counts = self._usage(job)
         answer = {**self._head("chat.completion"), "choices": choices, "usage": counts}
         if self._body.prompt_logprobs is not None:
             tokenizer, entries = self._service.text.tokenizer, job.choices[0].prompt_logprobs
@@ -156,12 +149,11 @@ class _Answer:
             for chunk in self._chunks(choice.index, piece):
                 yield event({**head, "choices": [chunk]})
         if counted:
-            counts = usage([self._prompt], job.choices)
-            yield event({**head, "choices": [], "usage": counts})
+            yield event({**head, "choices": [], "usage": self._usage(job)})
         yield DONE
 
     def _chunks(self, index: int, piece: Piece) -> Iterator[dict[str, Any]]:
-        found = self._parse(index, piece)
+        found = self._events(piece)
         logprobs = self._logprobs(piece.logprobs)
         ids = piece.token_ids if self._body.return_token_ids else []
         for delta in filter(None, map(_delta, found)):
@@ -179,14 +171,14 @@ class _Answer:
             "model": self._service.model,
         }
 
-    def _parse(self, index: int, piece: Piece) -> list[Event]:
-        parser = self._parsers[index]
-        events = list(parser.feed(piece.text)) if piece.text else []
-        if piece.finish_reason is not None:
-            events += parser.finish()
-        if self._calls is not None:
-            events = [e for e in events if getattr(e, "index", 0) < self._calls]
-        return events
+    def _events(self, piece: Piece) -> list[Event]:
+        if self._calls is None:
+            return piece.events
+        return [e for e in piece.events if getattr(e, "index", 0) < self._calls]
+
+    def _usage(self, job: Job) -> dict[str, Any]:
+        reasoning = sum(choice.reasoning_tokens for choice in job.choices)
+        return usage([self._prompt], job.choices, reasoning)
 
     def _logprobs(self, entries: Sequence[Any]) -> dict[str, Any] | None:
         if not self._body.logprobs:

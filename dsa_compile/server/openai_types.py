@@ -51,6 +51,7 @@ class StreamOptions(Body):
     """Options of a streamed answer."""
 
     include_usage: Flag = False
+    continuous_usage_stats: Flag = False  # vLLM's: with every chunk, of its choice so far
     include_obfuscation: Flag = False  # no padding is added either way
 
 

@@ -298,3 +298,25 @@ def test_both_ways_of_asking_count_the_same_tokens_of_reasoning() -> None:
         assert reasoning["reasoning_tokens"] == len(
             chat.tokenizer.encode("I need the tool.", add_special_tokens=False).ids
         )
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+@pytest.mark.parametrize("a_step", [1, 5])
+def test_usage_with_every_chunk(path: str, a_step: int) -> None:
+    """As guidellm asks for it."""
+    chat = Chat(CALLS, a_step)
+    options = {"path": path, "stream": True, "ignore_eos": True, "n": 2}
+    options |= {"prompt": "Weather?", "max_tokens": 50} if path == "/v1/completions" else {}
+    both = {"include_usage": True, "continuous_usage_stats": True}
+    *chunks, last, _ = events(chat.post(**options, stream_options=both))
+    for index in (0, 1):
+        counts = [each["usage"] for each in chunks if each["choices"][0]["index"] == index]
+        generated = [count["completion_tokens"] for count in counts]
+        assert generated == sorted(generated)
+        assert 2 * generated[-1] == last["usage"]["completion_tokens"]
+        assert generated[0] == 0 or path == "/v1/completions"
+        assert {count["prompt_tokens"] for count in counts} == {last["usage"]["prompt_tokens"]}
+    assert last["choices"] == []
+    alone = events(chat.post(**options, stream_options={"continuous_usage_stats": True}))
+    assert [chunk for chunk in alone[:-1] if not chunk["choices"]] == []
+    assert all(chunk["usage"] for chunk in alone[:-1])

@@ -32,7 +32,7 @@ from dsa_compile.server.service import Job, Service, new_id
 from dsa_compile.server.streaming import DONE, EventStream, JsonResponse, event, merged, unless_gone
 from dsa_compile.server.token_text import chat_logprobs, prompt_logprobs
 from dsa_compile.server.tool_choice import tool_choice
-from dsa_compile.server.usage import usage
+from dsa_compile.server.usage import chunk_usage, usage
 
 
 def chat_router(service: Service) -> APIRouter:
@@ -138,17 +138,16 @@ class _Answer:
     async def events(self, job: Job) -> AsyncGenerator[bytes, None]:
         head = self._head("chat.completion.chunk")
         options = self._body.stream_options
-        counted = options is not None and options.include_usage
-        if counted:
-            head["usage"] = None
         prompt = {"prompt_token_ids": self._prompt} if self._body.return_token_ids else {}
         for choice in job.choices:
             first = _chunk(choice.index, {"role": "assistant", "content": ""}, None, None)
-            yield event({**head, **prompt, "choices": [first]})
+            counts = chunk_usage(options, choice, 0)
+            yield event({**head, **prompt, **counts, "choices": [first]})
         async for choice, piece in merged(job.choices):
+            counts = chunk_usage(options, choice, choice.reasoning_tokens)
             for chunk in self._chunks(choice.index, piece):
-                yield event({**head, "choices": [chunk]})
-        if counted:
+                yield event({**head, **counts, "choices": [chunk]})
+        if options is not None and options.include_usage:
             yield event({**head, "choices": [], "usage": self._usage(job)})
         yield DONE
 

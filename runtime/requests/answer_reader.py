@@ -21,6 +21,7 @@ class AnswerReader:
     Attributes:
         events: found so far; whoever reads them may remove them.
         stopped: whether a stop string was found.
+        cut: whether the text breaks off at its end, rather than the model ending it.
     """
 
     def __init__(
@@ -28,6 +29,7 @@ class AnswerReader:
     ) -> None:
         self.events: list[Event] = []
         self.stopped = False
+        self.cut = False
         self._parser = parser
         self._strings = tuple(strings)
         self._include = include
@@ -58,7 +60,7 @@ class AnswerReader:
 
     def finish(self) -> str:
         """The text held back; call when no more text will come and none has stopped it."""
-        self._take(self._parser.finish())
+        self._take(self._parser.finish(self.cut))
         return self._rest()
 
     def _take(self, events: Iterable[Event]) -> bool:

@@ -287,6 +287,8 @@ class Completion:
         self.finish_reason = reason
         if self._detokenizer is None:
             return
+        if self._reader is not None:
+            self._reader.cut = reason != "stop"
         may_end = self._count > self._params.min_tokens
         if not self._push(self._detokenizer.finish(), may_end):
             self._show(self._stops.finish())

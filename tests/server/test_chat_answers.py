@@ -320,3 +320,24 @@ def test_usage_with_every_chunk(path: str, a_step: int) -> None:
     alone = events(chat.post(**options, stream_options={"continuous_usage_stats": True}))
     assert [chunk for chunk in alone[:-1] if not chunk["choices"]] == []
     assert all(chunk["usage"] for chunk in alone[:-1])
+
+
+@pytest.mark.parametrize("required", [False, True])
+def test_an_answer_that_is_cut_in_the_tags_of_a_call_has_no_tags(required: bool) -> None:
+    text = CALLS.partition("</think>Let me see.")[2]
+    chat = Chat(text)
+    whole = chat.tokenizer.encode(text, add_special_tokens=False).ids
+    head = text.partition("Oslo")[0]
+    options = {"tools": TOOLS, "tool_choice": "required"} if required else {"tools": TOOLS}
+    chat.engine.compile_grammar = compiled  # type: ignore[attr-defined]
+    for most in range(1, len(whole)):
+        (choice,) = json.loads(chat.post(**options, max_tokens=most))["choices"]
+        content = choice["message"]["content"] or ""
+        assert choice["finish_reason"] == "length"
+        assert content.strip("" if required else "\n<") == ""
+        if len(chat.tokenizer.decode(whole[:most], skip_special_tokens=False)) < len(head):
+            assert not choice["message"].get("tool_calls")
+
+
+async def compiled(*_: object) -> None:
+    """Take any grammar."""

@@ -66,7 +66,7 @@ def chat_router(service: Service) -> APIRouter:
             prompt_logprobs=body.prompt_logprobs,
             grammar=grammar,
         )
-        parser = partial(answer_parser, service, text, choice.tools)
+        parser = partial(answer_parser, service, text, choice)
         tokenizer = AnswerTokenizer(service.text.tokenizer, body.skip_special_tokens)
         answer = _Answer(service, body, prompt)
         job = service.start(answer.id, [prompt], [params], body, tokenizer, parser=parser)

@@ -80,7 +80,7 @@ async def _start(
         grammar=grammar,
     )
     tokenizer = AnswerTokenizer(service.text.tokenizer, body.skip_special_tokens)
-    parser = partial(answer_parser, service, text, choice.tools)
+    parser = partial(answer_parser, service, text, choice)
     answer = _Answer(service, body, (params.temperature, params.top_p))
     job = service.start(answer.id, [prompt], [params], body, tokenizer, parser=parser)
     return answer, job

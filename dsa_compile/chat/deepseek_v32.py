@@ -93,6 +93,7 @@ class DeepSeekV32Format:
     """The encoding of DeepSeek-V3.2 and the parser of its answers."""
 
     name = "deepseek_v32"
+    reads_calls = True
     special_tokens = (BOS, EOS, USER, ASSISTANT, THINK, THINK_END, "｜DSML｜")
 
     def encode(

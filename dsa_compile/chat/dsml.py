@@ -51,6 +51,7 @@ class DsmlGrammar:
     opener = _BLOCK
     bare_opener = _CALL
     markup = "<｜DSML｜"
+    json_arguments = False
     value_end = _VALUE_END
     block_end = _BLOCK_END
     newlines = 2

@@ -14,6 +14,8 @@ class ChatFormat(Protocol):
         special_tokens: strings that the tokenizer must know as one token each. Detokenise with them
             left in the text (``skip_special_tokens=False``), for a parser reads some of them; leave
             out the token that ended the turn.
+        reads_calls: whether calls of tools are found in answers: the model writes them in a syntax
+            that is known.
     """
 
     @property
@@ -21,6 +23,9 @@ class ChatFormat(Protocol):
 
     @property
     def special_tokens(self) -> tuple[str, ...]: ...  # noqa: D102
+
+    @property
+    def reads_calls(self) -> bool: ...  # noqa: D102
 
     def encode(
         self,

@@ -23,6 +23,7 @@ class GlmGrammar:
     opener = _CALL
     bare_opener = ""
     markup = "<tool_"
+    json_arguments = False
     value_end = _VALUE_END
     block_end = ""
     newlines = 8

@@ -33,6 +33,7 @@ class CallGrammar(Protocol):
             empty if the call's own beginning does.
         call_end: ends a call, with what stands behind it.
         argument_style: the name that xgrammar has for the syntax of the arguments.
+        json_arguments: whether the arguments are one JSON object, which ``value_end`` ends.
         value_end: ends a value.
         block_end: ends a block after its last call; empty if the call's own end does.
         newlines: how many line breaks before a block belong to it, at most.
@@ -43,6 +44,7 @@ class CallGrammar(Protocol):
     opener: str
     bare_opener: str
     markup: str
+    json_arguments: bool
     value_end: str
     block_end: str
     newlines: int

@@ -38,6 +38,14 @@ def parse_json(text: str) -> Any:
         raise ValueError("nested too deeply") from None
 
 
+def is_json_object(text: str) -> bool:
+    """Whether a text is a JSON object."""
+    try:
+        return isinstance(parse_json(text), dict)
+    except ValueError:
+        return False
+
+
 # Of a JSON text: a string, with its end if it has one; what opens and closes; what separates.
 _TOKEN = re.compile(r'"(?:[^"\\]|\\u[0-9a-fA-F]{4}|\\[^u])*("?)|[{}\[\],]', re.DOTALL)
 # The last entry of an object or array, cut off before its value, or in a value that is no string.

@@ -29,6 +29,7 @@ from dsa_compile.chat.events import (
     merged,
 )
 from dsa_compile.chat.grammar import Argument, CallGrammar
+from dsa_compile.chat.json_text import is_json_object
 from dsa_compile.chat.reasoning import THINK, THINK_END
 from dsa_compile.chat.tools import Tool, is_tool_name
 
@@ -42,6 +43,7 @@ class _State(Enum):
     TEXT = auto()
     ARGUMENT = auto()  # in a call: before an argument or the call's end
     VALUE = auto()
+    JSON = auto()  # in a call whose arguments are JSON
     BROKEN = auto()  # in a call that went wrong: before its end
     AFTER = auto()  # in a block: after a call
 
@@ -86,6 +88,7 @@ class StreamParser:
         self.called = False
         self.calls_only = False
         self._arguments = Arguments(None)
+        self._json_text = ""
 
     @property
     def reasoning(self) -> bool:
@@ -126,6 +129,7 @@ class StreamParser:
             _State.TEXT: self._text,
             _State.ARGUMENT: self._argument,
             _State.VALUE: self._value,
+            _State.JSON: self._json,
             _State.BROKEN: self._broken,
             _State.AFTER: self._after,
         }
@@ -210,9 +214,11 @@ class StreamParser:
         name = self._grammar.name(cursor)
         if bare and self._state is _State.TEXT and name not in self._tools:
             raise MalformedError
-        argument = self._grammar.argument(cursor, first=True)
-        if (argument is None and name not in self._tools) or not is_tool_name(name):
-            raise MalformedError  # such as the tag's name in prose
+        is_json = self._grammar.json_arguments
+        argument = None if is_json else self._grammar.argument(cursor, first=True)
+        in_prose = argument is None and name not in self._tools and not is_json
+        if in_prose or not is_tool_name(name):
+            raise MalformedError
         if self._state is _State.TEXT:
             before = self._buffer[: self._before_breaks(start)]
             if not self._means_nothing(before):
@@ -221,7 +227,23 @@ class StreamParser:
         self._after_block = False
         self._arguments = Arguments(self._tools.get(name))
         self._events.append(ToolCallBegin(self._calls, self._new_id(), name))
-        self._take(argument)
+        if is_json:
+            self._state, self._json_text = _State.JSON, ""
+        else:
+            self._take(argument)
+
+    def _json(self) -> bool:
+        assert self._grammar is not None
+        end = self._buffer.find(self._grammar.value_end)
+        upto = end if end >= 0 else begun_at(self._buffer, self._grammar.value_end)
+        self._events.append(ToolCallDelta(self._calls, self._buffer[:upto]))
+        self._json_text += self._buffer[:upto]
+        self._buffer = self._buffer[upto:].removeprefix(self._grammar.value_end)
+        if end < 0 and not self._final:
+            return False
+        self._end_call(is_json_object(self._json_text))
+        self._state = _State.AFTER
+        return True
 
     def _argument(self) -> bool:
         assert self._grammar is not None

@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from dsa_compile.chat.deepseek_v31 import DEEPSEEK_V31
+from dsa_compile.chat.deepseek_v31 import TAGS as V31_TAGS
 from dsa_compile.chat.dsml import DSML
 from dsa_compile.chat.effort import is_off, template_efforts
 from dsa_compile.chat.forced_calls import forced_calls
@@ -19,10 +21,15 @@ from dsa_compile.chat.tools import callable_tools, parse_tools
 from dsa_compile.errors import ChatError
 
 # Syntax of calls by the tags that a template writes them with.
-_GRAMMARS: dict[str, CallGrammar] = {"<｜DSML｜": DSML, "<arg_key>": GLM}
+_GRAMMARS: dict[str, CallGrammar] = {
+    "<｜DSML｜": DSML,
+    "<arg_key>": GLM,
+    "<｜tool▁sep｜>": DEEPSEEK_V31,
+}
+_FENCED = "```json"  # DeepSeek-V3 and R1 write arguments so, between the same tags
 TAGS = (  # that parsers read
     THINK, THINK_END, "｜DSML｜", "<tool_call>", "</tool_call>",
-    "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>",
+    "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", *V31_TAGS,
 )  # fmt: skip
 # A conversation that shows in which form a template takes a call's arguments.
 _PROBE = parse_messages(
@@ -49,6 +56,11 @@ class TemplateFormat:
 
     name = "template"
 
+    @property
+    def reads_calls(self) -> bool:
+        """See :class:`dsa_compile.chat.formats.ChatFormat`."""
+        return self._grammar is not None
+
     def __init__(
         self,
         template: ChatTemplate,
@@ -59,7 +71,8 @@ class TemplateFormat:
         self._tool_template = tool_template or template
         self._variables = dict(special_tokens or {})
         source = self._tool_template.source
-        self._grammar = next((g for tag, g in _GRAMMARS.items() if tag in source), None)
+        known = (grammar for tag, grammar in _GRAMMARS.items() if tag in source)
+        self._grammar = None if _FENCED in source else next(known, None)
         self.special_tokens = tuple(tag for tag in TAGS if tag in source)
         self._takes_text = self._writes_only_text()
         self._known_efforts: dict[ChatTemplate, tuple[dict[str, str], bool]] = {}

@@ -9,6 +9,8 @@ from tokenizers import AddedToken, Tokenizer
 
 from dsa_compile.chat import ChatFormat
 from dsa_compile.chat.deepseek_v32 import DeepSeekV32Format
+from dsa_compile.chat.template import ChatTemplate
+from dsa_compile.chat.template_format import TemplateFormat
 from dsa_compile.runtime.requests.generation_config import GenerationConfig
 from dsa_compile.runtime.scheduling.limits import SchedulerConfig
 from dsa_compile.server.admission import Admission
@@ -24,6 +26,7 @@ from tests.chat.forms import glm_with_efforts
 from tests.server.conftest import CHECKPOINT
 from tests.server.serving import events
 
+ASK = {"role": "user", "content": "Hi"}
 TOOLS = [
     {
         "type": "function",
@@ -341,3 +344,14 @@ def test_an_answer_that_is_cut_in_the_tags_of_a_call_has_no_tags(required: bool)
 
 async def compiled(*_: object) -> None:
     """Take any grammar."""
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
+def test_tools_whose_calls_could_not_be_read_are_refused(path: str, choice: str) -> None:
+    chat = Chat("Hi.", form=TemplateFormat(ChatTemplate("{{ messages[0].content }}", "test")))
+    tools = [{"type": "function", **TOOLS[0]["function"]}] if "responses" in path else TOOLS
+    ask = {"input": "Hi"} if "responses" in path else {"messages": [ASK]}
+    with pytest.raises(AssertionError, match="no known syntax"):
+        chat.post(path=path, tools=tools, tool_choice=choice, **ask)
+    chat.post(path=path, tools=tools, tool_choice="none", **ask)

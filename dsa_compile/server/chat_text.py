@@ -72,5 +72,6 @@ def chat_format_of(service: Service) -> ChatFormat:
         ApiError: it has none (400).
     """
     if service.text.chat is None:
-        raise bad_request("the model has no chat format; use /v1/completions", "messages")
+        problem = f"the model has no chat format: {service.text.no_chat}; use /v1/completions"
+        raise bad_request(problem, "messages")
     return service.text.chat

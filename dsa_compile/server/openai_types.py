@@ -129,7 +129,10 @@ class ChatOptions(Body):
 
     def encoding(self) -> dict[str, Any]:
         """Options of :meth:`dsa_compile.chat.ChatFormat.encode`."""
-        options = {"effort": self.reasoning_effort, "template_kwargs": self.chat_template_kwargs}
+        options: dict[str, Any] = {
+            "effort": self.reasoning_effort,
+            "template_kwargs": self.chat_template_kwargs,
+        }
         if self.thinking is not None:
             options["thinking"] = self.thinking.type == "enabled"
             options["drop_thinking"] = self.thinking.clear_thinking

@@ -13,14 +13,17 @@ from dsa_compile.chat.template import ChatTemplate
 from dsa_compile.chat.template_format import TemplateFormat
 from dsa_compile.runtime.requests.generation_config import GenerationConfig
 from dsa_compile.runtime.scheduling.limits import SchedulerConfig
+from dsa_compile.server import artifact_text
 from dsa_compile.server.admission import Admission
 from dsa_compile.server.app import create_app
 from dsa_compile.server.artifact_text import ArtifactText
 from dsa_compile.server.errors import ApiError
 from dsa_compile.server.metrics import Metrics
+from dsa_compile.server.openai_types import ChatRequest
 from dsa_compile.server.protocol import Delta
 from dsa_compile.server.service import Service
 from dsa_compile.server.settings import Settings
+from dsa_compile.server.structured import grammar_of
 from dsa_compile.server.token_stream import TokenStream
 from tests.chat.forms import glm_with_efforts
 from tests.server.conftest import CHECKPOINT
@@ -355,3 +358,23 @@ def test_tools_whose_calls_could_not_be_read_are_refused(path: str, choice: str)
     with pytest.raises(AssertionError, match="no known syntax"):
         chat.post(path=path, tools=tools, tool_choice=choice, **ask)
     chat.post(path=path, tools=tools, tool_choice="none", **ask)
+
+
+def test_why_there_are_no_chats(artifact: Path, monkeypatch, caplog) -> None:
+    monkeypatch.setattr(artifact_text, "chat_format", lambda *_: DeepSeekV32Format())
+    text = artifact_text.load_artifact_text(artifact)
+    assert text.chat is None
+    for said in (text.no_chat, caplog.text):
+        assert "does not know '｜DSML｜'" in said
+    chat = Chat("Hi.")
+    chat.service.text = text
+    with pytest.raises(AssertionError, match=r"chat format \(deepseek_v32\)"):
+        chat.post()
+
+
+def test_a_schema_inside_json_object_is_kept() -> None:
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}}
+    body = ChatRequest(messages=[ASK])
+    inside, _ = grammar_of(body, {"type": "json_object", "schema": schema})
+    form = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+    assert inside == grammar_of(body, form)[0] != grammar_of(body, {"type": "json_object"})[0]

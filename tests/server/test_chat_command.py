@@ -59,6 +59,7 @@ def delta(text: str) -> str:
         ('data: {"error": {"message": "no more"}}\n\n', 2, ""),
         ("data: nonsense\n\n", 2, ""),
         ("data: [1]\n\n", 2, ""),
+        ('data: {"choices": [{"delta": "a"}]}\n\n', 2, ""),
     ],
 )
 def test_streams_of_other_servers(

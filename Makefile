@@ -23,13 +23,14 @@ GPU_WORKERS ?= $(if $(GPU),$(shell expr 8 '*' $$(nvidia-smi -L | wc -l)),8)
 GPU_PAIRS ?= $(shell expr 3 '*' '(' '(' $(GPU_WORKERS) + 15 ')' / 16 ')')
 PORT ?= 8000
 
+PYTEST = $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=loadfile --durations=20
 BIN := $(VENV)/bin
 # One environment may serve several checkouts in turn; only the last one installed counts.
 CHECKOUT := $(shell pwd | cksum | cut -d' ' -f1)
 # What the demo needs, and what the tests and linters do; the second includes the first.
 INSTALLED := $(VENV)/.dsa-compile-$(CHECKOUT)
 DEVELOPED := $(VENV)/.dsa-compile-$(CHECKOUT)-dev
-SOURCES := $(wildcard dsa_compile/*.py dsa_compile/*/*.py)
+SOURCES := $(wildcard $(foreach folder,dsa_compile passes lowering runtime,$(folder)/*.py $(folder)/*/*.py))
 
 # The demo's model: the trained one if it is here, else one of random weights, spoken to in token ids.
 TRAINED := examples/tiny_v32/checkpoint
@@ -43,13 +44,14 @@ endif
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help install demo demo-bisect serve test test-all test-faults test-gpu lint bench clean
+.PHONY: help install demo demo-bisect serve test test-ci test-all test-faults test-gpu lint bench clean
 help:
 	@echo "make demo    compile a small model, generate from the artifact, show what a pass did"
 	@echo "make demo-bisect  plant a bug in a copy of the compiler, and find the rewrite that has it"
 	@echo "make serve   compile a small model and serve it on port 8000 (PORT=)"
 	@echo "make test    run the tests but the slow ones"
-	@echo "make test-all  run all tests"
+	@echo "make test-ci  run the slow tests that CI runs after those"
+	@echo "make test-all  run all tests: before a release"
 	@echo "make test-faults  plant every fault of all catalogues; hours"
 	@echo "make test-gpu  the tests that need a GPU, on one"
 	@echo "make lint    ruff and mypy"
@@ -113,13 +115,16 @@ demo-bisect: $(MODEL)/config.json | $(INSTALLED)
 	$(BIN)/python examples/plant_bug.py $(MODEL) demo/planted
 
 test: $(DEVELOPED)
-	$(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=loadfile -m "not slow" $(TESTS)
+	$(PYTEST) -m "not slow" $(TESTS)
 
-# The slow ones too: whole geometries, planted bugs in copies of the compiler, emulated kernels.
+# What `make test` leaves out, but one case of each test: whole geometries, emulated kernels, ranks.
+test-ci: $(DEVELOPED)
+	$(PYTEST) -m "slow and not nightly" $(TESTS)
+
 test-all: $(DEVELOPED)
-	$(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=loadfile $(TESTS)
+	$(PYTEST) $(TESTS)
 
-# Of all catalogues test-all has a fixed sample.
+# Of all catalogues test-ci has a fixed sample.
 test-faults: export OMP_NUM_THREADS ?= 1
 test-faults: $(DEVELOPED)
 	@mkdir -p demo
@@ -140,6 +145,8 @@ test-gpu: $(DEVELOPED)
 lint: $(DEVELOPED)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+	@rm -rf build/lint && mkdir -p build/lint/dsa_compile
+	@ln -s $(addprefix $(CURDIR)/,$(wildcard dsa_compile/*) passes lowering runtime) build/lint/dsa_compile
 	$(BIN)/mypy
 
 # All but those that want an artifact, a server or a GPU.

@@ -3,6 +3,7 @@
 import gc
 import logging
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import hypothesis
 import pytest
 import torch
 
-from dsa_compile import gpus
+from dsa_compile.facts import gpus
 from tests.exports import keep_exports
 from tests.gpu_sharing import own_first, shared, visible
 
@@ -94,9 +95,24 @@ class _Ran:
             terminalreporter.write_line("no test ran: none of them takes this GPU", red=True)
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say where the time of a run went, so that its growth is seen."""
+    seconds: Counter[str] = Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                seconds["/".join(report.nodeid.partition("::")[0].split("/")[:2])] += (
+                    report.duration
+                )
+    if len(seconds) > 1:
+        folders = (f"{name} {spent:.0f}" for name, spent in seconds.most_common())
+        terminalreporter.write_line("seconds by folder: " + ", ".join(folders))
+
+
 @pytest.hookimpl(tryfirst=True)  # before -m looks at the marks
 def pytest_collection_modifyitems(items: Iterable[pytest.Item]) -> None:
     """Skip what this machine's GPU cannot run, and mark what goes to one process or comes last."""
+    leave_to_the_night(items)
     found = torch.cuda.get_device_capability() if torch.cuda.is_available() else None
     for item in items:
         if KERNEL_TESTS not in item.path.parents:  # what a file compiles is for all its tests
@@ -106,6 +122,26 @@ def pytest_collection_modifyitems(items: Iterable[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.several_gpus)
             if lacking := lacks(found, GPUS, **mark.kwargs):
                 item.add_marker(pytest.mark.skip(reason=lacking))
+
+
+def leave_to_the_night(items: Iterable[pytest.Item]) -> None:
+    """Mark as ``nightly`` the cases of a slow test but those that CI runs.
+
+    CI runs the cases marked ``ci``, or the first one where none is. Tests that ask a server share
+    one, so all of their cases run in CI.
+    """
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if "server" in getattr(item, "fixturenames", ()):  # processes, which all its tests share
+            item.add_marker(pytest.mark.slow)
+            item.add_marker(pytest.mark.ci)
+        if item.get_closest_marker("slow"):
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for slow in cases.values():
+        chosen = [item for item in slow if item.get_closest_marker("ci")] or slow[:1]
+        for item in slow:
+            if item not in chosen:
+                item.add_marker(pytest.mark.nightly)
 
 
 def lacks(

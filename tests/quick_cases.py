@@ -5,9 +5,11 @@ from typing import Any
 
 import pytest
 
+_LATER = (pytest.mark.slow, pytest.mark.nightly)
+
 
 def quick_first(cases: Iterable[Any], quick: int = 1) -> list[Any]:
-    """Mark all cases behind the first ``quick`` as slow.
+    """Mark all cases after the first ``quick`` as slow, and leave them to the night.
 
     Args:
         cases: as for ``pytest.mark.parametrize``: values, or tuples of them.
@@ -15,4 +17,4 @@ def quick_first(cases: Iterable[Any], quick: int = 1) -> list[Any]:
     """
     some = list(cases)
     rest = [case if isinstance(case, tuple) else (case,) for case in some[quick:]]
-    return [*some[:quick], *(pytest.param(*case, marks=pytest.mark.slow) for case in rest)]
+    return [*some[:quick], *(pytest.param(*case, marks=_LATER) for case in rest)]

@@ -16,10 +16,10 @@ import pytest
 from dsa_compile.version import __version__
 
 ROOT = Path(__file__).resolve().parents[1]
-LINKED = ("passes", "lowering", "runtime")
+TOP = ("passes", "lowering", "runtime")  # folders that the wheel puts into the package
 # Of the repository, beside the package: what its documentation tells readers to run.
 SHIPPED = ("benchmarks", "deploy", "docs", "examples", "tests")
-SHIPPED_FILES = ("CHANGELOG.md", "CONTRIBUTING.md", "MANIFEST.in", "Makefile")
+SHIPPED_FILES = ("CHANGELOG.md", "CONTRIBUTING.md", "MANIFEST.in", "Makefile", "setup.py")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
@@ -40,9 +40,9 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the checkout to build in: building in place would leave files that later go in."""
     copy = tmp_path_factory.mktemp("source") / "checkout"
     copy.mkdir()
-    for name in ("dsa_compile", *LINKED, *SHIPPED):
+    for name in ("dsa_compile", *TOP, *SHIPPED):
         ignored = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(ROOT / name, copy / name, symlinks=True, ignore=ignored)
+        shutil.copytree(ROOT / name, copy / name, ignore=ignored)
     for name in ("pyproject.toml", PROJECT["readme"], *PROJECT["license-files"], *SHIPPED_FILES):
         shutil.copy(ROOT / name, copy)
     return copy
@@ -54,20 +54,21 @@ def wheel(source: Path) -> zipfile.ZipFile:
 
 
 def modules(root: Path) -> set[str]:
-    """Every module of the package, those behind the links as well."""
+    """Every module of the package as a wheel names it."""
+    places = {root / "dsa_compile": "dsa_compile"}
+    places |= {root / name: f"dsa_compile/{name}" for name in TOP}
     return {
-        Path(folder, name).relative_to(root).as_posix()
-        for folder, _, names in os.walk(root / "dsa_compile", followlinks=True)
-        for name in names
-        if name.endswith(".py")
+        f"{prefix}/{path.relative_to(folder).as_posix()}"
+        for folder, prefix in places.items()
+        for path in folder.rglob("*.py")
     }
 
 
 def test_the_wheel_holds_every_module_under_one_name(source: Path, wheel: zipfile.ZipFile) -> None:
     names = set(wheel.namelist())
     assert {name for name in names if name.endswith(".py")} == modules(source)
-    for linked in LINKED:
-        assert f"dsa_compile/{linked}/__init__.py" in names
+    for name in TOP:
+        assert f"dsa_compile/{name}/__init__.py" in names
     assert "dsa_compile/py.typed" in names
     packages = {name.partition("/")[0] for name in names}
     assert packages == {"dsa_compile", f"dsa_compile-{__version__}.dist-info"}
@@ -80,7 +81,7 @@ def test_the_wheel_holds_what_modules_read(source: Path, wheel: zipfile.ZipFile)
         if path.suffix in (".txt", ".html", ".css", ".js")
     }
     assert data
-    assert data <= set(wheel.namelist())
+    assert {*data, "dsa_compile/runtime/ranks/latencies.json"} <= set(wheel.namelist())
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +106,7 @@ def test_the_source_distribution_holds_what_the_docs_run(source: Path, unpacked:
     def files(root: Path) -> set[str]:
         return {
             path.relative_to(root).as_posix()
-            for folder in (*SHIPPED, *LINKED)
+            for folder in (*SHIPPED, *TOP)
             for path in (root / folder).rglob("*")
             if path.is_file()
         }
@@ -114,9 +115,24 @@ def test_the_source_distribution_holds_what_the_docs_run(source: Path, unpacked:
     assert all((unpacked / name).is_file() for name in SHIPPED_FILES)
 
 
+def test_the_source_distribution_holds_each_file_once(unpacked: Path) -> None:
+    assert not (unpacked / "dsa_compile" / "passes").exists()
+    assert (unpacked / "passes" / "pipeline.py").is_file()
+
+
+def test_a_copy_without_links_is_a_checkout(source: Path) -> None:
+    """As ``git archive`` makes one, or a checkout on a system without symbolic links."""
+    assert not [path for path in source.rglob("*") if path.is_symlink()]
+    script = "import dsa_compile.passes.pipeline as module; print(module.__file__)"
+    environment = {**os.environ, "PYTHONPATH": str(source)}
+    args = [sys.executable, "-P", "-c", script]
+    done = subprocess.run(args, env=environment, capture_output=True, text=True, check=True)
+    assert Path(done.stdout.strip()) == source / "passes" / "pipeline.py"
+
+
 def test_no_message_names_a_package_that_no_index_has() -> None:
     """The project is not published: what users shall install are packages that are."""
-    sources = [path for name in ("dsa_compile", *LINKED) for path in (ROOT / name).rglob("*.py")]
+    sources = [path for name in ("dsa_compile", *TOP) for path in (ROOT / name).rglob("*.py")]
     assert not [path for path in sources if "dsa-compile[" in path.read_text(encoding="utf-8")]
 
 
@@ -146,8 +162,8 @@ def test_the_commands_exist_in_the_wheel(wheel: zipfile.ZipFile) -> None:
 def test_the_wheel_works_without_the_checkout(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
     wheel.extractall(tmp_path / "site")
     script = (
-        "import sys, dsa_compile.runtime, dsa_compile.compilation\n"
-        f"assert not {set(LINKED)} & set(sys.modules), 'imported under a bare name'\n"
+        "import sys, dsa_compile.runtime, dsa_compile.lowering.stages\n"
+        f"assert not {set(TOP)} & set(sys.modules), 'imported under a bare name'\n"
         "print(dsa_compile.runtime.__file__, dsa_compile.lowering.__file__, sep='\\n')"
     )
     done = subprocess.run(

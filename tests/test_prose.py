@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGE = ("dsa_compile", "passes", "lowering", "runtime")
 OTHERS = ("tests", "examples", "benchmarks")
-TEMPLATE = "dsa_compile/debugging/bisect/reproduce.txt"  # Python that bisect writes for users
+TEMPLATE = "dsa_compile/verify/bisect/reproduce.txt"  # Python that bisect writes for users
 
 # A docstring begins with the noun or verb that somebody would search for, which none of these is.
 OPENINGS = re.compile(

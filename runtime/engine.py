@@ -264,4 +264,5 @@ class Engine(StepEngine):
             template_kwargs=template_kwargs,
         )
         (output,) = self.generate([prompt], params)
-        return ChatOutput(prompt.parse(output.text or ""), output)
+        cut = output.finish_reason != "stop"
+        return ChatOutput(prompt.parse(output.text or "", cut), output)

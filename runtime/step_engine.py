@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from dsa_compile.artifact.acceptance import AcceptanceRecord
-from dsa_compile.chat import ChatFormat
+from dsa_compile.chat import ChatFormat, StreamParser
 from dsa_compile.errors import RequestError, UserError
 from dsa_compile.kernels.late_kernels import late_kernels
 from dsa_compile.runtime.acceptance_watch import AcceptanceWatch
@@ -174,7 +174,10 @@ class StepEngine:
         scheduler.check_admissible(request_id, len(prompt_ids), params.max_tokens)
         grammar = None if params.grammar is None else self.compile_grammar(params.grammar)()
         sampling = SamplingState(params, prompt_ids, self._eos_ids, runner.vocab_size, grammar)
-        completion = Completion(params, self._eos_ids, self._tokenizer)
+        parser: StreamParser | None = None
+        if isinstance(prompt, ChatPrompt) and params.stop_strings:
+            parser = prompt.parser()
+        completion = Completion(params, self._eos_ids, self._tokenizer, parser)
         logprobs: list[TokenLogprobs] | None = None if params.logprobs is None else []
         scored: list[TokenLogprobs] | None = None if params.prompt_logprobs is None else []
         transcript = Transcript(prompt_ids, completion.pieces, logprobs, prompt_logprobs=scored)

@@ -5,6 +5,7 @@ both processes serve the same artifact.
 """
 
 import hashlib
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from dsa_compile.errors import ArtifactError
 from dsa_compile.runtime.requests.generation_config import FILE, GenerationConfig
 from dsa_compile.runtime.requests.prompts import load_tokenizer
 
+_LOG = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class ArtifactText:
@@ -26,6 +29,7 @@ class ArtifactText:
         digest: of the manifest.
         tokenizer: a ``tokenizers.Tokenizer``, or None.
         chat: how the model writes conversations, or None for a base model.
+        no_chat: why there is no ``chat``.
         defaults: what the model's makers sample with.
     """
 
@@ -33,6 +37,7 @@ class ArtifactText:
     tokenizer: Any
     chat: ChatFormat | None
     defaults: GenerationConfig
+    no_chat: str = "the model ships no chat template, and none is built in for its type"
 
 
 def load_artifact_text(path: Path, digest: str | None = None) -> ArtifactText:
@@ -54,11 +59,16 @@ def load_artifact_text(path: Path, digest: str | None = None) -> ArtifactText:
         for name in ("tokenizer_config.json", "chat_template.jinja"):
             files.tokenizer_bytes(name)  # compared with its hash before it is used
         chat = chat_format(path / "tokenizer", files.manifest.model.spec.model_type)
-    if chat is not None and any(tokenizer.token_to_id(t) is None for t in chat.special_tokens):
-        chat = None  # written for another tokenizer
+    no_chat = ArtifactText.no_chat if tokenizer is not None else "the model has no tokenizer"
+    missing = [t for t in chat.special_tokens if tokenizer.token_to_id(t) is None] if chat else []
+    if chat is not None and missing:
+        no_chat = f"the tokenizer does not know {missing[0]!r} of the chat format ({chat.name})"
+        chat = None
+    if chat is None:
+        _LOG.warning("no chats: %s", no_chat)
     config = files.tokenizer_bytes(FILE)
     defaults = GenerationConfig.parse(config, str(path / "tokenizer" / FILE))
-    return ArtifactText(files.manifest.digest, tokenizer, chat, defaults)
+    return ArtifactText(files.manifest.digest, tokenizer, chat, defaults, no_chat)
 
 
 @dataclass(frozen=True)

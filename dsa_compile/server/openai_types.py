@@ -59,6 +59,7 @@ class StreamOptions(Body):
     """Options of a streamed answer."""
 
     include_usage: Flag = False
+    continuous_usage_stats: Flag = False  # vLLM's: with every chunk, of its choice so far
     include_obfuscation: Flag = False  # no padding is added either way
 
 
@@ -120,7 +121,33 @@ class CompletionRequest(SamplingFields):
     return_token_ids: Flag = False  # vLLM's
 
 
-class ChatRequest(SamplingFields):
+class Thinking(Body):
+    """DeepSeek's and Z.ai's switch for reasoning."""
+
+    type: Literal["enabled", "disabled"]
+    clear_thinking: Flag | None = None
+
+
+class ChatOptions(Body):
+    """Fields that say how a conversation becomes a prompt."""
+
+    chat_template_kwargs: Object | None = None
+    reasoning_effort: Effort | None = None
+    thinking: Thinking | None = None
+
+    def encoding(self) -> dict[str, Any]:
+        """Options of :meth:`dsa_compile.chat.ChatFormat.encode`."""
+        options: dict[str, Any] = {
+            "effort": self.reasoning_effort,
+            "template_kwargs": self.chat_template_kwargs,
+        }
+        if self.thinking is not None:
+            options["thinking"] = self.thinking.type == "enabled"
+            options["drop_thinking"] = self.thinking.clear_thinking
+        return options
+
+
+class ChatRequest(SamplingFields, ChatOptions):
     """``POST /v1/chat/completions``."""
 
     messages: Objects
@@ -132,8 +159,6 @@ class ChatRequest(SamplingFields):
     tool_choice: Text | Object | None = None
     parallel_tool_calls: Flag | None = None
     response_format: Object | None = None
-    chat_template_kwargs: Object | None = None
-    reasoning_effort: Effort | None = None
     modalities: list[Literal["text"]] | None = None
     return_token_ids: Flag = False  # vLLM's
 
@@ -156,7 +181,7 @@ class ResponsesRequest(SamplingFields):
     previous_response_id: Text | None = None
 
 
-class TokenizeRequest(Body):
+class TokenizeRequest(ChatOptions):
     """``POST /tokenize``: a text, or the conversation that a chat request would send."""
 
     model: Text | None = None
@@ -164,7 +189,6 @@ class TokenizeRequest(Body):
     add_special_tokens: Flag = True
     messages: Objects | None = None
     tools: Objects | None = None
-    chat_template_kwargs: Object | None = None
     add_generation_prompt: Flag = True
     return_token_strs: Flag = False
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from starlette.requests import Request
 
+from dsa_compile.chat import StreamParser
 from dsa_compile.errors import RequestError
 from dsa_compile.runtime.requests.detokenizer import Tokenizer
 from dsa_compile.runtime.requests.grammar import Grammar
@@ -186,6 +187,7 @@ class Service:
         body: SamplingFields,
         tokenizer: Tokenizer | None,
         scores: bool = False,
+        parser: Callable[[], StreamParser | None] = lambda: None,
     ) -> Job:
         """Queue ``n`` answers to each prompt, the answers of the first prompt first.
 
@@ -196,6 +198,7 @@ class Service:
             body: has ``n``, ``priority``, ``cache_salt`` and ``timeout``.
             tokenizer: makes the texts; None for a model without one.
             scores: see :class:`Choice`.
+            parser: makes the parser of each answer.
 
         Raises:
             ApiError: a prompt does not fit (400), the queue is full (429), or there is no engine
@@ -239,6 +242,7 @@ class Service:
                             body.cache_salt,
                             timeout,
                             scores,
+                            parser(),
                         )
                     )
         except BaseException:

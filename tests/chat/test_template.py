@@ -11,6 +11,7 @@ from dsa_compile.chat.template_format import TemplateFormat
 from dsa_compile.errors import ArtifactError, ChatError
 from tests.chat.catalog import TOOLS, tool
 from tests.chat.forms import GLM_5, GLM_TEMPLATE
+from tests.chat.walks import Walker
 
 ASK = {"role": "user", "content": "Hi"}
 CALL = {
@@ -191,6 +192,28 @@ def test_the_syntax_of_calls_is_the_templates() -> None:
         assert (call.name, json.loads(call.arguments)) == ("f", {"a": "1"})
     other = form("{{ messages[0].content }}").parser("", tools).parse(glm)
     assert (other.content, other.tool_calls) == (glm, ())
+
+
+V31 = (
+    "{{ tools | tojson if tools }}{% for m in messages %}{% for c in m.tool_calls or [] %}"
+    "{{ '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + c.function.name + '<｜tool▁sep｜>' "
+    "+ c.function.arguments + '<｜tool▁call▁end｜><｜tool▁calls▁end｜>' }}"
+    "{% endfor %}{% endfor %}</think>"
+)
+
+
+def test_deepseek_v31_writes_and_reads_its_calls() -> None:
+    tools = [tool("f", {"s": {"type": "string"}})]
+    asked = form(V31)
+    assert asked.reads_calls
+    prompt = asked.encode([ASK, HISTORY[2]], tools=tools)
+    written = prompt[prompt.index("<｜tool") :].removesuffix("</think>")
+    [call] = asked.parser(prompt, tools).parse(written).tool_calls
+    assert (call.name, call.arguments) == ("f", CALL["function"]["arguments"])
+    forced = asked.forced_calls(prompt, tools)
+    assert Walker().admits(forced, written.replace(', "n": [1, "ü"]', ""))
+    assert not Walker().admits(forced, written)
+    assert not form(V31.replace("'<｜tool▁sep｜>'", "'<｜tool▁sep｜>```json'")).reads_calls
 
 
 CALLS = "{% for m in messages %}{% for c in m.tool_calls or [] %}%s{% endfor %}{% endfor %}"

@@ -4,6 +4,7 @@ import json
 import logging
 import shutil
 import weakref
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,18 @@ def test_a_conversation(engine):
     assert events.pop() == Finished(called=False)
     assert all(isinstance(event, ContentDelta) for event in events)
     assert "".join(event.text for event in events) == answer.content
+
+
+def test_stop_strings_end_the_text_of_a_conversation_and_not_its_reasoning(engine):
+    answer = engine.chat(QUESTION, GREEDY)
+    stop = answer.content[2:4]
+    params = replace(GREEDY, stop=stop)
+    stopped = engine.chat(QUESTION, params)
+    assert (stopped.content, stopped.finish_reason) == (answer.content.partition(stop)[0], "stop")
+    prompt = engine.chat_prompt(QUESTION)
+    prompt = replace(prompt, text=prompt.text.replace("</think>", "<think>"))
+    (reasoning,) = engine.generate([prompt], params)
+    assert reasoning.token_ids == answer.output.token_ids
 
 
 def test_a_stream_gives_the_text_of_generate(engine):

@@ -32,8 +32,8 @@ def tokens_router(service: Service) -> APIRouter:
                 service,
                 body.messages,
                 tools=body.tools or None,
-                template_kwargs=body.chat_template_kwargs,
                 add_generation_prompt=body.add_generation_prompt,
+                **body.encoding(),
             )
         else:
             assert body.prompt is not None

@@ -23,7 +23,7 @@ GPU_WORKERS ?= $(if $(GPU),$(shell expr 8 '*' $$(nvidia-smi -L | wc -l)),8)
 GPU_PAIRS ?= $(shell expr 3 '*' '(' '(' $(GPU_WORKERS) + 15 ')' / 16 ')')
 PORT ?= 8000
 
-PYTEST = $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=loadfile
+PYTEST = $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=loadfile --durations=20
 BIN := $(VENV)/bin
 # One environment may serve several checkouts in turn; only the last one installed counts.
 CHECKOUT := $(shell pwd | cksum | cut -d' ' -f1)

@@ -32,7 +32,7 @@ _WIDE = ("embed_tokens", "lm_head", "mlp.gate.", "weights_proj")  # stored in bf
 
 def released_config(layers: int) -> dict[str, Any]:
     """``config.json`` of the first layers of the released model."""
-    from dsa_compile.bench.step.released import CONFIG
+    from dsa_compile.measure.step.released import CONFIG
 
     return {**CONFIG, "num_hidden_layers": layers, "num_nextn_predict_layers": 0}
 

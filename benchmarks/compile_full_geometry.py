@@ -39,7 +39,7 @@ CONFIG: dict[str, Any] = {
 def compile_once(folder: Path, recipe: str, target: str, records: bool) -> dict[str, Any]:
     """Compile in this process; seconds from the first import on."""
     started = time.perf_counter()
-    from dsa_compile.compiling import compile_model
+    from dsa_compile.lowering.compile_model import compile_model
 
     imported = time.perf_counter() - started
     (folder / "model").mkdir()

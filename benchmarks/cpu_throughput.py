@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from dsa_compile.compiling import compile_model
+from dsa_compile.lowering.compile_model import compile_model
 from dsa_compile.runtime import Engine, SamplingParams
 from dsa_compile.testing.models import save_hf, tiny_config, tiny_model
 

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from dsa_compile.evaluation.loaded_artifact import LoadedArtifact
-from dsa_compile.evaluation.mtp_acceptance import Drafter, FinalNorm
-from dsa_compile.evaluation.mtp_weights import load_mtp
+from dsa_compile.measure.eval.loaded_artifact import LoadedArtifact
+from dsa_compile.measure.eval.mtp_acceptance import Drafter, FinalNorm
+from dsa_compile.measure.eval.mtp_weights import load_mtp
 from dsa_compile.runtime import Engine, SamplingParams
 
 

@@ -76,7 +76,7 @@ def main() -> None:
     import torch
 
     import dsa_compile
-    from dsa_compile.bench.step.released import CONFIG
+    from dsa_compile.measure.step.released import CONFIG
 
     if not torch.cuda.is_available():
         print("no GPU: nothing to measure")

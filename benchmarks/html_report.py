@@ -15,7 +15,7 @@ from pathlib import Path
 from compile_full_geometry import CONFIG
 
 from dsa_compile.cli.inspect.command import main as inspect
-from dsa_compile.compiling import compile_model
+from dsa_compile.lowering.compile_model import compile_model
 from dsa_compile.testing.browser import NoBrowserError, chromium
 
 OPENINGS = 7

@@ -13,10 +13,10 @@ import time
 
 import numpy as np
 
-from dsa_compile.bench.profiled import leave
-from dsa_compile.bench.step.by_op import trace
-from dsa_compile.bench.step.communication import Communication, communication
-from dsa_compile.bench.step.timeline import on_device
+from dsa_compile.measure.profiled import leave
+from dsa_compile.measure.step.by_op import trace
+from dsa_compile.measure.step.communication import Communication, communication
+from dsa_compile.measure.step.timeline import on_device
 from dsa_compile.runtime import Engine, SamplingParams
 
 STEPS = 60

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import torch
 
-from dsa_compile.evaluation.hf_agreement import generate_greedily
-from dsa_compile.evaluation.loaded_artifact import LoadedArtifact
-from dsa_compile.evaluation.mtp_acceptance import Drafter, FinalNorm, chain_matches
+from dsa_compile.measure.eval.hf_agreement import generate_greedily
+from dsa_compile.measure.eval.loaded_artifact import LoadedArtifact
+from dsa_compile.measure.eval.mtp_acceptance import Drafter, FinalNorm, chain_matches
 
 
 def main() -> None:

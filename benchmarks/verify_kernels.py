@@ -12,10 +12,10 @@ import time
 from pathlib import Path
 
 import dsa_compile
-from dsa_compile.bench.step.released import write_released
-from dsa_compile.debugging.inputs.prompt import Prompt, random_tokens
-from dsa_compile.debugging.recompiled_artifact import RecompiledArtifact
-from dsa_compile.debugging.verify.kernel_check import KernelReport, check_kernels
+from dsa_compile.measure.step.released import write_released
+from dsa_compile.verify.checks.kernel_check import KernelReport, check_kernels
+from dsa_compile.verify.inputs.prompt import Prompt, random_tokens
+from dsa_compile.verify.recompiled_artifact import RecompiledArtifact
 from dsa_compile.weights.dummy import DummyWeights
 
 

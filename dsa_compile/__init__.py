@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from dsa_compile.version import __version__
 
 if TYPE_CHECKING:
-    from dsa_compile.compile_result import CompileResult
-    from dsa_compile.compiling import compile_model as compile
-    from dsa_compile.config import CompileConfig
+    from dsa_compile.facts.config import CompileConfig
+    from dsa_compile.lowering.compile_model import compile_model as compile
+    from dsa_compile.lowering.compile_result import CompileResult
 
 __all__ = ["CompileConfig", "CompileResult", "__version__", "compile"]
 
@@ -22,9 +22,9 @@ if not os.path.isdir(os.path.join(__path__[0], "passes")):
 
 # Imported when asked for: a serving process imports this package, and nothing of the compiler.
 _HOMES = {
-    "compile": ("compiling", "compile_model"),
-    "CompileResult": ("compile_result", "CompileResult"),
-    "CompileConfig": ("config", "CompileConfig"),
+    "compile": ("lowering.compile_model", "compile_model"),
+    "CompileResult": ("lowering.compile_result", "CompileResult"),
+    "CompileConfig": ("facts.config", "CompileConfig"),
 }
 
 

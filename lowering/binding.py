@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from dsa_compile.artifact.records import KernelRecord
+from dsa_compile.common.names import hint
 from dsa_compile.errors import CompileError, UserError
 from dsa_compile.ir.match import arguments
 from dsa_compile.ir.program import Program
@@ -12,7 +13,6 @@ from dsa_compile.kernels.facts import CallFacts, facts_of
 from dsa_compile.kernels.implementation import Implementation
 from dsa_compile.kernels.providers import PROVIDERS
 from dsa_compile.kernels.registry import implementations
-from dsa_compile.names import hint
 from dsa_compile.ops import STREAM_OPS
 
 

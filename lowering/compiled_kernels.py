@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from dsa_compile.config import CompileConfig
 from dsa_compile.errors import UserError
+from dsa_compile.facts.config import CompileConfig
 from dsa_compile.ir.program import Program
 from dsa_compile.kernels.cuda.compiler import KernelCompileError, cubin_name
 from dsa_compile.kernels.cuda.launch import CudaKernel

@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 from importlib import metadata
 from typing import Any
 
-from dsa_compile.config import AddedPass, CompileConfig
+from dsa_compile.common.names import hint
 from dsa_compile.errors import UserError
+from dsa_compile.facts.config import AddedPass, CompileConfig
 from dsa_compile.ir.passes import Pass
 from dsa_compile.ir.program import Level
-from dsa_compile.names import hint
 from dsa_compile.passes.facts import GROUP
 from dsa_compile.passes.options import changed_options, with_options
 from dsa_compile.passes.pipeline import PIPELINE

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from dsa_compile.config import GPUS
+from dsa_compile.facts.config import GPUS
 from dsa_compile.ir.edit import Editor
 from dsa_compile.ir.passes import Numerics, RegionPass
 from dsa_compile.ir.program import Program

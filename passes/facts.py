@@ -12,8 +12,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dsa_compile.config import FP8_RECIPES, GPUS, RECIPES, TARGETS, CompileConfig
-from dsa_compile.layout import ATTENTION, EMBEDDING, EXPERTS, HEAD, MLPS, TOKENS
+from dsa_compile.facts.config import FP8_RECIPES, GPUS, RECIPES, TARGETS, CompileConfig
+from dsa_compile.facts.layout import ATTENTION, EMBEDDING, EXPERTS, HEAD, MLPS, TOKENS
 
 if TYPE_CHECKING:
     from dsa_compile.ir.passes import Pass

@@ -14,7 +14,7 @@ Declines: summands and a weight that are not of one dtype.
 import torch
 from torch import fx
 
-from dsa_compile.config import FP8_RECIPES
+from dsa_compile.facts.config import FP8_RECIPES
 from dsa_compile.ir.edit import Editor
 from dsa_compile.ir.match import Call, Const, Node, calls, getitem
 from dsa_compile.ir.passes import Numerics, RegionPass

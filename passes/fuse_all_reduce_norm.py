@@ -14,13 +14,13 @@ Leaves out: widths that only the fallback kernel would take.
 
 import torch
 
-from dsa_compile.config import FP8_RECIPES
+from dsa_compile.facts.config import FP8_RECIPES
+from dsa_compile.facts.layout import ATTENTION
 from dsa_compile.ir.edit import Editor
 from dsa_compile.ir.match import Call, Const, Node
 from dsa_compile.ir.passes import Numerics, RegionPass
 from dsa_compile.ir.program import Program
 from dsa_compile.ir.region import Region
-from dsa_compile.layout import ATTENTION
 from dsa_compile.passes.kernel_choice import loses_kernels
 from dsa_compile.passes.shared import each_layer
 

@@ -19,7 +19,7 @@ it.
 import torch
 from torch._ops import OpOverload
 
-from dsa_compile.config import FP8_RECIPES
+from dsa_compile.facts.config import FP8_RECIPES
 from dsa_compile.ir.edit import Editor
 from dsa_compile.ir.match import Call, Const, Node
 from dsa_compile.ir.passes import RegionPass

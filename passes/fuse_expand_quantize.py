@@ -13,7 +13,7 @@ Declines: heads that are not, and results that something else reads as well.
 
 import torch
 
-from dsa_compile.config import FP8_RECIPES
+from dsa_compile.facts.config import FP8_RECIPES
 from dsa_compile.ir.edit import Editor
 from dsa_compile.ir.match import ANY, Call, Const, Node
 from dsa_compile.ir.passes import RegionPass

@@ -14,7 +14,7 @@ Declines: a norm whose weight promotes its result to another dtype than that of 
 import torch
 from torch import fx
 
-from dsa_compile.config import FP8_RECIPES
+from dsa_compile.facts.config import FP8_RECIPES
 from dsa_compile.ir.dims import describe
 from dsa_compile.ir.edit import Editor
 from dsa_compile.ir.match import Call, Const, Node

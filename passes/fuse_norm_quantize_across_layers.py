@@ -22,7 +22,7 @@ import operator
 import torch
 from torch import fx
 
-from dsa_compile.config import FP8_RECIPES
+from dsa_compile.facts.config import FP8_RECIPES
 from dsa_compile.ir.edit import Editor, miss_at
 from dsa_compile.ir.match import Call, Const, Match, NearMiss, find
 from dsa_compile.ir.passes import Numerics, Pass, PassRecord

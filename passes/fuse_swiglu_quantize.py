@@ -13,7 +13,7 @@ Declines: an activation that something else reads as well.
 
 import torch
 
-from dsa_compile.config import FP8_RECIPES
+from dsa_compile.facts.config import FP8_RECIPES
 from dsa_compile.ir.edit import Editor
 from dsa_compile.ir.match import Call, Const, Node
 from dsa_compile.ir.passes import Numerics, RegionPass

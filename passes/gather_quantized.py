@@ -15,13 +15,13 @@ Declines: gathered rows that something else reads too.
 
 import torch
 
-from dsa_compile.config import FP8_RECIPES
+from dsa_compile.facts.config import FP8_RECIPES
+from dsa_compile.facts.layout import TOKENS
 from dsa_compile.ir.edit import Editor
 from dsa_compile.ir.match import Call, Const, Node
 from dsa_compile.ir.passes import Numerics, RegionPass
 from dsa_compile.ir.program import Program
 from dsa_compile.ir.region import Region
-from dsa_compile.layout import TOKENS
 from dsa_compile.passes.shared import each_experts
 
 dsa = torch.ops.dsa

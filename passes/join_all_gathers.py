@@ -16,12 +16,12 @@ Declines: rows that are read before all operands are there.
 import torch
 from torch import fx
 
+from dsa_compile.facts.layout import TOKENS
 from dsa_compile.ir.edit import Editor
 from dsa_compile.ir.match import argument, calls
 from dsa_compile.ir.passes import Numerics, RegionPass
 from dsa_compile.ir.program import Program
 from dsa_compile.ir.region import Region
-from dsa_compile.layout import TOKENS
 from dsa_compile.ops import Family, ops_of
 from dsa_compile.passes.shared import each_experts
 

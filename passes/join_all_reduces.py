@@ -9,12 +9,12 @@ An MoE layer so exchanges what its routed and its shared expert give in one mess
 
 import torch
 
+from dsa_compile.facts.layout import MLPS
 from dsa_compile.ir.edit import Editor
 from dsa_compile.ir.match import Call, Const, Node
 from dsa_compile.ir.passes import Numerics, RegionPass
 from dsa_compile.ir.program import Program
 from dsa_compile.ir.region import Region
-from dsa_compile.layout import MLPS
 from dsa_compile.passes.shared import each_experts
 
 aten, dsa = torch.ops.aten, torch.ops.dsa

@@ -3,8 +3,8 @@
 import textwrap
 from collections.abc import Iterator
 
-from dsa_compile.config import RECIPES, TARGETS
-from dsa_compile.layout import EMBEDDING, EXPERTS, TOKENS
+from dsa_compile.facts.config import RECIPES, TARGETS
+from dsa_compile.facts.layout import EMBEDDING, EXPERTS, TOKENS
 from dsa_compile.passes.facts import LevelFacts, passes_of, steps
 from dsa_compile.passes.selection import RUNTIME_REQUIRES
 

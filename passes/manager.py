@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from dsa_compile.config import CompileConfig
 from dsa_compile.errors import CompileError
+from dsa_compile.facts.config import CompileConfig
 from dsa_compile.ir.graph_json import region_to_json
 from dsa_compile.ir.passes import Pass, PassRecord
 from dsa_compile.ir.program import Level, Program

@@ -19,12 +19,12 @@ from typing import Any
 import torch
 from torch import fx
 
+from dsa_compile.facts.model_spec import LayerKind
 from dsa_compile.ir.edit import Editor
 from dsa_compile.ir.match import calls
 from dsa_compile.ir.passes import Numerics, RegionPass
 from dsa_compile.ir.program import Program
 from dsa_compile.ir.region import Region, Role
-from dsa_compile.model_spec import LayerKind
 from dsa_compile.passes.shared import each_layer
 from dsa_compile.weights.plan import Concat, WeightEntry
 

@@ -16,12 +16,12 @@ Before::                            After::
 A decode step is a chain of kernels, and the small ones leave most of the GPU idle. What does not
 depend on one another, by data or through a cache, may overlap: the indexer's head weights with the
 first projection, its queries' quantisation with the attention's queries. Where each call goes is
-decided by a model (:mod:`dsa_compile.overlap.schedule`) on the costs of calls
-(:mod:`dsa_compile.overlap.costs`), estimated or measured, waits between streams included. A region
+decided by a model (:mod:`dsa_compile.passes.stream_schedule`) on the costs of calls
+(:mod:`dsa_compile.passes.stream_costs`), estimated or measured, waits between streams included. A region
 that would gain too little is left as it is.
 
 The order of calls stays one that a single stream could run. Tensors that another stream may still
-read are held by ``dsa.keep_alive``. :mod:`dsa_compile.overlap.hazards` checks the result.
+read are held by ``dsa.keep_alive``. :mod:`dsa_compile.ir.hazards` checks the result.
 """
 
 from collections import defaultdict
@@ -30,18 +30,18 @@ from pathlib import Path
 
 from torch import fx
 
-from dsa_compile.config import GPUS
+from dsa_compile.facts.config import GPUS
 from dsa_compile.ir.edit import Editor
+from dsa_compile.ir.hazards import COLLECTIVES
+from dsa_compile.ir.hazards_streams import early_frees
 from dsa_compile.ir.passes import Numerics, RegionPass
 from dsa_compile.ir.program import Program
+from dsa_compile.ir.storage import Memory, Storage
+from dsa_compile.ir.stream_profile import Profile
+from dsa_compile.ir.streams import MAIN, Moment, Timeline, has_streams
 from dsa_compile.ops import KEEP_ALIVE, ON_STREAM, RECORD_EVENT, WAIT_EVENT
-from dsa_compile.overlap.costs import DEVICES, CostModel, Device
-from dsa_compile.overlap.hazards import COLLECTIVES
-from dsa_compile.overlap.hazards_streams import early_frees
-from dsa_compile.overlap.profile import Profile
-from dsa_compile.overlap.schedule import Schedule, Task, schedule, serial, waits
-from dsa_compile.overlap.storage import Memory, Storage
-from dsa_compile.overlap.streams import MAIN, Moment, Timeline, has_streams
+from dsa_compile.passes.stream_costs import DEVICES, CostModel, Device
+from dsa_compile.passes.stream_schedule import Schedule, Task, schedule, serial, waits
 
 
 class OverlapStreams(RegionPass):

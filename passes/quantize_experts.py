@@ -15,7 +15,7 @@ parameters.
 
 import torch
 
-from dsa_compile.config import FP8_RECIPES
+from dsa_compile.facts.config import FP8_RECIPES
 from dsa_compile.ir.dims import describe
 from dsa_compile.ir.edit import Editor
 from dsa_compile.ir.match import calls

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from dsa_compile.config import FP8_RECIPES
+from dsa_compile.facts.config import FP8_RECIPES
 from dsa_compile.ir.edit import Editor
 from dsa_compile.ir.match import Call, Const, Match, Node, getitem
 from dsa_compile.ir.passes import Numerics, RegionPass

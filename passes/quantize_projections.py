@@ -16,7 +16,7 @@ otherwise than by reading a parameter.
 import torch
 from torch import fx
 
-from dsa_compile.config import FP8_RECIPES
+from dsa_compile.facts.config import FP8_RECIPES
 from dsa_compile.ir.edit import Editor
 from dsa_compile.ir.match import calls
 from dsa_compile.ir.passes import Numerics, RegionPass

@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from dsa_compile.config import CompileConfig
+from dsa_compile.common.names import hint, one_of
 from dsa_compile.errors import UserError
-from dsa_compile.names import hint, one_of
+from dsa_compile.facts.config import CompileConfig
 from dsa_compile.passes.facts import PassFacts, Value
 
 # What the runtime itself builds on: a program without these is not one it can run.

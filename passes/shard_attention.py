@@ -16,12 +16,12 @@ every rank: all heads attend to the same keys.
 
 import torch
 
+from dsa_compile.facts.layout import ATTENTION
 from dsa_compile.ir.edit import Editor
 from dsa_compile.ir.match import ANY, Call, Match, Node, getitem
 from dsa_compile.ir.passes import Numerics, RegionPass
 from dsa_compile.ir.program import Program
 from dsa_compile.ir.region import Region
-from dsa_compile.layout import ATTENTION
 from dsa_compile.passes.sharding import Cut, all_reduce, compute_part
 from dsa_compile.passes.shared import each_layer
 

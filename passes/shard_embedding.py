@@ -11,12 +11,12 @@ token, and what travels is no sum: the bits stay as they are.
 
 import torch
 
+from dsa_compile.facts.layout import EMBEDDING
 from dsa_compile.ir.edit import Editor
 from dsa_compile.ir.match import ANY, Call, Node
 from dsa_compile.ir.passes import RegionPass
 from dsa_compile.ir.program import Place, Program
 from dsa_compile.ir.region import Region
-from dsa_compile.layout import EMBEDDING
 from dsa_compile.passes.sharding import Cut, all_gather, compute_part
 from dsa_compile.passes.shared import in_place
 

@@ -25,12 +25,12 @@ T is the same on all lanes: a step is padded to the longest one's.
 import torch
 from torch import fx
 
+from dsa_compile.facts.layout import DP, EXPERTS
 from dsa_compile.ir.edit import Editor
 from dsa_compile.ir.match import Call, Node
 from dsa_compile.ir.passes import Numerics, RegionPass
 from dsa_compile.ir.program import Program
 from dsa_compile.ir.region import Region, Role
-from dsa_compile.layout import DP, EXPERTS
 from dsa_compile.passes.sharding import Cut, all_reduce, compute_part
 from dsa_compile.passes.shared import each_experts
 from dsa_compile.weights.plan import Constant, Shard, WeightEntry

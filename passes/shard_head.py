@@ -10,12 +10,12 @@ Every rank has all logits in the end, and so all of them choose the same tokens.
 
 import torch
 
+from dsa_compile.facts.layout import HEAD
 from dsa_compile.ir.edit import Editor
 from dsa_compile.ir.match import ANY, Call, Node
 from dsa_compile.ir.passes import Numerics, RegionPass
 from dsa_compile.ir.program import Place, Program
 from dsa_compile.ir.region import Region
-from dsa_compile.layout import HEAD
 from dsa_compile.passes.sharding import Cut, all_gather, compute_part
 from dsa_compile.passes.shared import in_place
 

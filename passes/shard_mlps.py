@@ -11,12 +11,12 @@ A rank has some rows of gate, the same rows of up, and the columns of down that 
 
 import torch
 
+from dsa_compile.facts.layout import MLPS
 from dsa_compile.ir.edit import Editor
 from dsa_compile.ir.match import Call, Node
 from dsa_compile.ir.passes import Numerics, RegionPass
 from dsa_compile.ir.program import Program
 from dsa_compile.ir.region import Region
-from dsa_compile.layout import MLPS
 from dsa_compile.passes.sharding import Cut, all_reduce, compute_part
 from dsa_compile.passes.shared import each_layer
 

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import fx
 
+from dsa_compile.facts.layout import TP
 from dsa_compile.ir.edit import Editor
 from dsa_compile.ir.match import Match
 from dsa_compile.ir.program import Program
-from dsa_compile.layout import TP
 from dsa_compile.weights.plan import Shard, WeightEntry
 from dsa_compile.weights.ranks import shards
 

@@ -15,13 +15,13 @@ Declines: experts that cannot skip a token, those in bf16 and fp32.
 import torch
 from torch._ops import OpOverload
 
-from dsa_compile.config import FP8_RECIPES
+from dsa_compile.facts.config import FP8_RECIPES
+from dsa_compile.facts.layout import Layout
 from dsa_compile.ir.edit import Editor
 from dsa_compile.ir.match import ANY, Call, calls, getitem
 from dsa_compile.ir.passes import Numerics, RegionPass
 from dsa_compile.ir.program import Program
 from dsa_compile.ir.region import Region, Role
-from dsa_compile.layout import Layout
 from dsa_compile.ops import FACTS, Family, ops_of
 
 dsa = torch.ops.dsa

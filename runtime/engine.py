@@ -7,8 +7,8 @@ from types import TracebackType
 from typing import Any
 from weakref import WeakValueDictionary
 
+from dsa_compile.common.keyword_names import suggests_names
 from dsa_compile.errors import RequestError
-from dsa_compile.keyword_names import suggests_names
 from dsa_compile.runtime.engine_options import OTHER_NAMES, EngineOptions
 from dsa_compile.runtime.failures.interrupts import Uninterrupted
 from dsa_compile.runtime.output_stream import OutputStream

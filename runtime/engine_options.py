@@ -4,8 +4,8 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
+from dsa_compile.common.keyword_names import changed_fields, suggests_names
 from dsa_compile.errors import UserError
-from dsa_compile.keyword_names import changed_fields, suggests_names
 
 DETERMINISTIC_ROWS = 32
 """Rows to which every decode step of a deterministic engine is padded, so that all of them run the

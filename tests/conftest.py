@@ -11,7 +11,7 @@ import hypothesis
 import pytest
 import torch
 
-from dsa_compile import gpus
+from dsa_compile.facts import gpus
 from tests.exports import keep_exports
 from tests.gpu_sharing import own_first, shared, visible
 

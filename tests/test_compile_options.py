@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 import dsa_compile
-from dsa_compile import CompileConfig, CompileResult, gpus
+from dsa_compile import CompileConfig, CompileResult
 from dsa_compile.errors import UserError
-from dsa_compile.gpus import Driver, Gpu
-from dsa_compile.inspecting.diff import pass_diff
-from dsa_compile.inspecting.fold import fold
-from dsa_compile.inspecting.store import Store
+from dsa_compile.facts import gpus
+from dsa_compile.facts.gpus import Driver, Gpu
+from dsa_compile.inspect.diff import pass_diff
+from dsa_compile.inspect.fold import fold
+from dsa_compile.inspect.store import Store
 from dsa_compile.testing.models import tiny_config
 
 OWN = {"model", "out", "options", "force", "revision", "progress", "passes"}
@@ -125,7 +126,7 @@ def test_what_is_shown_of_results(result: CompileResult) -> None:
 
 
 def test_html_is_escaped_and_bounded() -> None:
-    from dsa_compile.notebook import diff_html, table_html
+    from dsa_compile.common.notebook import diff_html, table_html
 
     html = diff_html("<x>", "", "\n".join(["<script>alert(1)</script>"] * 5000))
     assert "<script>" not in html

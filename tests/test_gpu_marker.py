@@ -21,6 +21,7 @@ def run(*args: str, path: Path = ROOT) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
 
 
+@pytest.mark.slow
 @WITHOUT
 def test_without_a_gpu_they_are_skipped_and_say_why() -> None:
     done = run("-rs", "-m", "gpu", "tests/kernels/test_index_scores.py")

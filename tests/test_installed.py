@@ -19,7 +19,7 @@ from tests.installation import (
 from tests.server.serving import serving
 
 SCRIPT = (
-    "import sys, dsa_compile.runtime, dsa_compile.compilation, dsa_compile.lowering as last\n"
+    "import sys, dsa_compile.runtime, dsa_compile.lowering.stages, dsa_compile.lowering as last\n"
     "assert not {'passes', 'lowering', 'runtime'} & set(sys.modules), 'under a bare name'\n"
     "print(last.__file__)"
 )

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from dsa_compile.artifact import Artifact
+from dsa_compile.common.regular_files import open_regular, read_regular, write_whole
 from dsa_compile.errors import ArtifactError, CheckpointError, ConfigError, UserError, shown
 from dsa_compile.frontend.config_json import read_config_json
-from dsa_compile.inspecting.measured import bench_cases
-from dsa_compile.overlap.profile import Profile
-from dsa_compile.regular_files import open_regular, read_regular, write_whole
+from dsa_compile.inspect.measured import bench_cases
+from dsa_compile.ir.stream_profile import Profile
 from dsa_compile.weights.hashing import hash_files
 from dsa_compile.weights.safetensors_file import SafetensorsFile
 from dsa_compile.weights.shard_index import read_shard_index

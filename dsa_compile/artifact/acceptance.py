@@ -10,8 +10,8 @@ from pathlib import Path
 
 from dsa_compile.artifact.records import ACCEPTANCE
 from dsa_compile.artifact.strict_json import dump_json, load_json, parse
+from dsa_compile.common.regular_files import read_regular, write_whole
 from dsa_compile.errors import ArtifactError, UserError
-from dsa_compile.regular_files import read_regular, write_whole
 
 _VERSION = 1
 

@@ -20,11 +20,11 @@ from dsa_compile.artifact.records import (
     WeightsRecord,
 )
 from dsa_compile.artifact.strict_json import load_json, parse
-from dsa_compile.config import RECIPES, CompileConfig
+from dsa_compile.common.regular_files import read_regular
 from dsa_compile.errors import ArtifactError, UserError
+from dsa_compile.facts.config import RECIPES, CompileConfig
 from dsa_compile.ir.dtype_names import DTYPE_NAMES
 from dsa_compile.ir.plan import MODEL, VARIANTS, Call, Plan
-from dsa_compile.regular_files import read_regular
 
 FORMAT_VERSION = 7
 MANIFEST = "manifest.json"

@@ -12,11 +12,11 @@ from dsa_compile.artifact.manifest import Manifest, open_manifest
 from dsa_compile.artifact.paths import resolve_inside
 from dsa_compile.artifact.records import FileRecord, WeightFile
 from dsa_compile.artifact.strict_json import load_json
+from dsa_compile.common.regular_files import LARGEST_JSON, read_regular
 from dsa_compile.errors import ArtifactError, UserError
 from dsa_compile.ir.graph_json import region_from_json
+from dsa_compile.ir.hazards import find_hazards
 from dsa_compile.ir.region import Region
-from dsa_compile.overlap.hazards import find_hazards
-from dsa_compile.regular_files import LARGEST_JSON, read_regular
 from dsa_compile.weights.hashing import Hashes
 from dsa_compile.weights.safetensors_file import SafetensorsFile
 
@@ -119,7 +119,7 @@ class Artifact:
 
         Raises:
             ArtifactError: as :meth:`read_bytes`, not JSON, or larger than
-                :data:`~dsa_compile.regular_files.LARGEST_JSON`.
+                :data:`~dsa_compile.common.regular_files.LARGEST_JSON`.
         """
         if (size := self._records[path].size if path in self._records else 0) > LARGEST_JSON:
             raise ArtifactError(f"{self.path / path}: {size} bytes, more than JSON files have")

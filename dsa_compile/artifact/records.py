@@ -6,7 +6,7 @@ from importlib import metadata
 from pathlib import Path
 
 from dsa_compile.errors import CheckpointError
-from dsa_compile.model_spec import ModelSpec
+from dsa_compile.facts.model_spec import ModelSpec
 from dsa_compile.version import __version__
 
 PRODUCER = "dsa-compile"

@@ -8,8 +8,8 @@ or leads into a ``blobs`` folder, of which the snapshots of a Hugging Face hub c
 import json
 from pathlib import Path
 
+from dsa_compile.common.regular_files import read_regular
 from dsa_compile.errors import ConfigError
-from dsa_compile.regular_files import read_regular
 
 TOKENIZER_FILES = (
     "tokenizer.json",

@@ -9,8 +9,8 @@ from dsa_compile.chat.deepseek_v32 import DeepSeekV32Format
 from dsa_compile.chat.formats import ChatFormat
 from dsa_compile.chat.template import MAX_TEMPLATE, ChatTemplate
 from dsa_compile.chat.template_format import TemplateFormat
+from dsa_compile.common.regular_files import read_regular
 from dsa_compile.errors import ArtifactError
-from dsa_compile.regular_files import read_regular
 
 _BUILT_IN = {"deepseek_v32": DeepSeekV32Format}
 

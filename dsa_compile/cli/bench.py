@@ -102,7 +102,7 @@ def run(argv: Sequence[str] | None = None) -> int:
 
     if find_spec("triton") is None:
         raise UserError("dsa-bench kernels needs triton: pip install triton")
-    from dsa_compile.bench.suites import all_plans
+    from dsa_compile.measure.suites import all_plans
 
     chosen = [
         plan
@@ -127,12 +127,12 @@ def _named(texts: Sequence[str], suite: str, case: str) -> bool:
 
 
 def _measure(args: argparse.Namespace, chosen: Sequence[object]) -> int:
-    from dsa_compile.bench import kept
-    from dsa_compile.bench.lock import exclusive
-    from dsa_compile.bench.machine import machine
-    from dsa_compile.bench.report import case_table, family_table, plot, to_markdown
-    from dsa_compile.bench.run import Row, run_plans
-    from dsa_compile.bench.timing import measure_ceilings
+    from dsa_compile.measure import kept
+    from dsa_compile.measure.lock import exclusive
+    from dsa_compile.measure.machine import machine
+    from dsa_compile.measure.report import case_table, family_table, plot, to_markdown
+    from dsa_compile.measure.run import Row, run_plans
+    from dsa_compile.measure.timing import measure_ceilings
 
     out = console(stderr=args.json)
     out.print("  ".join(f"{name} {value}" for name, value in machine().items()))
@@ -180,7 +180,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def program() -> NoReturn:
     """Run the command and end the process."""
     status = main()
-    if profiling := sys.modules.get("dsa_compile.bench.profiled"):  # imports torch
+    if profiling := sys.modules.get("dsa_compile.measure.profiled"):  # imports torch
         profiling.leave(status)
     sys.exit(status)
 

@@ -73,8 +73,8 @@ def run_collectives(args: argparse.Namespace) -> int:
             f"timing collectives needs 2 GPUs or more, and torch sees {count}"
             + ("" if args.ranks is None else f"; --ranks {ranks}")
         )
-    from dsa_compile.bench.collectives import latency_table, measure
-    from dsa_compile.bench.machine import machine
+    from dsa_compile.measure.collectives import latency_table, measure
+    from dsa_compile.measure.machine import machine
 
     found = measure(ranks, args.rows, args.norm or args.table is not None)
     if args.table:

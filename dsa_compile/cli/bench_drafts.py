@@ -13,7 +13,7 @@ from dsa_compile.cli.tables import console, print_json
 from dsa_compile.errors import UserError
 
 if TYPE_CHECKING:
-    from dsa_compile.bench.step.drafted import DraftedStep
+    from dsa_compile.measure.step.drafted import DraftedStep
 
 _DRAFTS = """\
 Time decode steps of an artifact by the drafts that they check, over random
@@ -76,7 +76,7 @@ def run_drafts(args: argparse.Namespace) -> int:
     limit = manifest.model.spec.max_position_embeddings - 64
     if args.context > limit:
         raise UserError(f"--context {args.context}: the model takes up to {limit} beside drafts")
-    from dsa_compile.bench.step.drafted import recorded_lengths, time_drafted_steps
+    from dsa_compile.measure.step.drafted import recorded_lengths, time_drafted_steps
 
     accepted = args.accepted or recorded_lengths(args.artifact, manifest)
     if len(accepted) < max(args.drafts):

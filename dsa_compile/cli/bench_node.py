@@ -11,8 +11,8 @@ from dsa_compile.cli.tables import console, print_json, show
 from dsa_compile.errors import UserError
 
 if TYPE_CHECKING:
-    from dsa_compile.bench.node.run import Row
-    from dsa_compile.bench.node.workload import Load
+    from dsa_compile.measure.node.run import Row
+    from dsa_compile.measure.node.workload import Load
 
 _NODE = """\
 Time requests on a node: prompts of random ids, all at once, until each has its
@@ -122,8 +122,8 @@ def run_node(args: argparse.Namespace) -> int:
     began = time.perf_counter()
     if args.new_tokens < 3:
         raise UserError("--new-tokens: give 3 or more, or there is no time between tokens")
-    from dsa_compile.bench.kept import provenance
-    from dsa_compile.bench.node.report import (
+    from dsa_compile.measure.kept import provenance
+    from dsa_compile.measure.node.report import (
         basis_lines,
         layer_table,
         memory_line,
@@ -131,7 +131,7 @@ def run_node(args: argparse.Namespace) -> int:
         profile_line,
         published_table,
     )
-    from dsa_compile.bench.node.run import Collectives, NodeBench
+    from dsa_compile.measure.node.run import Collectives, NodeBench
     from dsa_compile.runtime import EngineOptions
     from dsa_compile.runtime.ranks.latencies import read_latencies
 
@@ -184,7 +184,7 @@ def run_node(args: argparse.Namespace) -> int:
 
 
 def _loads(args: argparse.Namespace) -> "list[Load]":
-    from dsa_compile.bench.node.workload import Load
+    from dsa_compile.measure.node.workload import Load
 
     return [
         Load(concurrency, tokens, args.new_tokens)

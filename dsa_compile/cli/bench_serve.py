@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dsa_compile.cli.tables import console, print_json
+from dsa_compile.common.names import one_of
 from dsa_compile.errors import UserError
-from dsa_compile.names import one_of
 
 if TYPE_CHECKING:
-    from dsa_compile.bench.serve.client import Backend, Outcome, Target
-    from dsa_compile.bench.serve.workload import Sample
+    from dsa_compile.measure.serve.client import Backend, Outcome, Target
+    from dsa_compile.measure.serve.workload import Sample
 
 
 def run_serve(args: argparse.Namespace) -> int:
@@ -24,8 +24,8 @@ def run_serve(args: argparse.Namespace) -> int:
         import aiohttp  # noqa: F401
     except ImportError:
         raise UserError("dsa-bench serve needs aiohttp: pip install aiohttp") from None
-    from dsa_compile.bench.serve.metrics import METRICS, parse_goodput, summarize
-    from dsa_compile.bench.serve.report import detailed, plot, save, to_text
+    from dsa_compile.measure.serve.metrics import METRICS, parse_goodput, summarize
+    from dsa_compile.measure.serve.report import detailed, plot, save, to_text
 
     metrics = [name for name in args.percentile_metrics.split(",") if name]
     for name in metrics:
@@ -80,7 +80,7 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _samples(args: argparse.Namespace, rng: random.Random) -> "list[Sample]":
-    from dsa_compile.bench.serve.workload import RandomTokens, chosen, read_custom, read_sharegpt
+    from dsa_compile.measure.serve.workload import RandomTokens, chosen, read_custom, read_sharegpt
 
     tokens = RandomTokens(rng, args.random_vocab_size, args.random_prefix_len)
     if args.dataset_name == "random":
@@ -110,8 +110,8 @@ async def _load(
     args: argparse.Namespace, samples: "list[Sample]", rng: random.Random
 ) -> "tuple[str, list[Outcome], float]":
     """Send the requests; the model's name, the outcomes and the seconds."""
-    from dsa_compile.bench.serve.client import first_model, new_session, send
-    from dsa_compile.bench.serve.run import arrival_times, run_load
+    from dsa_compile.measure.serve.client import first_model, new_session, send
+    from dsa_compile.measure.serve.run import arrival_times, run_load
 
     target = _target(args)
     async with new_session() as session:
@@ -132,7 +132,7 @@ async def _load(
 
 
 def _target(args: argparse.Namespace, model: str | None = None) -> "Target":
-    from dsa_compile.bench.serve.client import Target
+    from dsa_compile.measure.serve.client import Target
 
     base_url = (args.base_url or f"http://{args.host}:{args.port}").rstrip("/").removesuffix("/v1")
     if not base_url.startswith(("http://", "https://")):

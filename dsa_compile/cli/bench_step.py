@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from dsa_compile.cli.common import number, numbers
 from dsa_compile.cli.tables import console, print_json, show
-from dsa_compile.config import CompileConfig
+from dsa_compile.common.names import one_of
 from dsa_compile.errors import UserError
-from dsa_compile.names import one_of
+from dsa_compile.facts.config import CompileConfig
+from dsa_compile.lowering.request import check_options
 from dsa_compile.passes.facts import passes_of, steps
-from dsa_compile.request import check_options
 
 if TYPE_CHECKING:
-    from dsa_compile.bench.step.cases import Case
+    from dsa_compile.measure.step.cases import Case
 
 _STEP = """\
 Time decode steps and prefills of a truncated model with random weights made on
@@ -143,8 +143,8 @@ def run_step(args: argparse.Namespace) -> int:
     ablated = _ablated(args, config)
     import torch
 
-    from dsa_compile.bench.step.cases import Decode, Prefill
-    from dsa_compile.bench.step.mixed import mixed_cases
+    from dsa_compile.measure.step.cases import Decode, Prefill
+    from dsa_compile.measure.step.mixed import mixed_cases
 
     decodes = [Decode(batch, context) for batch in args.batch for context in args.context]
     cases: list[Case] = [*decodes, *(Prefill(tokens, args.chunk) for tokens in args.prefill)]
@@ -188,14 +188,14 @@ def _measure(
     cases: "list[Case]",
     folder: Path,
 ) -> int:
-    from dsa_compile.bench import kept
-    from dsa_compile.bench.machine import machine
-    from dsa_compile.bench.step.ablation import Ablated, ablate
-    from dsa_compile.bench.step.mixed import company, company_table
-    from dsa_compile.bench.step.model import Compiler, WeightPool, filled_runner
-    from dsa_compile.bench.step.published import of_this_layer
-    from dsa_compile.bench.step.released import write_released
-    from dsa_compile.bench.step.report import (
+    from dsa_compile.measure import kept
+    from dsa_compile.measure.machine import machine
+    from dsa_compile.measure.step.ablation import Ablated, ablate
+    from dsa_compile.measure.step.mixed import company, company_table
+    from dsa_compile.measure.step.model import Compiler, WeightPool, filled_runner
+    from dsa_compile.measure.step.published import of_this_layer
+    from dsa_compile.measure.step.released import write_released
+    from dsa_compile.measure.step.report import (
         ablation_table,
         op_table,
         plot,
@@ -203,8 +203,8 @@ def _measure(
         to_json,
         to_markdown,
     )
-    from dsa_compile.bench.step.run import StepBench, blocks_for
-    from dsa_compile.bench.timing import memory_bytes_per_us
+    from dsa_compile.measure.step.run import StepBench, blocks_for
+    from dsa_compile.measure.timing import memory_bytes_per_us
 
     out = console(stderr=args.json)
     out.print("  ".join(f"{name} {value}" for name, value in machine().items()))
@@ -260,8 +260,8 @@ def _measure(
 
 
 def _write_profile(path: Path, compiled: Any, runner: Any, case: "Case") -> None:
-    from dsa_compile.bench.step.call_times import profile_calls
-    from dsa_compile.bench.step.cases import Decode
+    from dsa_compile.measure.step.call_times import profile_calls
+    from dsa_compile.measure.step.cases import Decode
 
     if not isinstance(case, Decode):
         raise UserError("--profile times a decode step: give one by --batch and --context")

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from dsa_compile.cli.completion import HELP, complete, is_completing
+from dsa_compile.common.names import nearest
 from dsa_compile.errors import UserError
-from dsa_compile.names import nearest
 from dsa_compile.version import __version__
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from dsa_compile.cli.common import Parser, guarded
 from dsa_compile.cli.completion import completed_by
 from dsa_compile.cli.stopwatch import Stopwatch
-from dsa_compile.config import BLOCK_SIZES, RECIPES, TARGETS, WEIGHT_MODES, CompileConfig
 from dsa_compile.errors import UserError
-from dsa_compile.layout import Layout
+from dsa_compile.facts.config import BLOCK_SIZES, RECIPES, TARGETS, WEIGHT_MODES, CompileConfig
+from dsa_compile.facts.layout import Layout
 
 PROGRAM = "dsa-compile"
 
@@ -264,7 +264,7 @@ def _compile(args: argparse.Namespace, stopwatch: Stopwatch) -> int:
     if args.quiet:
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     from dsa_compile.cli.progress import Display
-    from dsa_compile.compiling import compile_model
+    from dsa_compile.lowering.compile_model import compile_model
 
     with Display(args.quiet) as display:
         result = compile_model(

@@ -8,7 +8,7 @@ from rich.console import Console
 from dsa_compile.cli.tables import console, print_json, table
 
 if TYPE_CHECKING:
-    from dsa_compile.compile_result import CompileResult
+    from dsa_compile.lowering.compile_result import CompileResult
 
 
 def print_text(result: "CompileResult", seconds: float, kernels: bool) -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from dsa_compile.cli.tables import print_json
-from dsa_compile.config import TARGETS
 from dsa_compile.errors import UserError
-from dsa_compile.gpus import CAPABILITIES, Driver, choose_target, find_driver
+from dsa_compile.facts.config import TARGETS
+from dsa_compile.facts.gpus import CAPABILITIES, Driver, choose_target, find_driver
 from dsa_compile.kernels.providers import PROVIDERS
 from dsa_compile.version import __version__
 

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 from dsa_compile.artifact.manifest import open_manifest
 from dsa_compile.cli.common import Parser, guarded
 from dsa_compile.cli.tables import print_json
+from dsa_compile.common.names import one_of
 from dsa_compile.errors import UserError
-from dsa_compile.names import one_of
 
 # Evaluating brings torch with it: --help and usage errors should not wait for that.
 if TYPE_CHECKING:
-    from dsa_compile.evaluation.options import Options
+    from dsa_compile.measure.eval.options import Options
 
 PROGRAM = "dsa-eval"
 
@@ -169,9 +169,9 @@ def _run(args: argparse.Namespace) -> int:
     for path in (*args.artifacts, *([options.reference] if options.reference else [])):
         open_manifest(path)  # what is no artifact is better found out now
     from dsa_compile.cli.eval_display import Display
-    from dsa_compile.evaluation.plot import check_plot, save_plot
-    from dsa_compile.evaluation.results import as_data, write_json
-    from dsa_compile.evaluation.suite import evaluate
+    from dsa_compile.measure.eval.plot import check_plot, save_plot
+    from dsa_compile.measure.eval.results import as_data, write_json
+    from dsa_compile.measure.eval.suite import evaluate
 
     settings = json.loads(json.dumps(dataclasses.asdict(options), default=str))
     if args.plot is not None:
@@ -191,8 +191,8 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _options(args: argparse.Namespace) -> "Options":
-    from dsa_compile.evaluation.options import Options
-    from dsa_compile.evaluation.selections import CONTROLS, DENSE, SPARSE
+    from dsa_compile.measure.eval.options import Options
+    from dsa_compile.measure.eval.selections import CONTROLS, DENSE, SPARSE
 
     fields = {field.name for field in dataclasses.fields(Options)}
     given = {name: value for name, value in vars(args).items() if name in fields}

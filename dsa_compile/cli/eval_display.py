@@ -10,10 +10,10 @@ from rich.progress import BarColumn, SpinnerColumn, TaskID, TextColumn
 from rich.progress import Progress as Bar
 
 from dsa_compile.cli.tables import console, show
-from dsa_compile.evaluation.progress import Tick
-from dsa_compile.evaluation.results import ArtifactResults, write_json
-from dsa_compile.evaluation.suite import Progress
-from dsa_compile.evaluation.tables import tables
+from dsa_compile.measure.eval.progress import Tick
+from dsa_compile.measure.eval.results import ArtifactResults, write_json
+from dsa_compile.measure.eval.suite import Progress
+from dsa_compile.measure.eval.tables import tables
 
 
 class Display(Progress):

@@ -25,7 +25,7 @@ _WIDTH = max(map(len, _PHASES.values()))
 
 
 class Display:
-    """A line per phase on standard error; a :class:`~dsa_compile.compiling.Progress`.
+    """A line per phase on standard error; a :class:`~dsa_compile.lowering.compile_model.Progress`.
 
     In a terminal the line of the running phase moves; elsewhere each line is printed when its phase
     is over. A download shows its own progress, and has no line until it is over.

@@ -10,8 +10,8 @@ from typing import Any
 
 from dsa_compile.cli.common import Parser, guarded, token_counts
 from dsa_compile.errors import UserError
+from dsa_compile.runtime.ranks.torchrun_environment import started_rank
 from dsa_compile.server.logs import FORMATS, LEVELS
-from dsa_compile.torchrun import started_rank
 
 PROGRAM = "dsa-serve"
 

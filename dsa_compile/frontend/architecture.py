@@ -8,9 +8,9 @@ import torch
 from transformers import PreTrainedConfig
 
 from dsa_compile.errors import ConfigError, shown
+from dsa_compile.facts.model_spec import LayerKind, ModelSpec
 from dsa_compile.frontend.config_fields import check_rope
 from dsa_compile.frontend.modules import Draft, Embed, Head, Layer
-from dsa_compile.model_spec import LayerKind, ModelSpec
 
 
 @dataclass(frozen=True)
@@ -64,10 +64,10 @@ class Architecture:
         model: class of the reference model.
         rotary: class that makes RoPE's frequencies.
         layers: the kinds of decoder layer.
-        index_rope_interleaved: see :class:`~dsa_compile.model_spec.ModelSpec`.
+        index_rope_interleaved: see :class:`~dsa_compile.facts.model_spec.ModelSpec`.
         overrides: fields of the configuration that tracing needs changed.
         when_null: what fields mean that the configuration may leave null.
-        facts: attributes of :class:`~dsa_compile.model_spec.ModelSpec` that no field says.
+        facts: attributes of :class:`~dsa_compile.facts.model_spec.ModelSpec` that no field says.
         derived: makes further lists of something for every layer from the configuration.
         small: makes further fields of a configuration of one layer of each kind.
         extra_fields: fields that the class of the configuration reads but does not declare.

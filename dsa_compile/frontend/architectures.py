@@ -23,11 +23,11 @@ from transformers.models.deepseek_v32.modeling_deepseek_v32 import DeepseekV32Ro
 from transformers.models.glm_moe_dsa.modeling_glm_moe_dsa import GlmMoeDsaRotaryEmbedding
 
 from dsa_compile.errors import ConfigError, shown
+from dsa_compile.facts.model_spec import LARGEST, LayerKind, ModelSpec
 from dsa_compile.frontend.architecture import TAKES, Architecture, Traced, TracedLayer
 from dsa_compile.frontend.config_fields import check_dtypes, check_fields, check_rope_numbers
 from dsa_compile.frontend.model_checks import MODEL_TYPES, check_model_type, text_part
 from dsa_compile.frontend.modules import ReusingLayer, SelectingLayer
-from dsa_compile.model_spec import LARGEST, LayerKind, ModelSpec
 
 try:
     from dsa_compile.frontend.mistral_large4 import MISTRAL_LARGE4

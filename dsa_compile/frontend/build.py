@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 
-from dsa_compile.config import CompileConfig
 from dsa_compile.errors import ArtifactError, UserError
+from dsa_compile.facts.config import CompileConfig
+from dsa_compile.facts.model_spec import LayerKind, ModelSpec
 from dsa_compile.frontend.architecture import Traced
 from dsa_compile.frontend.architectures import architecture_of, load_config, spec_of
 from dsa_compile.frontend.config_json import read_config_json
@@ -20,7 +21,6 @@ from dsa_compile.ir.dims import FakeWorld
 from dsa_compile.ir.plan import DEEPER, DRAFT, MODEL, Call, Plan
 from dsa_compile.ir.program import Place, Program
 from dsa_compile.ir.region import Region, Role
-from dsa_compile.model_spec import LayerKind, ModelSpec
 from dsa_compile.weights.canonical import template_of
 from dsa_compile.weights.plan import Constant, Load, WeightEntry, WeightPlan
 

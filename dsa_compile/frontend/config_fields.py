@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig
 
-from dsa_compile.config_values import number_of
 from dsa_compile.errors import ConfigError, shown
-from dsa_compile.model_spec import CHECKED_FIELDS
+from dsa_compile.facts.config_values import number_of
+from dsa_compile.facts.model_spec import CHECKED_FIELDS
 
 # Names of older versions, bookkeeping, training, and how it is generated: no logits depend on them.
 _WITHOUT_EFFECT = frozenset(

@@ -5,8 +5,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, NoReturn
 
+from dsa_compile.common.regular_files import read_regular
 from dsa_compile.errors import ConfigError, shown
-from dsa_compile.regular_files import read_regular
 
 
 def read_config_json(model_dir: Path) -> dict[str, Any]:

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 
-from dsa_compile.config import FP8_RECIPES
 from dsa_compile.errors import UserError
-from dsa_compile.layout import Layout
-from dsa_compile.model_spec import LayerKind, ModelSpec
+from dsa_compile.facts.config import FP8_RECIPES
+from dsa_compile.facts.layout import Layout
+from dsa_compile.facts.model_spec import LayerKind, ModelSpec
 from dsa_compile.weights.block_fp8 import BLOCK
 
 

@@ -15,9 +15,9 @@ from transformers.models.mistral_large4.modeling_mistral_large4 import (
 )
 
 from dsa_compile.errors import ConfigError
+from dsa_compile.facts.model_spec import Latents, LayerKind
 from dsa_compile.frontend.architecture import TAKES, Architecture, Traced, TracedLayer
 from dsa_compile.frontend.sharing_modules import CappedHead, SharingLayer, WithHead
-from dsa_compile.model_spec import Latents, LayerKind
 
 _SUFFIXES: dict[Latents, str] = {"own": "", "shared": "_lend", "borrowed": "_borrow"}
 # Values that hand latents on: layers that rotate do it apart from those that do not.

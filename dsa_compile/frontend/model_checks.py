@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from dsa_compile.config import RECIPES, TARGETS
 from dsa_compile.errors import ConfigError, UserError, shown
+from dsa_compile.facts.config import RECIPES, TARGETS
 
 MODEL_TYPES = {
     "deepseek_v32": "DeepSeek-V3.2",

@@ -11,8 +11,8 @@ import torch
 from transformers import AutoModel, PreTrainedConfig
 from transformers.cache_utils import KVSharingDict
 
+from dsa_compile.facts.model_spec import LayerKind
 from dsa_compile.frontend.modules import Head, Layer
-from dsa_compile.model_spec import LayerKind
 
 
 class SharingLayer(Layer):

@@ -5,9 +5,9 @@ from enum import Enum
 from html import escape
 from typing import Any
 
+from dsa_compile.common.notebook import diff_html
 from dsa_compile.ir.journal import Journal
 from dsa_compile.ir.match import NearMiss
-from dsa_compile.notebook import diff_html
 
 
 class Numerics(Enum):

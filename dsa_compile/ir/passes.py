@@ -12,8 +12,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import ClassVar
 
-from dsa_compile.config import RECIPES, TARGETS, CompileConfig
 from dsa_compile.errors import CompileError
+from dsa_compile.facts.config import RECIPES, TARGETS, CompileConfig
 from dsa_compile.ir.edit import Editor
 from dsa_compile.ir.graph_json import region_to_json
 from dsa_compile.ir.journal import Journal, SiteLimit

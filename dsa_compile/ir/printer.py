@@ -29,10 +29,10 @@ from torch import fx
 from dsa_compile.ir.graph_json import target_name
 from dsa_compile.ir.keywords import keywords
 from dsa_compile.ir.region import Region, Role
+from dsa_compile.ir.storage import Memory
+from dsa_compile.ir.streams import Timeline, has_streams
 from dsa_compile.ir.tensor_info import describe
 from dsa_compile.ops import ON_STREAM
-from dsa_compile.overlap.storage import Memory
-from dsa_compile.overlap.streams import Timeline, has_streams
 
 _HEADINGS = {
     Role.VALUE: "values",

@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch import fx
 
-from dsa_compile.config import CompileConfig
+from dsa_compile.common.notebook import table_html
+from dsa_compile.facts.config import CompileConfig
+from dsa_compile.facts.model_spec import LayerKind, ModelSpec
 from dsa_compile.ir.dims import FakeWorld
 from dsa_compile.ir.pass_record import PassRecord
 from dsa_compile.ir.plan import MODEL, VARIANTS, Call, Plan, region_name
 from dsa_compile.ir.region import Region, Role
 from dsa_compile.ir.texts import Texts
-from dsa_compile.model_spec import LayerKind, ModelSpec
-from dsa_compile.notebook import table_html
 from dsa_compile.weights.plan import WeightPlan
 
 

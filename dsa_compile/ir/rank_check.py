@@ -13,7 +13,9 @@ from typing import Any
 from torch import fx
 from torch._ops import OpOverload
 
+from dsa_compile.facts.layout import DP, TP, WORLD
 from dsa_compile.ir.dims import describe
+from dsa_compile.ir.hazards import COLLECTIVES
 from dsa_compile.ir.program import Program
 from dsa_compile.ir.rank_values import (
     LANE,
@@ -26,9 +28,7 @@ from dsa_compile.ir.rank_values import (
 )
 from dsa_compile.ir.refusal import made_by
 from dsa_compile.ir.region import Region, Role
-from dsa_compile.layout import DP, TP, WORLD
 from dsa_compile.ops import STREAM_OPS
-from dsa_compile.overlap.hazards import COLLECTIVES
 from dsa_compile.weights.plan import (
     Concat,
     Expr,

@@ -8,13 +8,13 @@ from torch import fx
 
 from dsa_compile.errors import CompileError
 from dsa_compile.ir.dims import describe, shape_names, symbol_names
+from dsa_compile.ir.hazards import find_hazards
 from dsa_compile.ir.kernel_ops import allowed_targets
 from dsa_compile.ir.program import Level, Program
 from dsa_compile.ir.rank_check import rank_problems
 from dsa_compile.ir.refusal import made_by, node_problem
 from dsa_compile.ir.region import Region, Role
 from dsa_compile.ops import FACTS, Form
-from dsa_compile.overlap.hazards import find_hazards
 
 aten = torch.ops.aten
 

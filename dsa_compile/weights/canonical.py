@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from dsa_compile.model_spec import LayerKind, ModelSpec
+from dsa_compile.facts.model_spec import LayerKind, ModelSpec
 
 # The reference computes the index head weights and the router's choice in fp32; rounding either
 # changes which tokens or experts are chosen.

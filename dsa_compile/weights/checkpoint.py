@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dsa_compile.errors import CheckpointError
-from dsa_compile.model_spec import ModelSpec
+from dsa_compile.facts.model_spec import ModelSpec
 from dsa_compile.weights.block_fp8 import BLOCK, scale_shape
 from dsa_compile.weights.canonical import ParameterInfo, canonical_parameters
 from dsa_compile.weights.hashing import hash_files

@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Event, Lock
 
+from dsa_compile.common.regular_files import open_regular
 from dsa_compile.errors import UserError
-from dsa_compile.regular_files import open_regular
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _CHUNK = 8 << 20

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dsa_compile.errors import CheckpointError
-from dsa_compile.model_spec import ModelSpec
+from dsa_compile.facts.model_spec import ModelSpec
 from dsa_compile.weights.windows import Window
 
 _ROWS = 4096  # compared at a time

@@ -6,7 +6,7 @@ Plans say what any rank holds; which rank it is, is known when weights are loade
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from dsa_compile.layout import numbers_along
+from dsa_compile.facts.layout import numbers_along
 from dsa_compile.weights.plan import (
     Concat,
     Expr,

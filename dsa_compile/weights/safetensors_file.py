@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dsa_compile.common.regular_files import open_regular
 from dsa_compile.errors import UserError
-from dsa_compile.regular_files import open_regular
 from dsa_compile.weights.dtypes import SAFETENSORS_DTYPES
 
 # safetensors' own limit on the header

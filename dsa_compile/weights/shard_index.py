@@ -3,8 +3,8 @@
 import json
 from pathlib import Path, PurePosixPath
 
+from dsa_compile.common.regular_files import read_regular
 from dsa_compile.errors import CheckpointError, shown
-from dsa_compile.regular_files import read_regular
 from dsa_compile.weights.safetensors_file import SafetensorsFile, unique_object
 
 SINGLE_FILE = "model.safetensors"

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from dsa_compile.errors import CheckpointError
-from dsa_compile.model_spec import ModelSpec
+from dsa_compile.facts.model_spec import ModelSpec
 from dsa_compile.weights.dtypes import dtype_name
 from dsa_compile.weights.layout import Part
 from dsa_compile.weights.safetensors_file import SafetensorsFile

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from dsa_compile.evaluation.recall import RecallGenerator
+from dsa_compile.measure.eval.recall import RecallGenerator
 
 MODEL = Path(__file__).parents[1] / "tiny_v32"
 

@@ -13,9 +13,9 @@ from dsa_compile.artifact.records import KernelRecord
 from dsa_compile.errors import ArtifactError, UserError
 from dsa_compile.ir.execution import Function, compile_region
 from dsa_compile.ir.region import Region
+from dsa_compile.ir.streams import has_streams
 from dsa_compile.kernels.registry import load
 from dsa_compile.ops import STREAM_OPS
-from dsa_compile.overlap.streams import has_streams
 from dsa_compile.runtime.execution.streams import SideStreams, StreamSwitch
 
 aten = torch.ops.aten

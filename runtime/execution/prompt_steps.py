@@ -1,6 +1,6 @@
 """Steps of whole prompts that attend by heads: from how many tokens on, and up to which context."""
 
-from dsa_compile.model_spec import ModelSpec
+from dsa_compile.facts.model_spec import ModelSpec
 
 # At 128 tokens its kernels take two thirds of the time of those of absorbed attention. Of fewer
 # tokens attention is a small part of a step, which waits for the host as it is.

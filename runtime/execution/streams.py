@@ -2,7 +2,7 @@
 
 In a CUDA graph an event becomes an edge between kernels: a side stream joins the capture with its
 first wait for stream 0, and must be waited for before the capture ends. Graphs that are not so are
-refused when an artifact is opened (:mod:`dsa_compile.overlap.hazards`).
+refused when an artifact is opened (:mod:`dsa_compile.ir.hazards`).
 """
 
 import functools
@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+from dsa_compile.ir.streams import MAIN
 from dsa_compile.ops import KEEP_ALIVE, ON_STREAM, RECORD_EVENT, WAIT_EVENT
-from dsa_compile.overlap.streams import MAIN
 
 
 class SideStreams:

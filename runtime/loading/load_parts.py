@@ -16,9 +16,9 @@ from dsa_compile.runtime.loading.load_runner import load_runner
 from dsa_compile.runtime.ranks.group import RankGroup, load_ranks
 from dsa_compile.runtime.ranks.replay import load_replayed
 from dsa_compile.runtime.ranks.torchrun import end_as_follower
+from dsa_compile.runtime.ranks.torchrun_environment import started_rank
 from dsa_compile.runtime.requests.generation_config import FILE, GenerationConfig
 from dsa_compile.runtime.requests.prompts import load_tokenizer
-from dsa_compile.torchrun import started_rank
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,11 @@ from dsa_compile.artifact.interface import read_regions
 from dsa_compile.artifact.manifest import Manifest
 from dsa_compile.artifact.reader import Artifact
 from dsa_compile.errors import ArtifactError, UserError
+from dsa_compile.facts.layout import ONE_RANK
 from dsa_compile.ir.plan import SHORT
 from dsa_compile.kernels.cuda.shipped import NO_KERNELS, ShippedKernels
 from dsa_compile.kernels.late_kernels import kernels_expected
 from dsa_compile.launches.step_sizes import StepLimits
-from dsa_compile.layout import ONE_RANK
 from dsa_compile.runtime.engine_options import DETERMINISTIC_ROWS, EngineOptions
 from dsa_compile.runtime.execution.caches import GIB
 from dsa_compile.runtime.execution.devices import device_of

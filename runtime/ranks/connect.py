@@ -6,7 +6,7 @@ import torch
 from torch._C._distributed_c10d import Store
 
 from dsa_compile.errors import UserError
-from dsa_compile.layout import Layout
+from dsa_compile.facts.layout import Layout
 from dsa_compile.ops.collectives import Communicator
 from dsa_compile.runtime.engine_options import EngineOptions
 from dsa_compile.runtime.ranks.gloo import GlooCommunicator

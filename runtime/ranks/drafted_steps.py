@@ -16,7 +16,7 @@ from itertools import pairwise
 import numpy as np
 import torch
 
-from dsa_compile.layout import DP, Layout
+from dsa_compile.facts.layout import DP, Layout
 from dsa_compile.runtime.execution.drafting_runner import DraftingRunner
 from dsa_compile.runtime.execution.host_choice import CheckedRows, Chosen, HostChoice
 from dsa_compile.runtime.execution.open_step import OpenStep

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, Store, TCPStore
 
-from dsa_compile.layout import DP, TP, Layout
+from dsa_compile.facts.layout import DP, TP, Layout
 from dsa_compile.ops.collectives import sum_of_ranks
 
 HOST = "127.0.0.1"

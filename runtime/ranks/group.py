@@ -19,7 +19,7 @@ import torch
 from torch._C._distributed_c10d import Store
 
 from dsa_compile.errors import UserError
-from dsa_compile.layout import DP, Layout
+from dsa_compile.facts.layout import DP, Layout
 from dsa_compile.ops.collectives import communicating
 from dsa_compile.runtime.engine_options import EngineOptions
 from dsa_compile.runtime.execution.drafting_runner import DraftingRunner
@@ -42,11 +42,11 @@ from dsa_compile.runtime.ranks.processes import (
     start_process,
 )
 from dsa_compile.runtime.ranks.torchrun import join_ranks, open_shared_store
+from dsa_compile.runtime.ranks.torchrun_environment import started_rank
 from dsa_compile.runtime.ranks.watch import Watch
 from dsa_compile.runtime.sampling.host_sampler import HostSampler, KnownTokens
 from dsa_compile.runtime.sampling.sampler import SamplingState
 from dsa_compile.runtime.scheduling.stats import StepKind
-from dsa_compile.torchrun import started_rank
 
 _FORKED = (
     "this process was forked from the one that loaded the model on several ranks, which alone can "

@@ -11,9 +11,9 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed import distributed_c10d
 
 from dsa_compile.errors import UserError
+from dsa_compile.facts.layout import DP, TP, Layout
 from dsa_compile.kernels.cuda.peer_memory import PeerMemory
 from dsa_compile.kernels.cuda.shared_peer_memory import shared_peer_memories
-from dsa_compile.layout import DP, TP, Layout
 
 _CLEAN_UP_ONLY = "2"
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from dsa_compile.errors import UserError
+from dsa_compile.facts.layout import ONE_RANK, Layout
 from dsa_compile.kernels.cuda.norm_quantize import add_rms_norm_quantize
 from dsa_compile.kernels.cuda.peer_memory import MOST_OPERANDS
 from dsa_compile.kernels.cuda.replay_collective import (
@@ -27,7 +28,6 @@ from dsa_compile.kernels.cuda.replay_collective import (
     replay_many,
     turned_choices,
 )
-from dsa_compile.layout import ONE_RANK, Layout
 from dsa_compile.ops.collectives import communicating
 from dsa_compile.runtime.engine_options import EngineOptions
 from dsa_compile.runtime.execution.devices import device_of

@@ -24,10 +24,10 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed import DistStoreError
 
 from dsa_compile.errors import UserError
-from dsa_compile.layout import Layout
+from dsa_compile.facts.layout import Layout
 from dsa_compile.runtime.ranks.processes import RankProcess
+from dsa_compile.runtime.ranks.torchrun_environment import StartedRank
 from dsa_compile.runtime.ranks.worker import serve_rank
-from dsa_compile.torchrun import StartedRank
 
 JOIN_TIMEOUT = 300.0
 """Seconds that ranks wait for each other before they load."""

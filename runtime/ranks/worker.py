@@ -17,7 +17,7 @@ import torch
 from torch._C._distributed_c10d import Store
 
 from dsa_compile.errors import UserError
-from dsa_compile.layout import DP, TP, Layout
+from dsa_compile.facts.layout import DP, TP, Layout
 from dsa_compile.ops.collectives import communicating
 from dsa_compile.runtime.execution.drafting_runner import DraftingRunner
 from dsa_compile.runtime.execution.model_runner import ModelRunner

@@ -9,8 +9,8 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from dsa_compile.common.keyword_names import changed_fields, suggests_names
 from dsa_compile.errors import ParameterError, shown
-from dsa_compile.keyword_names import changed_fields, suggests_names
 from dsa_compile.runtime.requests.grammar import Grammar
 
 # Below this a softmax is one-hot to fp32 accuracy for any logits a model makes: take the argmax.

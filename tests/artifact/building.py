@@ -23,13 +23,13 @@ from dsa_compile.artifact.records import (
     WeightsRecord,
 )
 from dsa_compile.artifact.writer import ArtifactWriter
-from dsa_compile.block_quantization import BlockQuantization
-from dsa_compile.config import CompileConfig
 from dsa_compile.errors import ArtifactError
+from dsa_compile.facts.block_quantization import BlockQuantization
+from dsa_compile.facts.config import CompileConfig
+from dsa_compile.facts.model_spec import LayerKind, ModelSpec
 from dsa_compile.ir.plan import MODEL, Call, Plan
 from dsa_compile.ir.region import Region, Role
 from dsa_compile.ir.tensor_info import TensorInfo
-from dsa_compile.model_spec import LayerKind, ModelSpec
 from dsa_compile.weights.pack import PackedFile
 
 SPEC = ModelSpec(

@@ -11,8 +11,8 @@ import torch
 
 from dsa_compile.artifact import Artifact
 from dsa_compile.artifact.manifest import read_manifest
-from dsa_compile.config import CompileConfig
 from dsa_compile.errors import ArtifactError, UserError
+from dsa_compile.facts.config import CompileConfig
 from dsa_compile.ir.graph_json import region_to_json
 from dsa_compile.ir.naming import with_readable_names
 from dsa_compile.ir.printer import region_to_python

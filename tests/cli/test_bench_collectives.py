@@ -5,9 +5,9 @@ import json
 import pytest
 import torch
 
-from dsa_compile.bench.collectives import Timing, latency_table
 from dsa_compile.cli.bench import build_parser, run
 from dsa_compile.errors import UserError
+from dsa_compile.measure.collectives import Timing, latency_table
 from dsa_compile.runtime.ranks.latencies import Latency, read_latencies
 
 

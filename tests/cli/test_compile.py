@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from dsa_compile import compiling
 from dsa_compile.cli import generate
 from dsa_compile.cli.compile import build_parser, main
 from dsa_compile.cli.progress import Display
-from dsa_compile.config import BLOCK_SIZES, RECIPES, TARGETS, WEIGHT_MODES, CompileConfig
 from dsa_compile.errors import ArtifactError
+from dsa_compile.facts.config import BLOCK_SIZES, RECIPES, TARGETS, WEIGHT_MODES, CompileConfig
+from dsa_compile.lowering import compile_model as compiling
 from dsa_compile.passes.manager import pass_names
 from dsa_compile.testing.models import save_byte_tokenizer, save_hub, tiny_config, tiny_model
 

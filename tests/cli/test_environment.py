@@ -8,11 +8,11 @@ import time
 
 import pytest
 
-from dsa_compile import gpus
 from dsa_compile.cli.compile import main
 from dsa_compile.cli.environment import environment
 from dsa_compile.cli.stopwatch import Stopwatch
-from dsa_compile.gpus import Driver, Gpu
+from dsa_compile.facts import gpus
+from dsa_compile.facts.gpus import Driver, Gpu
 
 
 def test_what_is_here_as_text_and_as_data(capsys: pytest.CaptureFixture[str]) -> None:

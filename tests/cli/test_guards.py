@@ -11,11 +11,11 @@ import pytest
 
 import dsa_compile
 from dsa_compile.artifact.atomic_directory import AtomicDirectory
-from dsa_compile.bench import lock
 from dsa_compile.cli import bench as bench_cli
 from dsa_compile.cli import compile as compile_cli
 from dsa_compile.cli.common import complain, printable
 from dsa_compile.errors import ArtifactError, UserError
+from dsa_compile.measure import lock
 from dsa_compile.ops.pointwise import chain
 from tests.artifact.building import build, edit_manifest, save_model
 

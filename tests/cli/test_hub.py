@@ -35,9 +35,9 @@ _TREE = [
 # The directory that a request leaves, and which of its files are there; no torch on the way.
 CODE = """\
 import json, sys
-from dsa_compile.config import CompileConfig
+from dsa_compile.facts.config import CompileConfig
 from dsa_compile.errors import UserError
-from dsa_compile.request import check_request
+from dsa_compile.lowering.request import check_request
 model, out, options = json.loads(sys.argv[1])
 revision = options.pop("revision", None)
 try:
@@ -147,6 +147,7 @@ def test_a_model_is_downloaded_once_and_only_what_is_needed(
     assert "not in the local Hub cache, and HF_HUB_OFFLINE is set" in str(says)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "options", "says"),
     [

@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from itertools import chain
 from typing import Any
 
-from dsa_compile.bench.case import is_ours
+from dsa_compile.measure.case import is_ours
 
 Data = dict[str, Any]
 Case = dict[str, Any]

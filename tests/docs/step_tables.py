@@ -3,9 +3,9 @@
 import re
 from typing import Any
 
-from dsa_compile.bench.step.cases import Case, Decode, Prefill
-from dsa_compile.bench.step.published import VLLM, goal, vllm
 from dsa_compile.cli.common import numbers
+from dsa_compile.measure.step.cases import Case, Decode, Prefill
+from dsa_compile.measure.step.published import VLLM, goal, vllm
 from tests.docs.kernel_tables import table
 
 Data = dict[str, Any]

@@ -43,6 +43,7 @@ def test_every_option_in_a_sentence_exists(page: str) -> None:
     assert not unknown
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", [p for p in PAGES if any(b.runs for b in blocks(ROOT, p))])
 def test_a_page_runs_as_printed(page: str, tmp_path: Path) -> None:
     failures = [why for ran in run_page(page, tmp_path, slow=False) if (why := wrong(ran))]

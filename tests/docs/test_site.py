@@ -14,7 +14,7 @@ API = {
         *("dsa_compile.ir.passes.Pass", "dsa_compile.ir.edit.Editor"),
         *("dsa_compile.ir.program.Program", "dsa_compile.ir.match.Call"),
     ],
-    "inspecting": ["dsa_compile.inspecting.store.Store", "dsa_compile.inspecting.diff.RegionDiff"],
+    "inspecting": ["dsa_compile.inspect.store.Store", "dsa_compile.inspect.diff.RegionDiff"],
 }
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dsa_compile.bench.step.cases import Decode, Mixed, Prefill
+from dsa_compile.measure.step.cases import Decode, Mixed, Prefill
 from tests.docs import tables
 from tests.docs.commands import ROOT
 from tests.docs.kernel_tables import HIGHLIGHTS, us
@@ -159,7 +159,7 @@ def test_highlights_name_cases_of_the_suites() -> None:
     pytest.importorskip("triton")
     from fnmatch import fnmatchcase
 
-    from dsa_compile.bench.suites import all_plans
+    from dsa_compile.measure.suites import all_plans
 
     plans = {(plan.op, plan.shape) for _, plan in all_plans()}
     for label, op, shape in HIGHLIGHTS:

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from dsa_compile.artifact.reader import Artifact
-from dsa_compile.compiling import compile_model
-from dsa_compile.evaluation.loaded_artifact import LoadedArtifact
-from dsa_compile.evaluation.texts import HELD_OUT
+from dsa_compile.lowering.compile_model import compile_model
+from dsa_compile.measure.eval.loaded_artifact import LoadedArtifact
+from dsa_compile.measure.eval.texts import HELD_OUT
 from dsa_compile.runtime import Engine, EngineOptions
 from dsa_compile.runtime.execution.graph_plan import GraphPlan
 from dsa_compile.runtime.loading.load_runner import load_runner

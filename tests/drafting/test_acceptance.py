@@ -1,6 +1,6 @@
 """Drafts are as good as the plain measure of the MTP module says, step for step."""
 
-from dsa_compile.compiling import compile_model
+from dsa_compile.lowering.compile_model import compile_model
 from dsa_compile.runtime import Engine
 
 from .conftest import TRAINED

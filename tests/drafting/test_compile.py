@@ -8,9 +8,9 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from dsa_compile.artifact.reader import Artifact
-from dsa_compile.compiling import compile_model
-from dsa_compile.config import CompileConfig
 from dsa_compile.errors import UserError
+from dsa_compile.facts.config import CompileConfig
+from dsa_compile.lowering.compile_model import compile_model
 from dsa_compile.runtime import Engine, EngineOptions, SamplingParams
 from dsa_compile.runtime.loading.load_runner import load_runner
 
@@ -44,6 +44,7 @@ def test_embedding_head_and_layer_are_loaded_once(artifact):
     assert runner.caches.keys() == {*(f"layer_{n:03d}" for n in range(5)), "draft_layer"}
 
 
+@pytest.mark.slow
 def test_without_drafts_the_graphs_are_the_same(artifact, tmp_path):
     """Every region but the draft's, to the last character."""
     plain = tmp_path / "plain"

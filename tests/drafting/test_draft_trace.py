@@ -5,7 +5,7 @@ import json
 import pytest
 
 from dsa_compile.cli.inspect.command import main
-from dsa_compile.evaluation.draft_trace import trace_drafts
+from dsa_compile.measure.eval.draft_trace import trace_drafts
 from dsa_compile.runtime import SamplingParams
 
 TOKENS = 24

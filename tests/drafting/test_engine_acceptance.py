@@ -3,13 +3,19 @@
 import pytest
 
 from dsa_compile.errors import UserError
-from dsa_compile.evaluation import suite
-from dsa_compile.evaluation.engine_acceptance import (
+from dsa_compile.measure.eval import suite
+from dsa_compile.measure.eval.engine_acceptance import (
     drafting_engine,
     engine_acceptance,
 )
-from dsa_compile.evaluation.mtp_acceptance import ENGINE, PREDICTED, Acceptance, Drafter, FinalNorm
-from dsa_compile.evaluation.options import Options
+from dsa_compile.measure.eval.mtp_acceptance import (
+    ENGINE,
+    PREDICTED,
+    Acceptance,
+    Drafter,
+    FinalNorm,
+)
+from dsa_compile.measure.eval.options import Options
 
 from .test_faults import FAULTS
 from .walks import DEPTH, GENERATED, prompts_of

@@ -27,6 +27,7 @@ CASES = st.tuples(
 )
 
 
+@pytest.mark.slow
 @settings(SOME, max_examples=8)
 @given(case=CASES)
 def test_tokens_are_those_without_drafts(make_engine, text, case):
@@ -40,6 +41,7 @@ def test_tokens_are_those_without_drafts_many(make_engine, text, case):
     check(make_engine, text, case)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method", [(1, "mtp", PADDED), (3, "mtp", WAITING), (4, "mtp", AHEAD), (3, "ngram", WAITING)]
 )
@@ -63,6 +65,7 @@ def test_rows_of_nobody_change_no_tokens(make_engine, text, requests):
         check(make_engine, text, (method, asked, 40, 300, False))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [(3, "mtp", WAITING), (3, "mtp", PADDED), (3, "ngram", WAITING)])
 def test_a_deterministic_engine_gives_its_tokens(make_engine, text, method):
     prompts = [*(text[500 * n : 500 * n + 30 + n] for n in range(4)), [602]]

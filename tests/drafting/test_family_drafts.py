@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from dsa_compile.artifact.reader import Artifact
-from dsa_compile.compiling import compile_model
-from dsa_compile.evaluation.hf import HfModel
+from dsa_compile.lowering.compile_model import compile_model
+from dsa_compile.measure.eval.hf import HfModel
 from dsa_compile.runtime import Engine, EngineOptions, SamplingParams
 from dsa_compile.runtime.loading.load_runner import load_runner
 from dsa_compile.testing.models import save_hub, tiny_axk2_config, tiny_glm_config, tiny_model

@@ -181,6 +181,7 @@ def test_without_a_fault_everything_agrees(make_engine, text, right):
     assert agrees(record(make_engine(DEPTH, "mtp", max_batched_tokens=64)), text, right)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_planted_fault_is_found(make_engine, text, right, monkeypatch, name):
     engine = record(make_engine(DEPTH, "mtp", max_batched_tokens=64))

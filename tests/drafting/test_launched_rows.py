@@ -46,6 +46,7 @@ def generated(engine: Any, text: list[int]) -> Any:
     return [output.token_ids for output in outputs], stats.drafted, stats.accepted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 3])
 def test_tokens_and_drafts_are_the_same(
     make_engine: MakeEngine,

@@ -10,8 +10,8 @@ from dsa_compile.artifact.acceptance import AcceptanceRecord, Counted, MeasuredT
 from dsa_compile.artifact.reader import Artifact
 from dsa_compile.cli.eval import main
 from dsa_compile.errors import ArtifactError
-from dsa_compile.evaluation.acceptance_record import counted
-from dsa_compile.evaluation.texts import HELD_OUT
+from dsa_compile.measure.eval.acceptance_record import counted
+from dsa_compile.measure.eval.texts import HELD_OUT
 from dsa_compile.runtime import Engine, SamplingParams
 from dsa_compile.runtime.acceptance_watch import AcceptanceWatch
 from dsa_compile.runtime.execution import draft_rows

@@ -14,29 +14,29 @@ import pytest
 import torch
 
 from dsa_compile.artifact.reader import Artifact
-from dsa_compile.compiling import compile_model
-from dsa_compile.config import CompileConfig
-from dsa_compile.debugging.bisect.drafting_check import DRAFTING, wrong_drafting
-from dsa_compile.debugging.bisect.runtime_answers import Answers
-from dsa_compile.debugging.bisect.runtime_scenes import drafted_scenes
-from dsa_compile.debugging.execution.replay import Replay
-from dsa_compile.debugging.inputs.parameters import WeightStore
-from dsa_compile.debugging.inputs.prompt import Prompt, random_tokens
-from dsa_compile.debugging.inputs.reference import export_report
-from dsa_compile.debugging.recompiled_artifact import RecompiledArtifact
-from dsa_compile.debugging.verify.verify_compilation import verify
 from dsa_compile.errors import ConfigError, UserError
-from dsa_compile.evaluation.engine_acceptance import drafting_engine, engine_acceptance
-from dsa_compile.evaluation.hf import HfModel
-from dsa_compile.evaluation.loaded_artifact import LoadedArtifact
-from dsa_compile.evaluation.mtp_acceptance import Drafter, FinalNorm
+from dsa_compile.facts.config import CompileConfig
+from dsa_compile.facts.layout import Layout
 from dsa_compile.frontend.build import build_program
 from dsa_compile.ir.plan import DEEPER, DRAFT
-from dsa_compile.layout import Layout
+from dsa_compile.lowering.compile_model import compile_model
+from dsa_compile.measure.eval.engine_acceptance import drafting_engine, engine_acceptance
+from dsa_compile.measure.eval.hf import HfModel
+from dsa_compile.measure.eval.loaded_artifact import LoadedArtifact
+from dsa_compile.measure.eval.mtp_acceptance import Drafter, FinalNorm
 from dsa_compile.runtime import Engine, EngineOptions, SamplingParams
 from dsa_compile.runtime.execution.drafter import Drafter as PlannedDrafter
 from dsa_compile.runtime.loading.load_runner import load_runner
 from dsa_compile.testing.models import save_hub, tiny_glm_config, tiny_model
+from dsa_compile.verify.bisect.drafting_check import DRAFTING, wrong_drafting
+from dsa_compile.verify.bisect.runtime_answers import Answers
+from dsa_compile.verify.bisect.runtime_scenes import drafted_scenes
+from dsa_compile.verify.checks.verify_compilation import verify
+from dsa_compile.verify.execution.replay import Replay
+from dsa_compile.verify.inputs.parameters import WeightStore
+from dsa_compile.verify.inputs.prompt import Prompt, random_tokens
+from dsa_compile.verify.inputs.reference import export_report
+from dsa_compile.verify.recompiled_artifact import RecompiledArtifact
 from dsa_compile.weights.checkpoint import Checkpoint
 
 from .conftest import BLOCK_SIZE, sizes
@@ -105,6 +105,7 @@ def test_deeper_drafts_run_the_layer_without_its_indexer(shared: Path) -> None:
     assert not any("indexer" in key for key in mine)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", [False, None])
 def test_without_the_field_every_draft_selects(
     value: bool | None, model_dir: Path, tmp_path: Path
@@ -121,6 +122,7 @@ def test_without_the_field_every_draft_selects(
         build_program(tmp_path, CompileConfig(draft="mtp"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "padded"),
     [({}, False), ({"overlap": True}, True), ({"deterministic": True}, False)],

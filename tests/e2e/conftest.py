@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from dsa_compile.compiling import compile_model
+from dsa_compile.lowering.compile_model import compile_model
 from dsa_compile.testing.models import (
     dequantised_twin,
     save_hf,

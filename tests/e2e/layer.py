@@ -13,11 +13,11 @@ from torch import Tensor
 from transformers import DeepseekV32Config
 
 from dsa_compile.artifact.reader import Artifact
-from dsa_compile.compiling import compile_model
+from dsa_compile.facts.model_spec import ModelSpec
 from dsa_compile.ir.execution import BoundCall
 from dsa_compile.ir.plan import MODEL
 from dsa_compile.ir.region import Region, Role
-from dsa_compile.model_spec import ModelSpec
+from dsa_compile.lowering.compile_model import compile_model
 from dsa_compile.ops.quantize import E4M3
 from dsa_compile.runtime.execution.devices import device_of
 from dsa_compile.runtime.execution.executor import bind

@@ -4,7 +4,7 @@ import copy
 
 import torch
 
-from dsa_compile.compiling import compile_model
+from dsa_compile.lowering.compile_model import compile_model
 from dsa_compile.runtime.engine_options import EngineOptions
 from dsa_compile.runtime.loading.load_runner import load_runner
 from dsa_compile.testing.models import save_hf, tiny_config, tiny_model

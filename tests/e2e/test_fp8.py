@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from dsa_compile.artifact import ArtifactWriter
 from dsa_compile.artifact.reader import Artifact
-from dsa_compile.config import CompileConfig
+from dsa_compile.facts.config import CompileConfig
 from dsa_compile.frontend.build import build_program
 from dsa_compile.ir.passes import Pass
 from dsa_compile.lowering.binding import bind_kernels
@@ -105,6 +105,7 @@ def test_logits_are_those_of_the_reference_up_to_quantisation(models, compiled, 
     assert error(logits(compiled(layout, recipe), SHORT), wanted(models, layout)) < QUANTISATION
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("layout", ["hf", "hub"])
 def test_packed_weights_are_those_made_on_loading(compiled, layout, recipe):
@@ -157,6 +158,7 @@ def test_the_recipes_differ_in_the_rows_of_the_latent_cache_alone():
     assert names[0] ^ names[1] == {"quantize_latent_cache", "quantize_latent_cache_tensor"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", quick_first(["hf", "hub"]))
 @pytest.mark.parametrize(("recipe", "name"), quick_first(LEFT_OUT, 4))
 def test_each_pass_can_be_left_out(models, compiled, layout, recipe, name):

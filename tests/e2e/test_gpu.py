@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from dsa_compile.artifact.reader import Artifact
-from dsa_compile.compiling import compile_model
 from dsa_compile.errors import ArtifactError
-from dsa_compile.evaluation.sequences import whole_batch
+from dsa_compile.lowering.compile_model import compile_model
+from dsa_compile.measure.eval.sequences import whole_batch
 from dsa_compile.runtime import Engine, SamplingParams
 from dsa_compile.runtime.engine_options import EngineOptions
 from dsa_compile.runtime.loading.load_runner import load_runner

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from dsa_compile.compiling import compile_model
+from dsa_compile.lowering.compile_model import compile_model
 from dsa_compile.runtime import Engine, SamplingParams
 from dsa_compile.runtime.engine_options import EngineOptions
 from dsa_compile.runtime.execution.runner import StepInputs

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from dsa_compile.compiling import compile_model
 from dsa_compile.errors import ArtifactError, UserError
 from dsa_compile.kernels import registry
+from dsa_compile.lowering.compile_model import compile_model
 from dsa_compile.runtime import Engine, EngineOptions, SamplingParams, StepError
 from dsa_compile.runtime.execution import executor
 from dsa_compile.runtime.execution.graph_plan import GraphPlan

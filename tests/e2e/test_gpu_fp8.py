@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from dsa_compile.compiling import compile_model
-from dsa_compile.config import FP8_RECIPES
-from dsa_compile.evaluation.indexer_overlap import measure_overlap, references
-from dsa_compile.evaluation.loaded_artifact import LoadedArtifact
-from dsa_compile.evaluation.material import make_material
-from dsa_compile.evaluation.options import Options
-from dsa_compile.evaluation.perplexity import measure_perplexity
-from dsa_compile.evaluation.recall_accuracy import measure_recall
+from dsa_compile.facts.config import FP8_RECIPES
+from dsa_compile.lowering.compile_model import compile_model
+from dsa_compile.measure.eval.indexer_overlap import measure_overlap, references
+from dsa_compile.measure.eval.loaded_artifact import LoadedArtifact
+from dsa_compile.measure.eval.material import make_material
+from dsa_compile.measure.eval.options import Options
+from dsa_compile.measure.eval.perplexity import measure_perplexity
+from dsa_compile.measure.eval.recall_accuracy import measure_recall
 from dsa_compile.runtime import Engine, SamplingParams
 
 pytestmark = pytest.mark.gpu(capability=(9, 0))

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from dsa_compile.bench.step.released import CONFIG
-from dsa_compile.compiling import compile_model
+from dsa_compile.lowering.compile_model import compile_model
+from dsa_compile.measure.step.released import CONFIG
 from dsa_compile.runtime import Engine, SamplingParams
 from dsa_compile.runtime.scheduling.stats import EAGER
 

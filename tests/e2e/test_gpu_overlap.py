@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from dsa_compile.artifact import Artifact
-from dsa_compile.compiling import compile_model
-from dsa_compile.overlap.streams import has_streams
+from dsa_compile.ir.streams import has_streams
+from dsa_compile.lowering.compile_model import compile_model
 from dsa_compile.runtime.engine_options import EngineOptions
 from dsa_compile.runtime.loading.load_runner import load_runner
 

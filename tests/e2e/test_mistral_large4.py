@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from dsa_compile.cli.inspect.command import main as inspect
-from dsa_compile.compiling import compile_model
 from dsa_compile.errors import ConfigError, UserError
-from dsa_compile.evaluation.reference_model import NO_MODEL
+from dsa_compile.facts.layout import Layout
 from dsa_compile.frontend.architectures import load_config, spec_of
 from dsa_compile.frontend.build import model_plan
-from dsa_compile.layout import Layout
+from dsa_compile.lowering.compile_model import compile_model
+from dsa_compile.measure.eval.reference_model import NO_MODEL
 from dsa_compile.runtime import Engine, SamplingParams
 from dsa_compile.testing.models import save_hf, tiny_mistral_config, tiny_model
 

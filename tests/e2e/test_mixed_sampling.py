@@ -44,6 +44,7 @@ def numbers(entries: list[TokenLogprobs] | None) -> list[float]:
     return [v for e in entries or [] for v in (e.logprob, *(value for _, value in e.top))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("target", TARGETS)
 def test_tokens_are_those_of_steps_that_are_waited_for(trained, target, deterministic):

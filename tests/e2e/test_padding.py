@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from dsa_compile.compiling import compile_model
 from dsa_compile.ir.plan import SHORT
+from dsa_compile.lowering.compile_model import compile_model
 from dsa_compile.runtime import Engine, SamplingParams
 from dsa_compile.runtime.engine_options import EngineOptions
 from dsa_compile.runtime.execution.batch import Batch
@@ -56,6 +56,7 @@ def step(runner, tokens, first_pages, starts, rows):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", quick_first(CASES))
 @pytest.mark.parametrize("above", [False, True])
 def test_padded_rows_change_nothing(case, name, above):
@@ -81,6 +82,7 @@ def test_padded_rows_change_nothing(case, name, above):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-5, equal_nan=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("above", [False, True])
 def test_padding_behind_a_prompt_changes_nothing(case, name, above):

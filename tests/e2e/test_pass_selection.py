@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from dsa_compile.artifact import ArtifactWriter
-from dsa_compile.config import CompileConfig
 from dsa_compile.errors import UserError
+from dsa_compile.facts.config import CompileConfig
 from dsa_compile.frontend.build import build_program
 from dsa_compile.ir.passes import Pass
 from dsa_compile.lowering.binding import bind_kernels
@@ -77,6 +77,7 @@ def test_some_passes_are_optional_and_the_runtime_needs_some():
     assert set(pass_names()) >= set(RUNTIME_REQUIRES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PASSES)
 def test_a_pass_alone_is_left_out_or_refused_by_name(tokens, name):
     users = with_users({name}) - {name}
@@ -88,11 +89,13 @@ def test_a_pass_alone_is_left_out_or_refused_by_name(tokens, name):
     assert any(user in str(refused.value) for user in users | {"the runtime"})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [n for n in OPTIONAL if len(with_users({n})) > 1])
 def test_a_pass_left_out_with_those_that_need_it(tokens, name):
     assert tokens(with_users({name})) == tokens.reference
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
 def test_random_subsets(tokens, seed):
     draw = random.Random(seed)

@@ -10,6 +10,7 @@ from .conftest import CASES
 WANTED = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=3, logprobs=3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_prompts(case, name) -> None:
     """Prompts have any length, come in pieces, beside others, and with shared prefixes cached."""

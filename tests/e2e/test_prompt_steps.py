@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from dsa_compile.bench.step.released import CONFIG
-from dsa_compile.compiling import compile_model
 from dsa_compile.frontend.architectures import load_config, spec_of
 from dsa_compile.ir.plan import LONG, LONG_PROMPT, PROMPT, SHORT
+from dsa_compile.lowering.compile_model import compile_model
+from dsa_compile.measure.step.released import CONFIG
 from dsa_compile.runtime import Engine, SamplingParams
 from dsa_compile.runtime.engine_options import EngineOptions
 from dsa_compile.runtime.execution.model_runner import ModelRunner
@@ -39,6 +39,7 @@ def ran(monkeypatch):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", quick_first([*CASES, *FAMILY]))
 def test_tokens_of_prompts_below_at_and_above_topk(case, ran, name):
     """Alone, several in a step, and in chunks of which the first alone is a prompt's begin."""
@@ -61,6 +62,7 @@ def test_tokens_of_prompts_below_at_and_above_topk(case, ran, name):
     assert (ran[PROMPT], ran[LONG_PROMPT]) == (0, 1)
 
 
+@pytest.mark.slow
 def test_a_prompt_behind_a_cached_prefix_is_no_fresh_one(case, ran):
     c = case("ungrouped-6-layers")
     (prompt,) = c.prompts([50], seed=3)
@@ -142,6 +144,7 @@ def test_variants_differ_less_than_the_recipe_rounds(trained, recipe):
     assert (prompt - short).norm() <= 1.5 * rounding
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("left_out", ["split_prompts+", "expand_prompt_attention"])
 def test_passes_can_be_left_out(tmp_path, ran, left_out):
     compile_model(TRAINED, tmp_path / "artifact", disable=(left_out,))

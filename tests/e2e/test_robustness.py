@@ -194,6 +194,7 @@ def test_what_pages_held_before_is_never_read(case, name):
     assert torch.equal(poisoned_logits, clean_logits)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step_tokens", [53, 1024])
 def test_pages_of_a_failed_request_are_clean_for_the_next(case, load, monkeypatch, step_tokens):
     """A NaN weight row fails every request that holds its token, and only those, in any company."""

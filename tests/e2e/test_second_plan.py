@@ -12,11 +12,11 @@ import torch
 
 from dsa_compile.artifact.reader import Artifact
 from dsa_compile.artifact.writer import ArtifactWriter
-from dsa_compile.compiling import compile_model
-from dsa_compile.config import CompileConfig
+from dsa_compile.facts.config import CompileConfig
 from dsa_compile.frontend.build import build_program, load_spec
 from dsa_compile.ir.plan import MODEL, Call, Plan
 from dsa_compile.lowering.binding import bind_kernels
+from dsa_compile.lowering.compile_model import compile_model
 from dsa_compile.lowering.emit import emit
 from dsa_compile.passes.manager import run_pipeline
 from dsa_compile.runtime.engine_options import EngineOptions
@@ -80,6 +80,7 @@ def prompt(block_size: int, tokens: int = 20) -> Batch:
     )
 
 
+@pytest.mark.slow
 def test_each_plan_computes_what_it_would_alone(
     model_dir: Path, artifact: Path, tmp_path: Path
 ) -> None:

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 from transformers import DeepseekV32Config, DeepseekV32ForCausalLM
 
-from dsa_compile.compiling import compile_model
+from dsa_compile.facts.model_spec import LayerKind
 from dsa_compile.frontend.architectures import ARCHITECTURES, DEEPSEEK_V32, Traced, TracedLayer
 from dsa_compile.frontend.model_checks import MODEL_TYPES
 from dsa_compile.frontend.modules import Layer
-from dsa_compile.model_spec import LayerKind
+from dsa_compile.lowering.compile_model import compile_model
 from dsa_compile.runtime import Engine, SamplingParams
 from dsa_compile.testing.models import save_hf, tiny_config, tiny_model
 
@@ -130,6 +130,7 @@ def greedy(model: ToyModel, prompt: list[int]) -> list[int]:
     return ids[len(prompt) :]
 
 
+@pytest.mark.slow
 def test_tokens_are_the_references(toy: tuple[Path, ToyModel], tmp_path: Path) -> None:
     path, model = toy
     result = compile_model(path, tmp_path / "artifact")

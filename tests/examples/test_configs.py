@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoConfig
 
-from dsa_compile.compiling import compile_model
+from dsa_compile.lowering.compile_model import compile_model
 from dsa_compile.runtime.execution.caches import page_bytes
 from tests.examples.test_deepseek_v32 import SIZES
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoConfig
 
-from dsa_compile.bench.step.released import CONFIG
+from dsa_compile.measure.step.released import CONFIG
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "deepseek_v32"
 # What transformers' own class takes where a configuration says nothing.

@@ -7,8 +7,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import GlmMoeDsaForCausalLM
 
-from dsa_compile.evaluation.hf import HfModel
 from dsa_compile.frontend.build import load_spec
+from dsa_compile.measure.eval.hf import HfModel
 from examples.tiny_glm.config import TinyGlmConfig
 from examples.tiny_v32.attention import Aux, Select, rope_tables
 from examples.tiny_v32.choice import DATA

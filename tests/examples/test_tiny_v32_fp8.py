@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from dsa_compile.config import FP8_RECIPES, CompileConfig
+from dsa_compile.facts.config import FP8_RECIPES, CompileConfig
 from dsa_compile.frontend.build import build_program
 from dsa_compile.kernels.implementation import HOPPER
 from dsa_compile.lowering.binding import bind_kernels

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from dsa_compile.config import CompileConfig
 from dsa_compile.errors import ConfigError, UserError
+from dsa_compile.facts.config import CompileConfig
+from dsa_compile.facts.model_spec import ModelSpec
 from dsa_compile.frontend.architectures import load_config, spec_of
 from dsa_compile.frontend.build import load_spec, model_plan
-from dsa_compile.model_spec import ModelSpec
 from dsa_compile.testing.models import hub_config, tiny_config, tiny_glm_config, yarn_parameters
 
 CONFIGS = Path(__file__).parents[2] / "examples" / "configs"

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.export import Dim
 
-from dsa_compile.config import CompileConfig
+from dsa_compile.facts.config import CompileConfig
 from dsa_compile.frontend.build import build_program
 from dsa_compile.ir.interpret import run_dense
 from dsa_compile.ir.plan import MODEL
@@ -82,6 +82,7 @@ def without(*names: str) -> dict[str, Any]:
     return {k: v for k, v in yarn_parameters().items() if k not in names}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "rope",
     [

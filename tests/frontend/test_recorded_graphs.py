@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from dsa_compile.config import CompileConfig
 from dsa_compile.errors import ArtifactError
+from dsa_compile.facts.config import CompileConfig
 from dsa_compile.frontend.build import build_program
 from dsa_compile.ir.dims import FakeWorld, size_name
 from dsa_compile.ir.graph_json import region_to_json

@@ -119,7 +119,7 @@ def records(case: Case, base: Path, work: Path) -> None:
 
 def measured(case: Case, base: Path, work: Path) -> None:
     """Files of measurements for dsa-inspect: --bench, --profile, and verify.json."""
-    from dsa_compile.overlap.profile import Profile
+    from dsa_compile.ir.stream_profile import Profile
 
     bench: Any = {
         "context": {"device": "x", "gpu": {"name": "x"}},

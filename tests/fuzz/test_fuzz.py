@@ -33,6 +33,7 @@ def _report(result: Result) -> str:
     return f"{result.case}: {result.problem}\n{result.trace}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", quick_first([name for name in TARGETS if name not in _SLOW], 3))
 def test_fixed_cases(worker, target):
     for seed in range(CASES):
@@ -66,6 +67,7 @@ def _get(value, path):
     return value
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("body", "says"),
     [

@@ -30,7 +30,7 @@ def main() -> None:
     os.dup2(2, 1)  # whatever a case prints must not be taken for an answer
     import torch
 
-    import dsa_compile.compiling
+    import dsa_compile.lowering.compile_model
     import dsa_compile.runtime  # noqa: F401
 
     torch.set_num_threads(1)

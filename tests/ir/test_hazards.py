@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import fx
 
+from dsa_compile.ir.hazard import HazardKind
+from dsa_compile.ir.hazards import find_hazards
 from dsa_compile.ir.region import Region, Role
-from dsa_compile.overlap.hazard import HazardKind
-from dsa_compile.overlap.hazards import find_hazards
 
 aten, dsa = torch.ops.aten, torch.ops.dsa
 

@@ -9,9 +9,9 @@ from torch import fx
 from dsa_compile.errors import UserError
 from dsa_compile.ir.dims import FakeWorld
 from dsa_compile.ir.region import Role
+from dsa_compile.ir.stream_profile import Profile, call_key
 from dsa_compile.ir.tensor_info import describe
-from dsa_compile.overlap.costs import DEVICES, CostModel
-from dsa_compile.overlap.profile import Profile, call_key
+from dsa_compile.passes.stream_costs import DEVICES, CostModel
 
 dsa = torch.ops.dsa
 PROFILE = Profile("NVIDIA H200", "sm_90a", 4, 2048, {"dsa.linear.default(f32[T, 8])": 3.5})

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import fx
 
-from dsa_compile.config import CompileConfig
+from dsa_compile.facts.config import CompileConfig
+from dsa_compile.facts.layout import Layout
 from dsa_compile.ir.program import Program
 from dsa_compile.ir.rank_check import rank_problems
-from dsa_compile.layout import Layout
 from dsa_compile.passes import shard_experts, shard_mlps
 from dsa_compile.weights.plan import Concat, Shard, WeightEntry
 from tests.passes.sketch import Fragment, Sketch, cache, fragment, region, value, weight

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from dsa_compile.overlap.schedule import (
+from dsa_compile.passes.stream_schedule import (
     EVENT_US,
     MIN_GAIN_US,
     Task,

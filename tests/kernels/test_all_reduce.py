@@ -68,6 +68,7 @@ def outputs(rows: int, width: int) -> tuple[Tensor, ...]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not emulator.available(), reason="needs g++")
 @pytest.mark.parametrize(
     ("ranks", "width"),
@@ -160,6 +161,7 @@ def test_few_rows_are_normed_with_their_sum(rows: int, kernels: set[str]) -> Non
     assert {kernel.name for kernel in noted.kernels} == kernels | {"norm_quantize"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
 @pytest.mark.parametrize("ranks", [2, 8])
 @pytest.mark.parametrize("make", [all_reduce_kernel, all_reduce_two_shot_kernel])

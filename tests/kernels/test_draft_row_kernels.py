@@ -122,6 +122,7 @@ def check(seed, wanted, nobody, shape, forced, device="cpu"):
     compare(made, other, (ours, theirs), shape, forced, generator)
 
 
+@pytest.mark.slow
 @settings(
     max_examples=many(60),
     deadline=None,

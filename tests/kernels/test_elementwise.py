@@ -134,6 +134,7 @@ LOADS_CONSTANTS_AHEAD = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
 @pytest.mark.parametrize("source", SOURCES)
 def test_cuda_sources_compile_without_spills(source: str, arch: str) -> None:

@@ -66,6 +66,7 @@ def test_activation() -> None:
     check(swiglu_quantize.swiglu_packed_quantize, bf16(5, 1024), False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("few", [0, 512])
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_inputs_and_caches(interleaved: bool, few: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -174,6 +174,7 @@ def test_one_launch_is_for_narrow_experts(hidden, inner, top_k, taken) -> None:
     assert cuda_experts._in_one_launch(hidden, inner, top_k, 132) is taken
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("inner", [256, 512, 1024])
 @pytest.mark.parametrize(("arch", "processors"), [("sm_90a", 132), ("sm_100a", 148)])
 def test_one_launch_keeps_all_in_registers(arch: str, processors: int, inner: int) -> None:
@@ -228,6 +229,7 @@ def test_the_shape_follows_from_the_number_of_tokens(experts, inner, top_k, last
     assert found == last
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("inner", [256, 2048])
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_cuda_compiles_to_tensor_cores_and_bulk_copies(

@@ -13,6 +13,7 @@ pytestmark = pytest.mark.skipif(not emulator.available(), reason="needs g++")
 EXPERTS, TOP_K, TOKENS, INNER = 40, 4, 16, 256
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("index", [torch.int64, torch.int32], ids=str)
 @pytest.mark.parametrize("tokens", [1, 3, 8, 9, 50])
 @pytest.mark.parametrize("choice", ["any", "skewed", "none"])

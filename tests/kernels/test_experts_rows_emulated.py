@@ -17,6 +17,7 @@ pytestmark = pytest.mark.skipif(not emulator.available(), reason="needs g++")
 HIDDEN, TOP_K, EXPERTS = 256, 3, 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("index", quick_first([torch.int64, torch.int32]), ids=str)
 @pytest.mark.parametrize("tokens", [7, 190, 320, 800])
 def test_rows_and_slots(monkeypatch: pytest.MonkeyPatch, tokens: int, index: torch.dtype) -> None:

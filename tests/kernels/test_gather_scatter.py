@@ -10,6 +10,7 @@ from torch import Tensor
 
 pytest.importorskip("cuda.bindings")
 
+from dsa_compile.facts.layout import DP, TP, Layout
 from dsa_compile.kernels.cuda.compiler import build
 from dsa_compile.kernels.cuda.launch import CudaKernel
 from dsa_compile.kernels.cuda.peer_memory import (
@@ -20,7 +21,6 @@ from dsa_compile.kernels.cuda.peer_memory import (
     peer_memories,
     reduce_scatter_kernel,
 )
-from dsa_compile.layout import DP, TP, Layout
 from dsa_compile.ops.collectives import sum_of_ranks
 from tests.kernels import emulator
 from tests.kernels.compile_only import inspect
@@ -117,6 +117,7 @@ def results_like(calls: Sequence[Call]) -> list[Tensor]:
     return [shared(rows, *x.shape[1:], dtype=x.dtype)]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not emulator.available(), reason="needs g++")
 @pytest.mark.parametrize(("ranks", "count"), [(2, 24), (3, 12), (8, 5)])
 def test_calls_of_all_kinds_follow_one_another(monkeypatch, ranks: int, count: int) -> None:
@@ -216,6 +217,7 @@ def test_what_is_gathered_and_scattered_here() -> None:
     assert not memory.scatters(torch.empty(0, 8, dtype=torch.bfloat16))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
 @pytest.mark.parametrize("ranks", [2, 8])
 @pytest.mark.parametrize("name", ["all_gather", "reduce_scatter"])

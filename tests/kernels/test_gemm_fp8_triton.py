@@ -62,10 +62,12 @@ def run(script: str, *arguments: str, **environment: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_interpreted():
     run(INTERPRET, TRITON_INTERPRET="1")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("capability", "instruction"), [("90", "QGMMA.64x128x32"), ("100", "UTCQMMA")]
 )

@@ -34,6 +34,7 @@ SOURCES = {
 needs_gpu = pytest.mark.gpu
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
 @pytest.mark.parametrize("source", SOURCES)
 def test_compiles_without_spills(source: str, arch: str) -> None:

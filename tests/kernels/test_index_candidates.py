@@ -21,6 +21,7 @@ KERNELS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", KERNELS)
 def test_compiles_to_what_it_relies_on(name, tmp_path):
     kernel = KERNELS[name]()

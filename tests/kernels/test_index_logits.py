@@ -43,6 +43,7 @@ def sass_and_usage(cubin: bytes, path: Path) -> tuple[str, dict[str, int]]:
     return dump("-sass"), {key: int(value) for key, value in usage}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", KERNELS, ids=str)
 def test_compiles_to_what_it_relies_on(kernel, tmp_path):
     heads, queries, *ring = kernel

@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[2]
 SHARED_LIMIT = 227 * 1024
 
 
+@pytest.mark.slow
 def test_interpreted_scores_are_the_references():
     done = subprocess.run(
         [sys.executable, "-m", "tests.kernels.index_scores_interpreted"],
@@ -30,6 +31,7 @@ def test_interpreted_scores_are_the_references():
         assert float(line.split()[-1]) < 1e-5, line
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn])
 @pytest.mark.parametrize("capability", [90, 100])
 def test_compiles_to_matrix_instructions(capability, dtype):

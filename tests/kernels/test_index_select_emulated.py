@@ -95,6 +95,7 @@ def select(scores, ends, thresholds, cuts):
     return columns, failed_rows.bool()
 
 
+@pytest.mark.slow
 def test_selects_the_best_of_all_parts():
     width = 1900
     rows = [

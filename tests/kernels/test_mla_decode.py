@@ -106,6 +106,7 @@ def test_no_tokens_give_no_rows():
 # ---- machine code ----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", list(Format), ids=lambda form: form.name)
 def test_compiles_to_what_it_relies_on(form, tmp_path):
     sass, usage = machine_code(kernel(form), tmp_path)

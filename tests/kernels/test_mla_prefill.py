@@ -116,6 +116,7 @@ def meta_problem(tokens, heads, count):
     return q, pe, cache, torch.empty(tokens, count, dtype=torch.int32, device="meta"), SCALE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("heads", [16, 32, 128])
 @pytest.mark.parametrize("capability", [90, 100])
 def test_triton_kernels_compile(capability, heads, monkeypatch):
@@ -138,6 +139,7 @@ def test_triton_kernels_compile(capability, heads, monkeypatch):
     assert max(attend.shared_bytes, join.shared_bytes) <= SHARED_LIMIT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("capability", [90, 100])
 def test_triton_kernel_of_fp32_rows_fits(capability, monkeypatch):
     monkeypatch.setattr(mla, "multiprocessors", lambda device: 132)
@@ -148,6 +150,7 @@ def test_triton_kernel_of_fp32_rows_fits(capability, monkeypatch):
     assert max(kernel.shared_bytes for kernel in found) <= SHARED_LIMIT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("capability", [90, 100])
 def test_row_kernels_compile(capability):
     rows = torch.empty(100, dtype=torch.int32, device="meta")

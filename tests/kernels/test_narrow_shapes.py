@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("triton")
 
 from dsa_compile.artifact.reader import Artifact
-from dsa_compile.compiling import compile_model
+from dsa_compile.lowering.compile_model import compile_model
 from tests.kernels.test_elementwise import run
 
 pytestmark = pytest.mark.slow

@@ -82,6 +82,7 @@ def test_hopper_kernel_compiles_to_what_it_relies_on(selects):
     assert hopper.SHARED_BYTES <= SHARED_LIMIT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tiles", [False, True], ids=["loads", "tiles"])
 @pytest.mark.parametrize("capability", [90, 100])
 def test_kernel_of_the_published_heads_compiles(capability, tiles):
@@ -96,6 +97,7 @@ def test_kernel_of_the_published_heads_compiles(capability, tiles):
     assert kernel.local_bytes <= (0 if capability == 90 else 16)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("heads", "sizes", "dtype"),
     [(128, (128, 64, 128), BF16), (64, (192, 64, 256), BF16), (4, (24, 0, 24), torch.float32)],
@@ -117,6 +119,7 @@ def test_kernels_of_selections_compile(capability, heads, sizes, dtype):
         assert attend.local_bytes <= (0 if capability == 90 else 16)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("heads", "sizes", "dtype"),
     [

@@ -23,6 +23,7 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CudaKernel, "__call__", emulator.launch)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("normalize", quick_first([True, False]))
 @pytest.mark.parametrize(
     ("tokens", "experts", "groups", "kept", "top_k", "shared"),
@@ -42,6 +43,7 @@ def test_router(tokens, experts, groups, kept, top_k, shared, normalize):
     torch.testing.assert_close(weights.gather(1, order), want_weights.gather(1, want_order))
 
 
+@pytest.mark.slow
 def test_padding_takes_no_expert():
     x, weight = torch.randn(3, HIDDEN).bfloat16(), torch.randn(64, HIDDEN).bfloat16()
     args = (x, weight, torch.zeros(64), 4, 2, 6, True, 1.0, 1)

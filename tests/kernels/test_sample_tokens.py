@@ -94,6 +94,7 @@ def check(logits, options=None):
     assert kernel_tokens(logits, states) == host_tokens(logits, states)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", quick_first([torch.float32, torch.bfloat16]))
 def test_draws_are_those_of_the_host(emulated, dtype):
     """Every option, on rows that are peaked, flat, and long-tailed."""
@@ -103,6 +104,7 @@ def test_draws_are_those_of_the_host(emulated, dtype):
         check(logits.to(dtype))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"top_k": 33}, {"top_p": 0.37}, {}, {"temperature": 0.0}])
 def test_ties(emulated, options):
     """Equal logits rank by id, however many there are: more than are listed at once."""
@@ -145,6 +147,7 @@ def test_a_negative_row_leaves_the_last_tokens(emulated):
     assert last.tolist() == [out[1].item(), -7, -7]
 
 
+@pytest.mark.slow
 def test_a_row_of_another_width_apart(emulated):
     """Rows that are a view of wider ones, and a vocabulary below a block's threads."""
     wide = torch.randn(len(OPTION_SETS), 96, generator=torch.Generator().manual_seed(3))
@@ -152,6 +155,7 @@ def test_a_row_of_another_width_apart(emulated):
 
 
 # The first whose ids need 18 bits, GLM-5's, one between, and the most there can be.
+@pytest.mark.slow
 @pytest.mark.parametrize("vocab", [131_073, 154_880, 200_000, MOST_TOKENS])
 def test_large_vocabularies(emulated, vocab):
     """Every option on a peaked row; ties of more tokens than 17 bits can tell apart."""
@@ -183,6 +187,7 @@ def test_sums_of_the_largest_vocabulary_are_whole(emulated):
         assert len(set(got)) > 8, "the tail is drawn from"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ulps", [0, -2, 2])
 @pytest.mark.parametrize("step", quick_first([997, 1]))
 def test_parts_of_weights_lose_nothing(emulated, step, ulps):
@@ -218,6 +223,7 @@ def test_the_device_takes_what_the_kernel_takes(vocab):
     assert sampler.takes(states_of(1, vocab)) == (vocab == MOST_TOKENS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
 @pytest.mark.parametrize("logits", ["float", "__nv_bfloat16"])
 def test_compiles_without_spills(arch, logits):

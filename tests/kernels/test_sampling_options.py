@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[2]
 vocabularies = pytest.mark.parametrize("vocab", [129_280, 154_880])
 
 
+@pytest.mark.slow
 def test_interpreted_kernels_agree_with_the_cpu():
     done = subprocess.run(
         [sys.executable, "-m", "tests.kernels.sampling_interpreted"],
@@ -45,6 +46,7 @@ def launch_all(dtype, vocab):
     row_logprobs.row_logprobs(logits, meta(3), meta(3), last, 20)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("capability", [90, 100])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @vocabularies

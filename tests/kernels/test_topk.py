@@ -78,6 +78,7 @@ def name_of(variant) -> str:
     return "-".join(str(value) for value in vars(variant).values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", variants(), ids=name_of)
 def test_compiles_for_hopper(variant):
     source, defines, shared = compile_options(variant, paged=True)
@@ -96,6 +97,7 @@ def test_compiles_for_hopper(variant):
         assert "UCGABAR_ARV" in binary.sass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", variants(), ids=name_of)
 def test_compiles_for_blackwell(variant):
     source, defines, shared = compile_options(variant, paged=False)

@@ -53,6 +53,7 @@ def check(scores, starts, ends):
     assert torch.equal(in_order(found), expected(scores, offset, ends, K))
 
 
+@pytest.mark.slow
 def test_distributions(variant):
     """Ordinary scores; ties at the cut and everywhere; special values; a sample that misleads."""
     width = 2000
@@ -95,6 +96,7 @@ def test_clusters(variant):
     check(scores, None, torch.full((len(scores),), scores.shape[1], dtype=torch.int32))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS[:1], ids=["rows"], indirect=True)
 def test_two_histograms_of_all_keys_tell_clusters_apart(variant):
     scores = clusters()

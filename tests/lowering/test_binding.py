@@ -2,13 +2,13 @@
 
 import pytest
 
-from dsa_compile.compiling import compile_model
 from dsa_compile.errors import CompileError, UserError
 from dsa_compile.kernels import registry
 from dsa_compile.kernels.facts import size_in
 from dsa_compile.kernels.implementation import Implementation
 from dsa_compile.kernels.providers import PROVIDERS, Provider
 from dsa_compile.lowering.binding import bind_kernels
+from dsa_compile.lowering.compile_model import compile_model
 from dsa_compile.testing.models import save_hf, tiny_config, tiny_model
 
 OP = "swiglu_packed"

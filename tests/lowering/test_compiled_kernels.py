@@ -5,15 +5,15 @@ from pathlib import Path
 import pytest
 
 from dsa_compile.artifact.reader import Artifact
-from dsa_compile.compiling import CompileResult, compile_model
-from dsa_compile.config import CompileConfig
 from dsa_compile.errors import ArtifactError, UserError
+from dsa_compile.facts.config import CompileConfig
 from dsa_compile.kernels.cuda import compiler, parallel_build
 from dsa_compile.kernels.cuda.compiler import KernelCompileError, cubin_name
 from dsa_compile.kernels.cuda.launch import CudaKernel
 from dsa_compile.kernels.cuda.parallel_build import build_each
 from dsa_compile.kernels.cuda.shipped import ShippedKernels
 from dsa_compile.lowering import compiled_kernels
+from dsa_compile.lowering.compile_model import CompileResult, compile_model
 from dsa_compile.lowering.compiled_kernels import ships_kernels, write_kernels
 from dsa_compile.testing.models import save_hf, tiny_config, tiny_model
 

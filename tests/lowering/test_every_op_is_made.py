@@ -8,11 +8,11 @@ import pytest
 import torch
 from transformers import DeepseekV32Config
 
-from dsa_compile.config import RECIPES, CompileConfig
+from dsa_compile.facts.config import RECIPES, CompileConfig
+from dsa_compile.facts.layout import Layout
 from dsa_compile.frontend.build import build_program
 from dsa_compile.ir.program import Program
 from dsa_compile.kernels.table import KERNELS
-from dsa_compile.layout import Layout
 from dsa_compile.ops import FACTS, REFERENCE
 from dsa_compile.passes.manager import run_pipeline
 from dsa_compile.testing.models import tiny_mistral_config, yarn_parameters

@@ -10,7 +10,7 @@ import pytest
 
 from dsa_compile.artifact.manifest import open_manifest
 from dsa_compile.artifact.records import TIMINGS
-from dsa_compile.bench.step.released import write_released
+from dsa_compile.measure.step.released import write_released
 from tests.lowering.reproduce import CASES, compile_case
 
 ROOT = Path(__file__).parent.parent.parent

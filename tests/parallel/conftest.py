@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from dsa_compile.compiling import compile_model
-from dsa_compile.layout import ONE_RANK, Layout
+from dsa_compile.facts.layout import ONE_RANK, Layout
+from dsa_compile.lowering.compile_model import compile_model
 
 from .whole_blocks import save_whole_blocks
 

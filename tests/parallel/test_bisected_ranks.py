@@ -9,15 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from dsa_compile.debugging.bisect.drawn_tokens import drawn_problem
-from dsa_compile.debugging.bisect.runtime_check import ANY, wrong_engine
-from dsa_compile.debugging.bisect.runtime_scenes import OVERLAP
-from dsa_compile.debugging.recompiled_artifact import RecompiledArtifact
 from dsa_compile.runtime import RequestOutput, SamplingParams
 from dsa_compile.runtime.execution.runner import StepInputs
 from dsa_compile.runtime.ranks.gloo import GlooCommunicator
 from dsa_compile.runtime.ranks.messages import PlanWriter, StepPlan
 from dsa_compile.runtime.sampling.sampler import Sampler, SamplingState
+from dsa_compile.verify.bisect.drawn_tokens import drawn_problem
+from dsa_compile.verify.bisect.runtime_check import ANY, wrong_engine
+from dsa_compile.verify.bisect.runtime_scenes import OVERLAP
+from dsa_compile.verify.recompiled_artifact import RecompiledArtifact
 
 
 def opened(path: Path) -> RecompiledArtifact:
@@ -30,6 +30,7 @@ def test_healthy_ranks_are_right(artifact: Callable[[str], Path], layout: str) -
     assert wrong_engine(opened(artifact(layout))) is None
 
 
+@pytest.mark.slow
 def test_a_rank_that_exchanges_wrongly_is_seen(
     artifact: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -47,6 +48,7 @@ def test_a_rank_that_exchanges_wrongly_is_seen(
     assert "log-probability of token 1 is off by" in found[1]
 
 
+@pytest.mark.slow
 def test_sampling_options_of_an_earlier_request_are_seen(
     artifact: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dsa_compile.artifact.reader import Artifact
-from dsa_compile.evaluation.texts import HELD_OUT
+from dsa_compile.measure.eval.texts import HELD_OUT
 from dsa_compile.runtime import Engine, EngineOptions, SamplingParams
 from dsa_compile.runtime.execution.graph_plan import GraphPlan
 from dsa_compile.runtime.loading.load_runner import load_runner
@@ -121,6 +121,7 @@ def cases(layouts: list[str], most: int) -> st.SearchStrategy:
     )
 
 
+@pytest.mark.slow
 @settings(SOME, max_examples=6)
 @given(case=cases([LAYOUT], 8))
 def test_tokens_are_those_without_drafts(make_engine, text, case) -> None:
@@ -167,6 +168,7 @@ def met(engine: Engine) -> list[list[Any]]:
     return [group._communicator.met, *(thread._communicator.met for thread in threads)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 4])
 def test_as_many_drafts_are_right_as_on_one_rank(make_engine, text, count: int) -> None:
     """Whatever pads a step of a lane, its drafts see the states of their own request."""

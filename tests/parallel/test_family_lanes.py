@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from dsa_compile.compiling import compile_model
+from dsa_compile.lowering.compile_model import compile_model
 from dsa_compile.runtime import Engine, EngineOptions, SamplingParams
 from dsa_compile.runtime.loading.load_runner import load_runner
 from dsa_compile.runtime.loading.peers import Alone
@@ -54,6 +54,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], P
     return find
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "layout"), quick_first([(GLM, "dp2ep2"), (GLM, "dp2"), (AXK2, "dp2ep2")])
 )

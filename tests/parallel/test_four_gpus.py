@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from dsa_compile.compiling import compile_model
-from dsa_compile.layout import ONE_RANK, Layout
+from dsa_compile.facts.layout import ONE_RANK, Layout
+from dsa_compile.lowering.compile_model import compile_model
 from dsa_compile.runtime import Engine, SamplingParams
 
 from .conftest import MODEL

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from dsa_compile.artifact.reader import Artifact
-from dsa_compile.bench.step.drafted import time_drafted_steps
 from dsa_compile.cli.eval import main as eval_main
 from dsa_compile.cli.inspect.command import main
 from dsa_compile.errors import UserError
-from dsa_compile.inspecting.html.payload import payload
-from dsa_compile.inspecting.store import Store
+from dsa_compile.inspect.html.payload import payload
+from dsa_compile.inspect.store import Store
 from dsa_compile.ir.plan import DRAFT
+from dsa_compile.measure.step.drafted import time_drafted_steps
 
 Artifacts = Callable[[str], Path]
 

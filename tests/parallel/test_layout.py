@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 
 from dsa_compile.artifact.strict_json import parse
-from dsa_compile.config import CompileConfig
 from dsa_compile.errors import UserError
+from dsa_compile.facts.config import CompileConfig
+from dsa_compile.facts.layout import Layout
 from dsa_compile.frontend.architectures import spec_of
 from dsa_compile.frontend.layout_checks import check_layout
-from dsa_compile.layout import Layout
 from dsa_compile.testing.models import tiny_config
 
 SPEC = replace(

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from dsa_compile.bench.step.released import CONFIG
 from dsa_compile.frontend.architectures import load_config, spec_of
-from dsa_compile.inspecting.layout_messages import LayerMessage, messages_of_layout
-from dsa_compile.inspecting.ranks import exchanges
-from dsa_compile.inspecting.store import Store
+from dsa_compile.inspect.layout_messages import LayerMessage, messages_of_layout
+from dsa_compile.inspect.ranks import exchanges
+from dsa_compile.inspect.store import Store
+from dsa_compile.measure.step.released import CONFIG
 from dsa_compile.weights.plan import WeightPlan
 from tests.parallel.conftest import LAYOUTS
 

@@ -5,19 +5,20 @@ import json
 import pytest
 import torch
 
-from dsa_compile.bench.node.report import basis_lines, node_table, published_table
-from dsa_compile.bench.node.run import Collectives, Row, step_communication
-from dsa_compile.bench.node.workload import Load, Served
 from dsa_compile.cli.bench import build_parser, run
 from dsa_compile.cli.tables import console, fits
 from dsa_compile.errors import UserError
-from dsa_compile.inspecting.ranks import exchanges
-from dsa_compile.inspecting.store import Store
+from dsa_compile.inspect.ranks import exchanges
+from dsa_compile.inspect.store import Store
+from dsa_compile.measure.node.report import basis_lines, node_table, published_table
+from dsa_compile.measure.node.run import Collectives, Row, step_communication
+from dsa_compile.measure.node.workload import Load, Served
 from dsa_compile.runtime.ranks.latencies import Latency, LatencyTable
 
 LOAD = ["--concurrency", "2", "--prompt-tokens", "20", "--new-tokens", "6"]
 
 
+@pytest.mark.slow
 def test_a_projection_says_so_everywhere(artifact, capsys, tmp_path) -> None:
     output = tmp_path / "node.json"
     replay = ["--collectives", "replay", "--of", "2", "--scale", "0,1"]
@@ -44,7 +45,7 @@ def test_a_lane_alone_serves_its_share(artifact, capsys, monkeypatch) -> None:
         loads.append((load.concurrency, engine._runner.runner.max_running))
         return Served(1.0, 2.0, 3, 4.0)
 
-    monkeypatch.setattr("dsa_compile.bench.node.run.serve", served)
+    monkeypatch.setattr("dsa_compile.measure.node.run.serve", served)
     replay = ["--collectives", "replay", "--scale", "1", "--json"]
     arguments = ["node", str(artifact("dp2ep2")), *replay, "--concurrency", "5", *LOAD[2:]]
     assert run(arguments) == 0

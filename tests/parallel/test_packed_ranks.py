@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from dsa_compile.artifact.reader import Artifact
-from dsa_compile.compiling import compile_model
-from dsa_compile.debugging.recompiled_artifact import RecompiledArtifact
+from dsa_compile.lowering.compile_model import compile_model
 from dsa_compile.runtime.loading.weight_loading import load_weights
+from dsa_compile.verify.recompiled_artifact import RecompiledArtifact
 
 from .conftest import LAYOUTS, MODEL
 

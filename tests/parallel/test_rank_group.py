@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from dsa_compile.errors import UserError
+from dsa_compile.facts.layout import Layout
 from dsa_compile.ir.plan import LONG_PROMPT, PROMPT
-from dsa_compile.layout import Layout
 from dsa_compile.runtime import DeviceLost, Engine, EngineOptions, SamplingParams
 from dsa_compile.runtime.execution.batch import Batch
 from dsa_compile.runtime.execution.model_runner import ModelRunner
@@ -88,6 +88,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", quick_first(["dp2ep2", "tp2", "ep2", "tp2dp2"]))
 def test_ranks_run_steps_of_whole_prompts(artifact, wanted, ran, layout) -> None:
     """Two lanes may run different variants in one step."""
@@ -149,6 +150,7 @@ def test_ranks_that_draft_give_the_tokens_of_one(artifact, wanted, layout, optio
         assert stats.owned_blocks == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["dp2ep2", "dp2ep2-mtp"])
 def test_a_lane_that_dies_ends_the_group_by_name(artifact, layout) -> None:
     with Engine.load(artifact(layout), num_blocks=64) as engine:
@@ -161,6 +163,7 @@ def test_a_lane_that_dies_ends_the_group_by_name(artifact, layout) -> None:
         assert gone(pid)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["tp2", "dp2ep2", "dp2ep2-mtp"])
 def test_an_aborted_request_leaves_the_others_alone(artifact, wanted, layout) -> None:
     limits = {"num_blocks": 64, "max_running": 9, "max_batched_tokens": 48}
@@ -188,6 +191,7 @@ def closed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return ranks
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_ends_the_group_by_name(artifact, closed) -> None:
     with Engine.load(artifact("tp2"), num_blocks=64) as engine:
         (pid,) = engine._runner.pids
@@ -219,6 +223,7 @@ def test_a_rank_that_hangs_ends_the_group_by_name(artifact) -> None:
         assert gone(pid)
 
 
+@pytest.mark.slow
 def test_log_probabilities_of_a_prompt_are_those_of_one_rank(artifact, wanted) -> None:
     params = SamplingParams(max_tokens=3, temperature=0.0, prompt_logprobs=1)
     found = []
@@ -310,6 +315,7 @@ print("status", status, "same", after.token_ids == before.token_ids, flush=True)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["close", "exit"])
 def test_a_fork_leaves_the_ranks_alone(artifact, end: str) -> None:
     command = [sys.executable, "-c", FORKING, str(artifact("tp2")), end]
@@ -318,6 +324,7 @@ def test_a_fork_leaves_the_ranks_alone(artifact, end: str) -> None:
     assert "status 0 same True" in done.stdout
 
 
+@pytest.mark.slow
 def test_ranks_end_with_the_engine_that_is_dropped(artifact, closed) -> None:
     engine = Engine.load(artifact("tp2"), num_blocks=64)
     (pid,) = engine._runner.pids

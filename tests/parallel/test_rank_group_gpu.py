@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from dsa_compile.compiling import compile_model
 from dsa_compile.kernels.cuda.shared_buffer import SharedBuffer
+from dsa_compile.lowering.compile_model import compile_model
 from dsa_compile.runtime import Engine, SamplingParams
 
 from .conftest import LAYOUTS, MODEL

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from dsa_compile.errors import UserError
-from dsa_compile.layout import Layout
+from dsa_compile.facts.layout import Layout
 from dsa_compile.runtime import EngineOptions
 from dsa_compile.runtime.execution.runner import StepTokens
 from dsa_compile.runtime.failures.step_errors import RankLost

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from dsa_compile.compiling import compile_model
+from dsa_compile.lowering.compile_model import compile_model
 from dsa_compile.runtime import Engine, Grammar, RequestOutput, SamplingParams
 
 from .conftest import LAYOUTS

@@ -55,6 +55,7 @@ def test_tokens_of_other_lanes_choose_other_experts() -> None:
     assert every.tolist() == [[0, 5, 8], [7, 3, -1], [4, 1, 8], [3, 7, -1]]
 
 
+@pytest.mark.slow
 def test_a_rank_loads_its_part_of_the_weights(artifact) -> None:
     def weights(rank: int) -> dict[str, torch.Tensor]:
         options = EngineOptions(collectives="replay", rank=rank, num_blocks=8)
@@ -106,6 +107,7 @@ def test_a_replayed_engine_serves_many_requests(artifact) -> None:
     assert [output.num_tokens for output in outputs] == [5, 5, 5]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("draft", ["mtp", "ngram"])
 def test_a_replayed_lane_drafts(artifact, draft: str) -> None:
     """Replayed lane meets copies of itself, of the shape of its own step."""

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from dsa_compile.config import CompileConfig
-from dsa_compile.debugging.execution.replay import Replay
-from dsa_compile.debugging.inputs.parameters import RandomParameters, WeightStore
-from dsa_compile.debugging.inputs.prompt import Prompt, random_tokens
-from dsa_compile.debugging.verify.report import VerifyReport
-from dsa_compile.debugging.verify.verify_compilation import verify
+from dsa_compile.facts.config import CompileConfig
+from dsa_compile.facts.layout import Layout
 from dsa_compile.frontend.build import build_program
-from dsa_compile.layout import Layout
 from dsa_compile.passes import shard_experts, sharding
 from dsa_compile.testing.models import tiny_config
+from dsa_compile.verify.checks.report import VerifyReport
+from dsa_compile.verify.checks.verify_compilation import verify
+from dsa_compile.verify.execution.replay import Replay
+from dsa_compile.verify.inputs.parameters import RandomParameters, WeightStore
+from dsa_compile.verify.inputs.prompt import Prompt, random_tokens
 from dsa_compile.weights.plan import Concat, Constant, Narrow, Shard, WeightEntry
 
 TP2 = Layout(tp=2, shard_embedding=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dsa_compile.compiling import compile_model
+from dsa_compile.lowering.compile_model import compile_model
 from dsa_compile.runtime import Engine, SamplingParams
 
 from .conftest import LAYOUTS, MODEL

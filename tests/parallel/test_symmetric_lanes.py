@@ -11,8 +11,8 @@ from torch._C._distributed_c10d import HashStore
 pytest.importorskip("cuda.bindings")
 
 from dsa_compile.errors import UserError
+from dsa_compile.facts.layout import Layout
 from dsa_compile.kernels.cuda.shared_peer_memory import shared_peer_memories
-from dsa_compile.layout import Layout
 from dsa_compile.runtime.ranks import nccl
 from dsa_compile.runtime.ranks.nccl import NcclCommunicator
 

@@ -12,10 +12,10 @@ import torch
 from torch._C._distributed_c10d import HashStore
 
 from dsa_compile.errors import UserError
-from dsa_compile.layout import Layout
+from dsa_compile.facts.layout import Layout
 from dsa_compile.runtime import Engine, SamplingParams
 from dsa_compile.runtime.ranks import torchrun
-from dsa_compile.torchrun import StartedRank, started_rank
+from dsa_compile.runtime.ranks.torchrun_environment import StartedRank, started_rank
 
 HOST = "127.0.0.1"
 STARTED = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": HOST, "MASTER_PORT": "1"}

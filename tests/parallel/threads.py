@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dsa_compile.layout import DP, Layout
+from dsa_compile.facts.layout import DP, Layout
 from dsa_compile.ops.collectives import communicating, sum_of_ranks
 from dsa_compile.runtime.execution.model_runner import ModelRunner
 from dsa_compile.runtime.ranks.group import RankGroup

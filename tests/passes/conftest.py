@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from dsa_compile.debugging.comparison.agreement import same_bits
 from dsa_compile.errors import CompileError
 from dsa_compile.ir.dims import same_type
 from dsa_compile.ir.edit import Editor
@@ -15,6 +14,7 @@ from dsa_compile.ir.passes import Numerics, Pass, PassRecord
 from dsa_compile.ir.printer import region_to_python
 from dsa_compile.ir.program import Program
 from dsa_compile.ir.region import Role
+from dsa_compile.verify.comparison.agreement import same_bits
 from tests.passes.sketch import (
     SIZES,
     Fragment,

@@ -19,10 +19,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, fx
 
-from dsa_compile.config import CompileConfig
-from dsa_compile.debugging.execution.interpreter import Interpreter
-from dsa_compile.debugging.execution.ranks import on_each_rank, parts_of
-from dsa_compile.debugging.execution.stages import result_nodes
+from dsa_compile.facts.config import CompileConfig
 from dsa_compile.frontend.architectures import spec_of
 from dsa_compile.frontend.build import EMBED, HEAD, model_plan
 from dsa_compile.frontend.export import Input, export_region
@@ -32,6 +29,9 @@ from dsa_compile.ir.plan import MODEL, Plan
 from dsa_compile.ir.program import Place, Program, add_input
 from dsa_compile.ir.region import Region, Role
 from dsa_compile.testing.models import tiny_config
+from dsa_compile.verify.execution.interpreter import Interpreter
+from dsa_compile.verify.execution.ranks import on_each_rank, parts_of
+from dsa_compile.verify.execution.stages import result_nodes
 from dsa_compile.weights.block_fp8 import quantize_rows
 from dsa_compile.weights.materialize import materialize
 from dsa_compile.weights.plan import Load, WeightEntry, WeightPlan

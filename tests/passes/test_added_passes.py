@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from dsa_compile.artifact.reader import Artifact
-from dsa_compile.compiling import compile_model
-from dsa_compile.config import AddedPass, CompileConfig
 from dsa_compile.errors import UserError
+from dsa_compile.facts.config import AddedPass, CompileConfig
 from dsa_compile.ir.passes import Pass
+from dsa_compile.lowering.compile_model import compile_model
 from dsa_compile.passes.added import assemble, pipeline_of
 from dsa_compile.passes.listing import listing
 from dsa_compile.passes.manager import pass_names
@@ -156,6 +156,7 @@ def test_from_another_package(install, model_dir: Path, tmp_path: Path) -> None:
     assert "view_reshapes" not in [r.name for r in left.program.records]
 
 
+@pytest.mark.slow
 def test_by_hand(install, model_dir: Path, tmp_path: Path) -> None:
     step = type(added(install))(least=3)
     result = compile_model(model_dir, tmp_path / "a", weights="none", passes=[(step, AFTER)])
@@ -169,6 +170,7 @@ def test_by_hand(install, model_dir: Path, tmp_path: Path) -> None:
         pipeline_of(config)
 
 
+@pytest.mark.slow
 def test_options_are_recorded_and_checked(model_dir: Path, tmp_path: Path) -> None:
     options = ("overlap_streams.streams=3",)
     compile_model(model_dir, tmp_path / "a", weights="none", target="sm_90a", pass_options=options)
@@ -242,7 +244,7 @@ def test_inside_the_tree(tmp_path: Path) -> None:
     tests = (
         "tests/passes/test_view_reshapes.py", "tests/passes/test_manager.py",
         "tests/passes/test_full_geometry.py", "tests/passes/test_pipeline_walk.py",
-        "tests/inspecting/test_command.py", "tests/cli/test_compile.py",
+        "tests/inspect/test_command.py", "tests/cli/test_compile.py",
     )  # fmt: skip
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests]
     done = subprocess.run(

@@ -10,7 +10,7 @@ import torch
 from torch import fx
 from transformers import DeepseekV32Config
 
-from dsa_compile.config import CompileConfig
+from dsa_compile.facts.config import CompileConfig
 from dsa_compile.frontend.build import build_program
 from dsa_compile.ir.dims import symbol_names
 from dsa_compile.ir.graph_json import region_from_json, region_to_json

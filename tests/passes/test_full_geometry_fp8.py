@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from dsa_compile.config import CompileConfig
+from dsa_compile.facts.config import CompileConfig
 from dsa_compile.ir.program import Level, Program
 from dsa_compile.ir.region import Role
 from dsa_compile.ir.spec import violations

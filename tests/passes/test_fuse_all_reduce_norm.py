@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from dsa_compile.config import CompileConfig
-from dsa_compile.layout import Layout
+from dsa_compile.facts.config import CompileConfig
+from dsa_compile.facts.layout import Layout
 from dsa_compile.passes.fuse_all_reduce_norm import FuseAllReduceNorm
 from dsa_compile.passes.shard_mlps import ShardMlps
 from tests.passes.conftest import PassCheck

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from dsa_compile.config import CompileConfig
+from dsa_compile.facts.config import CompileConfig
 from dsa_compile.ops.fused_cache import fp8_row_bytes
 from dsa_compile.ops.quantize import E4M3
 from dsa_compile.passes.fuse_attention_expand import FuseAttentionExpand

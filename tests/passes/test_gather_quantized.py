@@ -1,7 +1,7 @@
 import torch
 
-from dsa_compile.config import CompileConfig
-from dsa_compile.layout import Layout
+from dsa_compile.facts.config import CompileConfig
+from dsa_compile.facts.layout import Layout
 from dsa_compile.passes.gather_quantized import GatherQuantized
 from tests.passes.conftest import PassCheck
 from tests.passes.sketch import region, value, weight

@@ -1,6 +1,6 @@
 import torch
 
-from dsa_compile.config import CompileConfig
+from dsa_compile.facts.config import CompileConfig
 from dsa_compile.passes.insert_paged_caches import InsertPagedCaches
 from tests.passes.conftest import PassCheck
 from tests.passes.sketch import batch, cache, region, value

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from dsa_compile.config import RECIPES, TARGETS, CompileConfig
 from dsa_compile.errors import CompileError, UserError
+from dsa_compile.facts.config import RECIPES, TARGETS, CompileConfig
+from dsa_compile.facts.layout import ONE_RANK, Layout
 from dsa_compile.frontend.build import build_program
 from dsa_compile.ir.passes import Numerics, Pass, PassRecord
 from dsa_compile.ir.program import Level, Program
 from dsa_compile.ir.region import Region
-from dsa_compile.layout import ONE_RANK, Layout
 from dsa_compile.passes.listing import listing
 from dsa_compile.passes.manager import check_selection, pass_names, run_pipeline
 from dsa_compile.passes.pipeline import PIPELINE
@@ -129,6 +129,7 @@ def test_fusions_and_the_split_can_be_switched_off() -> None:
     assert common | fusions | {"quantize_experts"} <= set(optional("fp8"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", optional("fp32"))
 def test_without_one_pass_the_program_is_still_legal(exported: Program, name: str) -> None:
     program = exported.fork(CompileConfig(weights="none", disable=(name,)))

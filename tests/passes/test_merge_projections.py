@@ -1,8 +1,8 @@
 import pytest
 import torch
 
+from dsa_compile.facts.model_spec import LayerKind
 from dsa_compile.ir.dims import FakeWorld
-from dsa_compile.model_spec import LayerKind
 from dsa_compile.ops.signature import OperandError
 from dsa_compile.passes.merge_projections import MergeProjections, first_projections
 from tests.passes.conftest import PassCheck

@@ -8,21 +8,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import fx
 
-from dsa_compile.config import CompileConfig
-from dsa_compile.debugging.comparison.agreement import same_bits
+from dsa_compile.facts.config import CompileConfig
 from dsa_compile.ir.dims import FakeWorld
 from dsa_compile.ir.edit import Editor
 from dsa_compile.ir.graph_json import region_from_json, region_to_json
+from dsa_compile.ir.hazard import HazardKind
+from dsa_compile.ir.hazards import find_hazards
 from dsa_compile.ir.printer import region_to_python
 from dsa_compile.ir.program import add_input
 from dsa_compile.ir.region import Region, Role
+from dsa_compile.ir.storage import Memory
 from dsa_compile.ops import KEEP_ALIVE, STREAM_OPS, WAIT_EVENT
-from dsa_compile.overlap.costs import Cost
-from dsa_compile.overlap.hazard import HazardKind
-from dsa_compile.overlap.hazards import find_hazards
-from dsa_compile.overlap.schedule import Schedule, makespan, schedule
-from dsa_compile.overlap.storage import Memory
 from dsa_compile.passes.overlap_streams import OverlapStreams, place, region_tasks
+from dsa_compile.passes.stream_costs import Cost
+from dsa_compile.passes.stream_schedule import Schedule, makespan, schedule
+from dsa_compile.verify.comparison.agreement import same_bits
 from tests.passes.sketch import (
     Fragment,
     RandomParameters,

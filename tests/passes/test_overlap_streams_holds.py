@@ -5,11 +5,11 @@ from torch import fx
 
 from dsa_compile.ir.edit import Editor
 from dsa_compile.ir.printer import region_to_python
+from dsa_compile.ir.storage import Memory
 from dsa_compile.ops import KEEP_ALIVE
-from dsa_compile.overlap.costs import Cost
-from dsa_compile.overlap.schedule import Schedule
-from dsa_compile.overlap.storage import Memory
 from dsa_compile.passes.overlap_streams import place, region_tasks
+from dsa_compile.passes.stream_costs import Cost
+from dsa_compile.passes.stream_schedule import Schedule
 from tests.passes.sketch import fragment, region, value, weight
 
 aten, dsa = torch.ops.aten, torch.ops.dsa

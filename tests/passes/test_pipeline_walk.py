@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dsa_compile.config import CompileConfig
-from dsa_compile.debugging.comparison.agreement import same_bits
+from dsa_compile.facts.config import CompileConfig
 from dsa_compile.frontend.build import build_program
 from dsa_compile.ir.interpret import run_dense
 from dsa_compile.ir.passes import Numerics, Pass
@@ -16,6 +15,7 @@ from dsa_compile.ir.region import Role
 from dsa_compile.ir.spec import verify
 from dsa_compile.passes.pipeline import PIPELINE
 from dsa_compile.testing.models import save_hf, tiny_config, tiny_model
+from dsa_compile.verify.comparison.agreement import same_bits
 from dsa_compile.weights.checkpoint import Checkpoint
 from tests.weights.loading import load_layer
 

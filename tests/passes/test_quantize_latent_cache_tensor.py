@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from dsa_compile.config import CompileConfig
 from dsa_compile.errors import UserError
+from dsa_compile.facts.config import CompileConfig
 from dsa_compile.passes.quantize_latent_cache_tensor import QuantizeLatentCacheTensor
 from dsa_compile.weights.plan import Constant
 from tests.passes.conftest import PassCheck

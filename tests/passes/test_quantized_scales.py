@@ -5,9 +5,9 @@ from types import MappingProxyType
 
 import pytest
 
-from dsa_compile.compiling import compile_model
 from dsa_compile.errors import UserError
 from dsa_compile.ir.match import calls
+from dsa_compile.lowering.compile_model import compile_model
 from dsa_compile.ops import REFERENCE
 from dsa_compile.testing.models import hub_config, tiny_config
 

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from dsa_compile.config import CompileConfig
-from dsa_compile.layout import Layout
+from dsa_compile.facts.config import CompileConfig
+from dsa_compile.facts.layout import Layout
 from dsa_compile.passes.shard_attention import ShardAttention
 from tests.passes.conftest import PassCheck
 from tests.passes.sketch import region, value, weight

@@ -3,9 +3,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from dsa_compile.config import CompileConfig
+from dsa_compile.facts.config import CompileConfig
+from dsa_compile.facts.layout import Layout
 from dsa_compile.ir.rank_check import rank_problems
-from dsa_compile.layout import Layout
 from dsa_compile.ops import COMBINE
 from dsa_compile.passes.shard_experts import PLACES, ShardExperts
 from dsa_compile.weights.ranks import entry_at_rank

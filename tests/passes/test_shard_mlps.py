@@ -1,7 +1,7 @@
 import torch
 
-from dsa_compile.config import CompileConfig
-from dsa_compile.layout import Layout
+from dsa_compile.facts.config import CompileConfig
+from dsa_compile.facts.layout import Layout
 from dsa_compile.passes.shard_mlps import ShardMlps
 from dsa_compile.weights.plan import Load, Shard
 from tests.passes.conftest import PassCheck

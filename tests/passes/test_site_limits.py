@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dsa_compile.config import CompileConfig
+from dsa_compile.facts.config import CompileConfig
 from dsa_compile.frontend.build import build_program
 from dsa_compile.ir.passes import Pass, RegionPass
 from dsa_compile.ir.program import Program

@@ -3,7 +3,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from dsa_compile.config import CompileConfig
+from dsa_compile.facts.config import CompileConfig
 from dsa_compile.ir.passes import Numerics
 from dsa_compile.passes.skip_padding import SkipPadding
 from tests.passes.sketch import Sketch, batch, canonical, fragment, region, value, weight

@@ -1,4 +1,4 @@
-from dsa_compile.config import CompileConfig
+from dsa_compile.facts.config import CompileConfig
 from dsa_compile.ir.passes import Numerics, PassRecord
 from dsa_compile.passes.split_prompts import SplitPrompts
 from dsa_compile.passes.split_short_long import SplitShortLong

@@ -1,6 +1,6 @@
 import torch
 
-from dsa_compile.config import CompileConfig
+from dsa_compile.facts.config import CompileConfig
 from dsa_compile.ir.region import Role
 from dsa_compile.passes.split_short_long import SplitShortLong
 from tests.passes.conftest import PassCheck

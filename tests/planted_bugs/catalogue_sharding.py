@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import fx
 
+from dsa_compile.facts.layout import Layout
 from dsa_compile.ir.edit import Editor
 from dsa_compile.ir.program import Program
-from dsa_compile.layout import Layout
 from dsa_compile.passes import (
     shard_attention,
     shard_experts,

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from dsa_compile.config import CompileConfig
-from dsa_compile.debugging.inputs.parameters import WeightStore
-from dsa_compile.debugging.inputs.prompt import Prompt, random_tokens
+from dsa_compile.facts.config import CompileConfig
 from dsa_compile.frontend.build import build_program
 from dsa_compile.ir.program import Program
 from dsa_compile.testing.models import save_hf, save_hub, tiny_config, tiny_glm_config, tiny_model
+from dsa_compile.verify.inputs.parameters import WeightStore
+from dsa_compile.verify.inputs.prompt import Prompt, random_tokens
 from dsa_compile.weights.checkpoint import Checkpoint
 
 LENGTH = 27  # of which the first 16 see no more than index_topk keys; two pages

@@ -28,7 +28,7 @@ SCORED: dict[str, tuple[str, ...]] = {
 """Faults of the third, the fourth and the fifth catalogue that are scored here, and the commands
 that see them: ``verify`` runs no requests."""
 SAMPLE = ("decode-scores-two-selections", "window-start-dropped", "columns-as-they-lie")
-"""One of each catalogue; the runtime's are planted in tests/debugging as well, in less time."""
+"""One of each catalogue; the runtime's are planted in tests/verify as well, in less time."""
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.id)

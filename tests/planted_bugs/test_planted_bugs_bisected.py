@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from dsa_compile.debugging.bisect.criteria import ReferenceCheck
-from dsa_compile.debugging.bisect.culprit import find_culprit
-from dsa_compile.debugging.bisect.search import Log
-from dsa_compile.debugging.execution.replay import Replay
+from dsa_compile.verify.bisect.criteria import ReferenceCheck
+from dsa_compile.verify.bisect.culprit import find_culprit
+from dsa_compile.verify.bisect.search import Log
+from dsa_compile.verify.execution.replay import Replay
 from tests.planted_bugs.catalogue import RECOGNISE, RESTRUCTURE
 from tests.planted_bugs.catalogue_fused import FUSE
 from tests.planted_bugs.conftest import Bench

@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import fx
 
-from dsa_compile.debugging.bisect.bisect_artifact import bisect_artifact
-from dsa_compile.debugging.execution.replay import Replay
-from dsa_compile.debugging.inputs.reference import export_report
-from dsa_compile.debugging.recompiled_artifact import RecompiledArtifact
-from dsa_compile.debugging.verify.verify_compilation import verify
 from dsa_compile.ir.plan import DEEPER, DRAFT
 from dsa_compile.ir.program import Program
 from dsa_compile.ir.region import Region
+from dsa_compile.verify.bisect.bisect_artifact import bisect_artifact
+from dsa_compile.verify.checks.verify_compilation import verify
+from dsa_compile.verify.execution.replay import Replay
+from dsa_compile.verify.inputs.reference import export_report
+from dsa_compile.verify.recompiled_artifact import RecompiledArtifact
 from dsa_compile.weights.plan import WeightPlan
 from tests.planted_bugs.conftest import Bench
 from tests.planted_bugs.planting import PlantedBug, Struck, given, input_of, inserting, scaled

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from dsa_compile.debugging.bisect.criteria import ReferenceCheck
-from dsa_compile.debugging.bisect.culprit import find_culprit
-from dsa_compile.debugging.bisect.search import Log
-from dsa_compile.debugging.execution.replay import Replay
-from dsa_compile.debugging.execution.stages import Stage, run_stage
-from dsa_compile.debugging.verify.verify_compilation import verify
+from dsa_compile.verify.bisect.criteria import ReferenceCheck
+from dsa_compile.verify.bisect.culprit import find_culprit
+from dsa_compile.verify.bisect.search import Log
+from dsa_compile.verify.checks.verify_compilation import verify
+from dsa_compile.verify.execution.replay import Replay
+from dsa_compile.verify.execution.stages import Stage, run_stage
 from tests.planted_bugs.conftest import Bench
 from tests.planted_bugs.planting import PlantedBug, Struck
 from tests.planted_bugs.test_planted_bugs_bisected import BUGS

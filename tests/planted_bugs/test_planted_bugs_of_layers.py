@@ -7,15 +7,15 @@ from typing import Any, cast
 
 import pytest
 
-from dsa_compile.debugging.bisect.bisect_artifact import bisect_artifact
-from dsa_compile.debugging.bisect.criteria import ReferenceCheck
-from dsa_compile.debugging.bisect.culprit import find_culprit
-from dsa_compile.debugging.bisect.search import Log
-from dsa_compile.debugging.execution.replay import Replay
-from dsa_compile.debugging.inputs.reference import export_report
-from dsa_compile.debugging.recompiled_artifact import RecompiledArtifact
 from dsa_compile.ir.plan import MODEL, Call, Plan
 from dsa_compile.ir.program import Program
+from dsa_compile.verify.bisect.bisect_artifact import bisect_artifact
+from dsa_compile.verify.bisect.criteria import ReferenceCheck
+from dsa_compile.verify.bisect.culprit import find_culprit
+from dsa_compile.verify.bisect.search import Log
+from dsa_compile.verify.execution.replay import Replay
+from dsa_compile.verify.inputs.reference import export_report
+from dsa_compile.verify.recompiled_artifact import RecompiledArtifact
 from tests.planted_bugs.conftest import Bench
 
 Layers = tuple[Call, ...]

@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 import torch
 
-from dsa_compile.debugging.bisect.criteria import ReferenceCheck
-from dsa_compile.debugging.bisect.culprit import find_culprit
-from dsa_compile.debugging.bisect.search import Log
-from dsa_compile.debugging.execution.replay import Replay
-from dsa_compile.debugging.verify.verify_compilation import verify
 from dsa_compile.ir.edit import Editor
 from dsa_compile.ir.pass_record import PassRecord
 from dsa_compile.ir.plan import PROMPTS
 from dsa_compile.ir.program import Program
 from dsa_compile.passes.split_prompts import SplitPrompts
+from dsa_compile.verify.bisect.criteria import ReferenceCheck
+from dsa_compile.verify.bisect.culprit import find_culprit
+from dsa_compile.verify.bisect.search import Log
+from dsa_compile.verify.checks.verify_compilation import verify
+from dsa_compile.verify.execution.replay import Replay
 from tests.planted_bugs.conftest import Bench
 from tests.planted_bugs.planting import Plant, PlantedBug, Struck, inserting, scaled, swapped
 

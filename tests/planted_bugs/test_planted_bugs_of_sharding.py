@@ -11,24 +11,24 @@ from pathlib import Path
 
 import pytest
 
-from dsa_compile.config import CompileConfig
-from dsa_compile.debugging.bisect.criteria import ReferenceCheck
-from dsa_compile.debugging.bisect.culprit import find_culprit
-from dsa_compile.debugging.bisect.search import Log
-from dsa_compile.debugging.execution.replay import Replay
-from dsa_compile.debugging.inputs.parameters import RandomParameters, WeightStore
-from dsa_compile.debugging.inputs.prompt import Prompt, random_tokens
-from dsa_compile.debugging.verify.rank_fault import rank_fault
-from dsa_compile.debugging.verify.unsharded import compare_with_unsharded
-from dsa_compile.debugging.verify.verify_compilation import verify
 from dsa_compile.errors import CompileError
+from dsa_compile.facts.config import CompileConfig
+from dsa_compile.facts.layout import ONE_RANK, Layout
 from dsa_compile.frontend.build import build_program
 from dsa_compile.ir.passes import Pass
 from dsa_compile.ir.program import Program
-from dsa_compile.layout import ONE_RANK, Layout
 from dsa_compile.passes.manager import run_pipeline
 from dsa_compile.passes.pipeline import PIPELINE
 from dsa_compile.testing.models import tiny_config
+from dsa_compile.verify.bisect.criteria import ReferenceCheck
+from dsa_compile.verify.bisect.culprit import find_culprit
+from dsa_compile.verify.bisect.search import Log
+from dsa_compile.verify.checks.rank_fault import rank_fault
+from dsa_compile.verify.checks.unsharded import compare_with_unsharded
+from dsa_compile.verify.checks.verify_compilation import verify
+from dsa_compile.verify.execution.replay import Replay
+from dsa_compile.verify.inputs.parameters import RandomParameters, WeightStore
+from dsa_compile.verify.inputs.prompt import Prompt, random_tokens
 from tests.planted_bugs.catalogue_sharding import EP2, SHARDING, TP2, ShardingBug
 from tests.planted_bugs.conftest import LENGTH
 from tests.planted_bugs.planting import Struck

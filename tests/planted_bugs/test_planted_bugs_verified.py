@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from dsa_compile.debugging.execution.replay import Replay
-from dsa_compile.debugging.verify.verify_compilation import illegal, verify
+from dsa_compile.verify.checks.verify_compilation import illegal, verify
+from dsa_compile.verify.execution.replay import Replay
 from tests.planted_bugs.catalogue_fused import FP8, STREAMS
 from tests.planted_bugs.conftest import Bench
 from tests.planted_bugs.planting import PlantedBug, Struck

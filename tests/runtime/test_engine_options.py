@@ -6,8 +6,8 @@ from dataclasses import fields
 
 import pytest
 
+from dsa_compile.common.keyword_names import suggests_names
 from dsa_compile.errors import OptionError, UserError
-from dsa_compile.keyword_names import suggests_names
 from dsa_compile.runtime import Engine, EngineOptions, SamplingParams
 
 

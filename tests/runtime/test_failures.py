@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from dsa_compile.artifact.reader import Artifact
-from dsa_compile.compiling import compile_model
 from dsa_compile.errors import UserError
-from dsa_compile.evaluation.sequences import whole_batch
 from dsa_compile.kernels import registry
+from dsa_compile.lowering.compile_model import compile_model
+from dsa_compile.measure.eval.sequences import whole_batch
 from dsa_compile.ops import STREAM_OPS
 from dsa_compile.runtime import DeviceLost, Engine, OutOfMemory, SamplingParams, StepError
 from dsa_compile.runtime.engine_options import EngineOptions

@@ -10,9 +10,9 @@ import torch
 
 from dsa_compile.artifact.reader import Artifact
 from dsa_compile.artifact.records import KernelRecord
-from dsa_compile.compiling import compile_model
 from dsa_compile.errors import ArtifactError, UserError
 from dsa_compile.kernels import registry
+from dsa_compile.lowering.compile_model import compile_model
 from dsa_compile.runtime import OutOfMemory, StepError
 from dsa_compile.runtime.execution import executor
 from dsa_compile.runtime.execution.caches import GIB, make_caches, page_bytes

@@ -7,6 +7,7 @@ import threading
 
 import pytest
 
+from dsa_compile import runtime
 from dsa_compile.runtime import Engine, EngineOptions, SamplingParams
 from dsa_compile.runtime.failures.interrupts import Uninterrupted
 from dsa_compile.testing.hash_runner import HashRunner, reference_tokens
@@ -14,6 +15,7 @@ from dsa_compile.testing.hash_runner import HashRunner, reference_tokens
 from .async_runner import AsyncHashRunner
 from .drafting_runner import DraftingRunner
 
+FOLDER = runtime.__path__[0]
 SIZE = 4
 VOCAB = 64
 PARAMS = SamplingParams(max_tokens=7, temperature=0.0)
@@ -59,7 +61,7 @@ class Interrupts:
             sys.settrace(before)
 
     def trace(self, frame, event, _):
-        if "dsa_compile/runtime/" not in frame.f_code.co_filename:
+        if not frame.f_code.co_filename.startswith(FOLDER):
             return None
         if event == "line":
             self.left -= 1

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from dsa_compile.artifact.reader import Artifact
-from dsa_compile.compiling import compile_model
 from dsa_compile.errors import ArtifactError
 from dsa_compile.kernels import registry
 from dsa_compile.kernels.cuda.shipped import NO_KERNELS, ShippedKernels, kernels_in_use
+from dsa_compile.lowering.compile_model import compile_model
 from dsa_compile.runtime import Engine, SamplingParams
 from dsa_compile.runtime.execution import executor
 from dsa_compile.runtime.execution.runner import StepInputs

@@ -9,7 +9,7 @@ from transformers import AutoTokenizer
 
 from dsa_compile.artifact.reader import Artifact
 from dsa_compile.chat import chat_format
-from dsa_compile.evaluation.texts import cut_windows
+from dsa_compile.measure.eval.texts import cut_windows
 from dsa_compile.runtime import Engine, SamplingParams
 from dsa_compile.runtime.requests.chat_prompt import encode_chat
 from dsa_compile.runtime.requests.prompts import load_tokenizer

@@ -12,10 +12,10 @@ import pytest
 
 pytest.importorskip("aiohttp")
 
-from dsa_compile.bench.serve.client import Target, new_session
-from dsa_compile.bench.serve.run import run_load
-from dsa_compile.bench.serve.workload import RandomTokens, Sample
 from dsa_compile.cli.bench import main
+from dsa_compile.measure.serve.client import Target, new_session
+from dsa_compile.measure.serve.run import run_load
+from dsa_compile.measure.serve.workload import RandomTokens, Sample
 from tests.server.serving import Server
 
 CHUNKS = {

@@ -13,6 +13,7 @@ def whole(engine: Engine, prompt, **params):
     return engine.generate([prompt], SamplingParams(**params))[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prompt", PROMPTS)
 @pytest.mark.parametrize("stop", [None, ["\n\n", "return"], "arg"])
 def test_text_is_that_of_the_engine(client: openai.OpenAI, engine: Engine, prompt, stop) -> None:

@@ -76,6 +76,7 @@ def test_a_request_that_is_sent_by_half(server: Server) -> None:
     assert server.get("/ready").status == 200
 
 
+@pytest.mark.slow
 def test_a_body_that_takes_too_long(artifact) -> None:
     head = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n{{"
     with (
@@ -86,6 +87,7 @@ def test_a_body_that_takes_too_long(artifact) -> None:
         assert half.recv(1000).startswith(b"HTTP/1.1 408 ")
 
 
+@pytest.mark.slow
 def test_an_engine_that_is_killed(artifact, engine: Engine) -> None:
     with serving(artifact) as server:
         answers = []
@@ -151,6 +153,7 @@ def test_sigterm_finishes_what_was_accepted(artifact) -> None:
             assert text == reference
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGHUP])
 def test_a_second_signal_aborts(artifact, first: signal.Signals) -> None:
     """A closed terminal sends SIGHUP."""
@@ -173,12 +176,14 @@ def test_an_artifact_that_is_none(tmp_path) -> None:
         Server(tmp_path)
 
 
+@pytest.mark.slow
 def test_an_engine_that_cannot_start(artifact) -> None:
     server = Server(artifact, "--max-model-len", "1000000")
     assert server.process.wait(PATIENCE) == 2
     server.wait_for_log("max_model_len=1000000 exceeds the model's limit")
 
 
+@pytest.mark.slow
 def test_many_clients_some_of_which_leave(server: Server, engine: Engine) -> None:
     """Every completed answer equals the engine's; every block comes back."""
     rng = random.Random(0)

@@ -108,6 +108,7 @@ def test_flags_that_are_refused(flags: list[str], words: str, capsys) -> None:
     assert words in error
 
 
+@pytest.mark.slow
 def test_a_digest_admits_one_artifact(artifact: Path, capsys) -> None:
     """Any other is refused before anything listens; the one named may run its machine code."""
     assert main([str(artifact), "--digest", "0" * 64]) == 2

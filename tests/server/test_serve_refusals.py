@@ -120,6 +120,7 @@ def test_a_body_of_ten_megabytes(server: Server) -> None:
     assert server.get("/ready").status == 200
 
 
+@pytest.mark.slow
 def test_keys_queue_and_origins(artifact) -> None:
     flags = ["--api-key", "other", KEY, "--max-num-seqs", "1", "--max-queued-requests", "1"]
     origins = ["--allowed-origins", "https://a.example"]

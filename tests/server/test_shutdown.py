@@ -70,6 +70,7 @@ def test_what_never_ends_is_left_behind_when_time_is_over(aborts: Aborts) -> Non
     assert aborts.count == 1
 
 
+@pytest.mark.slow
 def test_a_body_that_never_comes_does_not_hold_up_the_end(artifact: Path) -> None:
     head = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: x\r\ncontent-length: 900\r\n\r\n{{"
     with serving(artifact) as server, socket.create_connection(server.address) as half:
@@ -78,6 +79,7 @@ def test_a_body_that_never_comes_does_not_hold_up_the_end(artifact: Path) -> Non
         assert server.terminate() == 0
 
 
+@pytest.mark.slow
 def test_the_engine_ends_with_its_server(artifact: Path) -> None:
     """However that ends, and in whatever step the engine is."""
     with serving(artifact) as server:

@@ -114,6 +114,7 @@ def _send_for_ever(connection: socket.socket) -> None:
         connection.sendall(b"x-a: " + b"a" * 65_536 + b"\r\n")
 
 
+@pytest.mark.slow
 def test_a_head_that_takes_too_long(artifact) -> None:
     with serving(artifact, "--request-read-timeout", "0.3") as server:
         for start in (b"", b"GET /hea", b"GET /health HTTP/1.1\r\nhost: x\r\n"):

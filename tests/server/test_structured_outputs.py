@@ -23,6 +23,7 @@ def fits(text: str) -> bool:
     return set(value) == {"count", "kind"} and type(value["count"]) is int and value["kind"] in "xy"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0, 1])
 def test_a_schema_through_the_client(client: openai.OpenAI, temperature: int) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "it", "schema": SCHEMA, "strict": True}}

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import openai
+import pytest
 
 import dsa_compile
 from dsa_compile.runtime import Engine, SamplingParams
@@ -52,6 +53,7 @@ def test_chats_hold_token_ids(client: openai.OpenAI) -> None:
     assert not hasattr(plain.choices[0], "token_ids")
 
 
+@pytest.mark.slow
 def test_a_model_without_a_tokenizer_streams_token_ids(tmp_path: Path) -> None:
     model, artifact = tmp_path / "model", tmp_path / "artifact"
     save_hf(tiny_model(tiny_config(2, first_k_dense_replace=1)), model)

@@ -63,6 +63,7 @@ def check(name: str, text: str) -> None:
     assert set(arguments) <= {"city", "days", "units"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0, 1])
 def test_a_named_function_is_called(chats: Any, temperature: int) -> None:
     options = {"model": None, "messages": MESSAGES, "tools": TOOLS, "tool_choice": NAMED}
@@ -83,6 +84,7 @@ def test_a_named_function_is_called(chats: Any, temperature: int) -> None:
     assert texts == [c.message.tool_calls[0].function.arguments for c in answer.choices]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("many", [True, False])
 def test_a_call_is_required(chats: Any, many: bool) -> None:
     names = set()
@@ -103,6 +105,7 @@ def test_a_call_is_required(chats: Any, many: bool) -> None:
     assert names <= {"weather", "now"}
 
 
+@pytest.mark.slow
 def test_reasoning_comes_first(chats: Any) -> None:
     """Reasoning is free; a bias ends it early."""
     end = 6  # </think>

@@ -165,6 +165,7 @@ def collector() -> Iterator[ThreadingHTTPServer]:
     server.server_close()
 
 
+@pytest.mark.slow
 def test_a_server_sends_its_spans(artifact: Path, collector) -> None:
     url = f"http://127.0.0.1:{collector.server_port}/v1/traces"
     with serving(artifact, "--otlp-traces-endpoint", url) as server:

@@ -14,7 +14,7 @@ PROGRAM = """
 import ctypes, gc, json, sys
 from pathlib import Path
 import torch
-from dsa_compile.model_spec import ModelSpec
+from dsa_compile.facts.model_spec import ModelSpec
 from dsa_compile.weights.canonical import canonical_parameters, compute_dtype
 from dsa_compile.weights.checkpoint import Checkpoint
 from tests.weights.loading import load_layer
@@ -99,6 +99,7 @@ def measure(directories, spec, layout, recipe, action):
     return json.loads(run.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
 @pytest.mark.parametrize(
     ("layout", "recipe", "action"),

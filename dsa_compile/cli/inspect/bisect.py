@@ -12,8 +12,8 @@ from dsa_compile.errors import UserError
 
 # Bisecting brings torch and transformers with it: --help should not wait for them.
 if TYPE_CHECKING:
-    from dsa_compile.debugging.bisect.culprit import Culprit
-    from dsa_compile.debugging.bisect.search import Trial
+    from dsa_compile.verify.bisect.culprit import Culprit
+    from dsa_compile.verify.bisect.search import Trial
 
 _DESCRIPTION = """\
 Find the rewrite that makes a check fail. The rewrites of all passes are numbered in the order they
@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"--limit {args.limit:g}: should be a number above 0")
     out = args.out or Path("bisect")
     from dsa_compile.cli.inspect.model import open_recompiled
-    from dsa_compile.debugging.bisect.bisect_artifact import bisect_artifact
+    from dsa_compile.verify.bisect.bisect_artifact import bisect_artifact
 
     recompiled = open_recompiled(args)
     for problem in recompiled.problems():
@@ -102,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
         print_json(culprit.to_json())
     else:
         _print(culprit, str(args.artifact))
-    from dsa_compile.debugging.bisect.culprit import Cause
+    from dsa_compile.verify.bisect.culprit import Cause
 
     answered = culprit.rewrite is not None or culprit.name or culprit.cause is Cause.NONE
     return 0 if answered else 1
@@ -119,7 +119,7 @@ def _progress(trial: "Trial") -> None:
 
 
 def _print(culprit: "Culprit", path: str) -> None:
-    from dsa_compile.debugging.bisect.culprit import Cause
+    from dsa_compile.verify.bisect.culprit import Cause
 
     out = console()
     if culprit.cause is Cause.NONE:
@@ -150,8 +150,8 @@ def _print(culprit: "Culprit", path: str) -> None:
 
 def _next(culprit: "Culprit", path: str) -> str:
     """A command that shows more of the culprit."""
-    from dsa_compile.debugging.bisect.culprit import Cause
-    from dsa_compile.debugging.verify.hazard_check import STREAMS
+    from dsa_compile.verify.bisect.culprit import Cause
+    from dsa_compile.verify.checks.hazard_check import STREAMS
 
     if culprit.rewrite is not None:
         site = culprit.rewrite

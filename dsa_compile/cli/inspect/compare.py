@@ -10,8 +10,8 @@ from rich.console import Console
 
 from dsa_compile.cli.inspect.diff import show_fold, show_retyped
 from dsa_compile.cli.inspect.output import console, of_layers, print_json, styled
-from dsa_compile.inspecting.compare import Comparison, Difference, compare
-from dsa_compile.inspecting.store import Store
+from dsa_compile.inspect.compare import Comparison, Difference, compare
+from dsa_compile.inspect.store import Store
 
 _HEADS = {
     "versions": "compiled with other versions",

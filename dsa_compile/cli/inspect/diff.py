@@ -11,11 +11,11 @@ from rich.text import Text
 
 from dsa_compile.cli.inspect.output import console, of_layers, print_json, statement, styled
 from dsa_compile.errors import UserError
-from dsa_compile.inspecting.diff import RegionDiff, pass_diff
-from dsa_compile.inspecting.fold import Fold, Kept, Outlier, fold, outliers
-from dsa_compile.inspecting.measured import VERIFY, SiteError, site_errors
-from dsa_compile.inspecting.select import regions_of
-from dsa_compile.inspecting.store import Stage, Store, ranges
+from dsa_compile.inspect.diff import RegionDiff, pass_diff
+from dsa_compile.inspect.fold import Fold, Kept, Outlier, fold, outliers
+from dsa_compile.inspect.measured import VERIFY, SiteError, site_errors
+from dsa_compile.inspect.select import regions_of
+from dsa_compile.inspect.store import Stage, Store, ranges
 
 _SIGNS = {"-": "red", "+": "green", "~": "dim"}
 

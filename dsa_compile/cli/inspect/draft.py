@@ -15,7 +15,7 @@ from dsa_compile.cli.tables import show
 from dsa_compile.errors import UserError
 
 if TYPE_CHECKING:
-    from dsa_compile.evaluation.draft_trace import DraftTrace, TracedToken
+    from dsa_compile.measure.eval.draft_trace import DraftTrace, TracedToken
 
 _DESCRIPTION = """\
 Continue a prompt greedily with drafts, and show for each token of the answer what was drafted for
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
     prompt = args.prompt
     if prompt is None:
         prompt = token_ids("--prompt-ids", args.prompt_ids)
-    from dsa_compile.evaluation.draft_trace import trace_drafts
+    from dsa_compile.measure.eval.draft_trace import trace_drafts
 
     trace = trace_drafts(
         args.artifact,

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from dsa_compile.cli.inspect.output import print_json
+from dsa_compile.common.regular_files import write_whole
 from dsa_compile.errors import UserError
-from dsa_compile.inspecting.html.document import document
-from dsa_compile.inspecting.html.overlays import numerics, times
-from dsa_compile.inspecting.html.payload import payload
-from dsa_compile.inspecting.measured import VERIFY
-from dsa_compile.inspecting.store import Store
-from dsa_compile.regular_files import write_whole
+from dsa_compile.inspect.html.document import document
+from dsa_compile.inspect.html.overlays import numerics, times
+from dsa_compile.inspect.html.payload import payload
+from dsa_compile.inspect.measured import VERIFY
+from dsa_compile.inspect.store import Store
 
 _DESCRIPTION = """\
 Write a report of every pass as one HTML file: an overview with the purpose of each pass, each pass

@@ -7,7 +7,7 @@ import os
 import warnings
 from collections.abc import Callable
 
-from dsa_compile.debugging.recompiled_artifact import ExportedArtifact, RecompiledArtifact
+from dsa_compile.verify.recompiled_artifact import ExportedArtifact, RecompiledArtifact
 
 
 def _nothing(exported: ExportedArtifact) -> None:

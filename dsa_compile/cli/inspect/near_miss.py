@@ -5,8 +5,8 @@ from dataclasses import asdict
 from typing import Any
 
 from dsa_compile.cli.inspect.output import console, of_layers, print_json, statement, styled
-from dsa_compile.inspecting.near_miss import Miss, misses_of
-from dsa_compile.inspecting.store import Store
+from dsa_compile.inspect.near_miss import Miss, misses_of
+from dsa_compile.inspect.store import Store
 
 
 def register(commands: Any) -> None:

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from dsa_compile.cli.inspect.output import print_json
 from dsa_compile.errors import UserError
-from dsa_compile.inspecting.store import Store
+from dsa_compile.inspect.store import Store
 from dsa_compile.ir.plan import MODEL, VARIANTS, region_name
 
 if TYPE_CHECKING:
-    from dsa_compile.inspecting.onnx.export import Step
+    from dsa_compile.inspect.onnx.export import Step
 
 _DESCRIPTION = """\
 Write the program as it was after a pass, for Netron or for any runtime of ONNX.
@@ -18,7 +18,7 @@ Write the program as it was after a pass, for Netron or for any runtime of ONNX.
 The main graph is a step with one node a layer; each region is a function, which Netron opens. From
 recognize_sparse_attention to flatten_tokens all is made of standard ops, and ONNX Runtime can run
 it. Later stages have ops of the domain dsa, earlier ones some of the domain aten; the schemas of
-both are added to onnx by dsa_compile.inspecting.onnx.schemas.register.
+both are added to onnx by dsa_compile.inspect.onnx.schemas.register.
 
 Of an artifact of several ranks it is the graph of one of them: all run the same. Collectives are
 ops of the domain dsa, with the axis and the number of ranks.
@@ -62,8 +62,8 @@ def run(args: argparse.Namespace) -> int:
         import onnx
     except ImportError:
         raise UserError("onnx is not installed: pip install onnx") from None
-    from dsa_compile.inspecting.onnx.export import export
-    from dsa_compile.inspecting.onnx.model import Weights, open_weights
+    from dsa_compile.inspect.onnx.export import export
+    from dsa_compile.inspect.onnx.model import Weights, open_weights
 
     store = Store.open(args.artifact)
     stage = store.stages[-1] if args.after is None else store.stage(args.after)
@@ -100,7 +100,7 @@ def _rank(store: Store, args: argparse.Namespace) -> int:
 
 
 def _steps(store: Store, graphs: Any, args: argparse.Namespace) -> "list[Step]":
-    from dsa_compile.inspecting.onnx.model import one_region, whole_step
+    from dsa_compile.inspect.onnx.model import one_region, whole_step
 
     if args.region is not None:
         return [one_region(store, graphs, args.region, None)]

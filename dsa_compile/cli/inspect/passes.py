@@ -9,15 +9,15 @@ from rich.table import Table
 
 from dsa_compile.cli.inspect.output import console, print_json, styled, table
 from dsa_compile.cli.tables import fits
-from dsa_compile.inspecting.listing import PassRow, odd_layers, pass_rows
-from dsa_compile.inspecting.measured import (
+from dsa_compile.inspect.listing import PassRow, odd_layers, pass_rows
+from dsa_compile.inspect.measured import (
     VERIFY,
     PassError,
     bench_cases,
     choose_case,
     pass_errors,
 )
-from dsa_compile.inspecting.store import Store, ranges
+from dsa_compile.inspect.store import Store, ranges
 
 _NUMBERS = ("", "rewrites", "expected", "nodes", "after", "ms", "near-\nmisses")
 

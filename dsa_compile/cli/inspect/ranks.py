@@ -5,8 +5,8 @@ from dataclasses import asdict
 from typing import Any
 
 from dsa_compile.cli.inspect.output import console, print_json, table
-from dsa_compile.inspecting.ranks import exchanges
-from dsa_compile.inspecting.store import Store
+from dsa_compile.inspect.ranks import exchanges
+from dsa_compile.inspect.store import Store
 
 
 def register(commands: Any) -> None:

@@ -10,9 +10,9 @@ from rich.console import Console
 from dsa_compile.cli.inspect.output import console, of_layers, print_json, styled, table
 from dsa_compile.cli.tables import show
 from dsa_compile.errors import UserError
-from dsa_compile.inspecting.measured import Case, bench_cases, choose_case, profile_calls
-from dsa_compile.inspecting.store import Store, ranges
-from dsa_compile.inspecting.times import Attribution, attribute_case, attribute_profile
+from dsa_compile.inspect.measured import Case, bench_cases, choose_case, profile_calls
+from dsa_compile.inspect.store import Store, ranges
+from dsa_compile.inspect.times import Attribution, attribute_case, attribute_profile
 
 _MOST = 20
 

@@ -15,9 +15,9 @@ from dsa_compile.errors import UserError
 
 # Verifying brings torch and transformers with it: --help should not wait for them.
 if TYPE_CHECKING:
-    from dsa_compile.debugging.recompiled_artifact import ExportedArtifact
-    from dsa_compile.debugging.verify.kernel_check import KernelReport
-    from dsa_compile.debugging.verify.report import PassReport
+    from dsa_compile.verify.checks.kernel_check import KernelReport
+    from dsa_compile.verify.checks.report import PassReport
+    from dsa_compile.verify.recompiled_artifact import ExportedArtifact
 
 _DESCRIPTION = """\
 Run the passes again and check every rewrite where it was made: the matched subgraph against its
@@ -142,16 +142,16 @@ def run(args: argparse.Namespace) -> int:
     from dsa_compile.cli.inspect.model import open_recompiled
     from dsa_compile.cli.inspect.verify_kernels import run_kernels
     from dsa_compile.cli.inspect.verify_unsharded import run_unsharded
-    from dsa_compile.debugging.execution.forked import Forked, usable_processes
-    from dsa_compile.debugging.inputs.reference import export_report
-    from dsa_compile.debugging.inputs.sample import EXPERTS
-    from dsa_compile.debugging.sampled_artifact import sampled_artifact, too_wide
-    from dsa_compile.debugging.verify.binding_check import binding_reports, runs_here
-    from dsa_compile.debugging.verify.report import FILE
-    from dsa_compile.debugging.verify.selection_check import selection_report
-    from dsa_compile.debugging.verify.verify_compilation import verify
-    from dsa_compile.debugging.verify.weight_check import wrong_weights
-    from dsa_compile.layout import ONE_RANK
+    from dsa_compile.facts.layout import ONE_RANK
+    from dsa_compile.verify.checks.binding_check import binding_reports, runs_here
+    from dsa_compile.verify.checks.report import FILE
+    from dsa_compile.verify.checks.selection_check import selection_report
+    from dsa_compile.verify.checks.verify_compilation import verify
+    from dsa_compile.verify.checks.weight_check import wrong_weights
+    from dsa_compile.verify.execution.forked import Forked, usable_processes
+    from dsa_compile.verify.inputs.reference import export_report
+    from dsa_compile.verify.inputs.sample import EXPERTS
+    from dsa_compile.verify.sampled_artifact import sampled_artifact, too_wide
 
     if args.against_unsharded:
         return run_unsharded(args, open_recompiled(args), given)

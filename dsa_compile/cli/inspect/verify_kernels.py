@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from dsa_compile.cli.inspect.output import console, print_json, styled, table
 from dsa_compile.errors import UserError
-from dsa_compile.layout import ONE_RANK
+from dsa_compile.facts.layout import ONE_RANK
 
 if TYPE_CHECKING:
-    from dsa_compile.debugging.recompiled_artifact import RecompiledArtifact
-    from dsa_compile.debugging.verify.kernel_check import KernelReport
+    from dsa_compile.verify.checks.kernel_check import KernelReport
+    from dsa_compile.verify.recompiled_artifact import RecompiledArtifact
 
 VERSION = 1
 """Version of the JSON printed; raised whenever a key goes or changes its meaning."""
@@ -27,8 +27,8 @@ def run_kernels(
     Raises:
         UserError: no GPU that the artifact is for, or its weights are cut over several ranks.
     """
-    from dsa_compile.debugging.verify.kernel_check import device_problem, worst_of_each
-    from dsa_compile.debugging.verify.kernel_process import check_kernels_apart
+    from dsa_compile.verify.checks.kernel_check import device_problem, worst_of_each
+    from dsa_compile.verify.checks.kernel_process import check_kernels_apart
 
     manifest = recompiled.artifact.manifest
     if manifest.target == "cpu":
@@ -69,7 +69,7 @@ def _wrong(found: "Sequence[KernelReport]") -> "list[KernelReport]":
 
 
 def _print(found: "Sequence[KernelReport]", problems: Sequence[str]) -> None:
-    from dsa_compile.debugging.verify.kernel_check import worst_of_each
+    from dsa_compile.verify.checks.kernel_check import worst_of_each
 
     out = console()
     shown = table("op", "provider", "graph", "call", "layer", "of allowed", right=("of allowed",))

@@ -9,7 +9,7 @@ from rich.text import Text
 from dsa_compile.cli.inspect.output import lines, styled, table
 
 if TYPE_CHECKING:
-    from dsa_compile.debugging.verify.report import PassReport, SiteReport, VerifyReport
+    from dsa_compile.verify.checks.report import PassReport, SiteReport, VerifyReport
 
 WORST = 10
 
@@ -115,7 +115,7 @@ def _margin(site: "SiteReport") -> str:
 
 
 def _next(report: "VerifyReport", path: str, fresh: str) -> str:
-    from dsa_compile.debugging.verify.report import EXPORT, SELECTION
+    from dsa_compile.verify.checks.report import EXPORT, SELECTION
 
     named = next(iter(report.wrong), None)
     if named is not None:

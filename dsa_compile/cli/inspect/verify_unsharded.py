@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dsa_compile.cli.inspect.output import console, lines, print_json, styled, table
-from dsa_compile.debugging.recompiled_artifact import RecompiledArtifact
 from dsa_compile.errors import UserError
-from dsa_compile.layout import ONE_RANK
+from dsa_compile.facts.layout import ONE_RANK
+from dsa_compile.verify.recompiled_artifact import RecompiledArtifact
 
 if TYPE_CHECKING:
-    from dsa_compile.debugging.verify.unsharded import PassComparison, UnshardedReport
+    from dsa_compile.verify.checks.unsharded import PassComparison, UnshardedReport
 
 
 def run_unsharded(
@@ -22,7 +22,7 @@ def run_unsharded(
     Raises:
         UserError: an artifact of one rank.
     """
-    from dsa_compile.debugging.verify.unsharded import compare_with_unsharded
+    from dsa_compile.verify.checks.unsharded import compare_with_unsharded
 
     if recompiled.exported.config.layout == ONE_RANK:
         raise UserError(

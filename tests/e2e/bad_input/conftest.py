@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from dsa_compile import compilation
 from dsa_compile.cli import compile as compile_cli
 from dsa_compile.cli import generate as generate_cli
-from dsa_compile.config import CompileConfig
+from dsa_compile.facts.config import CompileConfig
 from dsa_compile.frontend.build import build_program
+from dsa_compile.lowering import stages as compilation
 from dsa_compile.passes.manager import run_pipeline
 from dsa_compile.testing.models import save_byte_tokenizer, save_hf, tiny_config, tiny_model
 

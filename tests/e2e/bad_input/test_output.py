@@ -127,6 +127,7 @@ def run_module(name: str, *arguments: object) -> subprocess.CompletedProcess[str
     return subprocess.run(command, capture_output=True, text=True)
 
 
+@pytest.mark.slow
 def test_the_commands_as_processes(source, compiled, tmp_path):
     """Exit status and both streams as a script sees them, from importing torch to the end."""
     (tmp_path / "model").mkdir()

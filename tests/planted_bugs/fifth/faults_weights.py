@@ -98,7 +98,7 @@ FAULTS = (
     Fault(
         id="control-ranks-of-all-lanes-in-another-order",
         about="ranks of all lanes are numbered place by place, not lane by lane",
-        file="dsa_compile/layout.py",
+        file="dsa_compile/facts/layout.py",
         old="return {TP: rank % self.tp, DP: rank // self.tp, WORLD: rank}",
         new=(
             "world = rank % self.tp * self.dp + rank // self.tp\n"

@@ -108,7 +108,7 @@ def compile_options(options: tuple[tuple[str, Any], ...]) -> dict[str, Any]:
     made = {"block_size": 16, "records": False, **dict(options)}
     parts = {name: made.pop(name) for name in ("tp", "dp", "ep", "shard_embedding") if name in made}
     if parts:
-        from dsa_compile.layout import Layout
+        from dsa_compile.facts.layout import Layout
 
         made["layout"] = Layout(**parts)
     return made

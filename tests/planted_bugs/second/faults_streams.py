@@ -18,7 +18,7 @@ FAULTS = (
     Fault(
         id="waits-one-tick-late",
         about="a wait is left out where the stream knows the call before",
-        file="dsa_compile/overlap/schedule.py",
+        file="passes/stream_schedule.py",
         old="if clock.get(streams[other], 0) < ticks[other]:",
         new="if clock.get(streams[other], 0) < ticks[other] - 1:",
         kind="stream",
@@ -111,7 +111,7 @@ FAULTS = (
     Fault(
         id="event-knows-the-future",
         about="an event shares its stream's clock",
-        file="dsa_compile/overlap/streams.py",
+        file="dsa_compile/ir/streams.py",
         old="Recorded(node, stream, self._last.get(stream), dict(clock))",
         new="Recorded(node, stream, self._last.get(stream), clock)",
         kind="stream",
@@ -123,7 +123,7 @@ FAULTS = (
     Fault(
         id="foreign-reads-not-seen",
         about="memory that another stream only reads may be given out again",
-        file="dsa_compile/overlap/hazards_streams.py",
+        file="dsa_compile/ir/hazards_streams.py",
         old="for storage in uses.touches():\n            users",
         new="for storage in uses.writes:\n            users",
         kind="stream",

@@ -22,7 +22,7 @@ def results_of_regions(program: Any, model_dir: Path) -> dict[str, Any]:
 
     from dsa_compile.ir.execution import compile_region
     from dsa_compile.ir.plan import MODEL
-    from dsa_compile.overlap.streams import has_streams
+    from dsa_compile.ir.streams import has_streams
     from dsa_compile.weights.checkpoint import Checkpoint
     from tests.planted_bugs.second.stream_device import POLICIES, given, value_in
     from tests.weights.loading import load_layer

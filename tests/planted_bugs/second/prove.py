@@ -219,7 +219,7 @@ def artifact_name(model: str, recipe: str, options: Options) -> str:
 
 def export(model: str, recipe: str, target: str, options: Options, work: Path) -> Any:
     """The program before any pass; imports no pass."""
-    from dsa_compile.config import CompileConfig
+    from dsa_compile.facts.config import CompileConfig
     from dsa_compile.frontend.build import build_program
 
     config = CompileConfig(recipe=recipe, target=target, **compile_options(options))
@@ -266,8 +266,8 @@ def _observe(
             found["streams"] = results_of_regions(program, source)
             return found
         if compiles:
-            import dsa_compile.compilation as compilation
-            from dsa_compile.compiling import compile_model
+            import dsa_compile.lowering.stages as compilation
+            from dsa_compile.lowering.compile_model import compile_model
 
             if exported is not None:
                 compilation.build_program = lambda *_: exported

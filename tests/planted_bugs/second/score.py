@@ -132,7 +132,7 @@ def run_commands(fault: Fault, work: Path) -> dict[str, Any]:
     """Compile and run both commands, in a process that has the fault in its package."""
     from dsa_compile.cli.inspect import command
     from dsa_compile.cli.inspect import model as inspect_model
-    from dsa_compile.compiling import compile_model
+    from dsa_compile.lowering.compile_model import compile_model
 
     path = work / "scored"
     result: dict[str, Any] = {}

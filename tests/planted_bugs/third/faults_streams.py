@@ -6,7 +6,7 @@ FAULTS = (
     Fault(
         id="clocks-shared-between-tasks",
         about="what a task's stream knew is kept by reference, and so is what it learns later",
-        file="dsa_compile/overlap/schedule.py",
+        file="passes/stream_schedule.py",
         old="known[task] = dict(clock)",
         new="known[task] = clock",
         kind="stream",

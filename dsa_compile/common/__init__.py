@@ -1,0 +1,1 @@
+"""Helpers of every part that know nothing of models."""

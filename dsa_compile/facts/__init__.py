@@ -1,0 +1,1 @@
+"""What is known before a graph: the model, the target, the recipe, the layout over ranks."""

@@ -1,1 +1,0 @@
-"""Streams: costs of calls, schedules over streams, and the checker of hazards."""

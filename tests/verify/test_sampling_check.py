@@ -1,0 +1,155 @@
+"""Faults of sampling, one at a time: the option that shows each is named."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dsa_compile.runtime.execution import model_runner
+from dsa_compile.runtime.requests.sampling_params import SamplingParams
+from dsa_compile.runtime.sampling import draw, draw_options, sampler
+from dsa_compile.runtime.sampling.draw_options import DrawOptions
+from dsa_compile.verify.bisect.runtime_answers import Answers
+from dsa_compile.verify.bisect.sampling_check import wrong_sampling
+from dsa_compile.verify.recompiled_artifact import RecompiledArtifact
+
+Patch = pytest.MonkeyPatch
+
+
+@pytest.fixture(scope="module")
+def answers(recompiled: RecompiledArtifact) -> Answers:
+    return Answers(recompiled, exact=True).of_few_layers()
+
+
+def wrap(patch: Patch, module: Any, name: str, change: Callable[..., Any]) -> None:
+    """``change`` is given the right function and its arguments."""
+    right = getattr(module, name)
+    patch.setattr(module, name, lambda *args: change(right, *args))
+
+
+def repetition_divides(patch: Patch) -> None:
+    """Negative logits, too, are divided."""
+
+    def penalise(right: Any, logits: Any, rows: Any, counts: Any, amounts: Any) -> None:
+        repetition = [(r, 0.0, 0.0) for r, _, _ in amounts]
+        others = [(1.0, p, f) for _, p, f in amounts]
+        logits.neg_()
+        below = torch.where(logits > 0, logits, 0.0)
+        right(below, rows, counts, repetition)
+        logits.neg_()
+        right(logits, rows, counts, repetition)
+        logits.copy_(torch.where(below > 0, -below, logits))
+        right(logits, rows, counts, others)
+
+    wrap(patch, sampler, "penalise", penalise)
+
+
+def negative_penalties_are_none(patch: Patch) -> None:
+    def penalise(right: Any, logits: Any, rows: Any, counts: Any, amounts: Any) -> None:
+        right(logits, rows, counts, [(r, max(p, 0.0), max(f, 0.0)) for r, p, f in amounts])
+
+    wrap(patch, sampler, "penalise", penalise)
+
+
+def negative_bias_is_none(patch: Patch) -> None:
+    def add_bias(right: Any, logits: Any, rows: Any, ids: Any, amounts: Any) -> None:
+        right(logits, rows, ids, [amount.clip(min=0) for amount in amounts])
+
+    wrap(patch, sampler, "add_bias", add_bias)
+
+
+def one_end_is_masked(patch: Patch) -> None:
+    def mask(right: Any, logits: Any, rows: Any, ids: Sequence[Any]) -> None:
+        right(logits, rows, [i[:1] for i in ids])
+
+    wrap(patch, sampler, "mask_tokens", mask)
+
+
+def stop_tokens_are_others(patch: Patch) -> None:
+    patch.setattr(SamplingParams, "end_ids", lambda self, ends: frozenset(ends))
+
+
+def last_of_equals(patch: Patch) -> None:
+    def argmax(right: Any, logits: torch.Tensor) -> Any:
+        best, finite = right(logits.flip(1))
+        return logits.shape[1] - 1 - best, finite
+
+    wrap(patch, sampler, "_argmax", argmax)
+
+
+def seeds_of_32_bits(patch: Patch) -> None:
+    def uniforms(right: Any, seeds: Any, steps: Any) -> Any:
+        return right(seeds & np.uint64(2**32 - 1), steps)
+
+    for module in (sampler, draw_options):
+        wrap(patch, module, "uniforms", uniforms)
+
+
+def one_number_a_request(patch: Patch) -> None:
+    wrap(patch, sampler, "uniforms", lambda right, seeds, steps: right(seeds, steps * 0))
+
+
+def at_most_64(patch: Patch) -> None:
+    wrap(patch, draw, "_draw_top_k", lambda right, x, k, *rest: right(x, k.clamp(max=64), *rest))
+
+
+def temperature_is_lower(patch: Patch) -> None:
+    def drawn(right: Any, scaled: torch.Tensor, *rest: Any) -> Any:
+        return right(scaled * 1.5, *rest)
+
+    wrap(patch, sampler, "draw", drawn)
+
+
+def options_of_the_request_before(patch: Patch) -> None:
+    """A row of the scheduler keeps the options of its first request."""
+
+    def remember(right: Any, self: Any, row: int, state: Any) -> None:
+        if self._known[row]["temperature"] == 0.0:
+            right(self, row, state)
+
+    wrap(patch, DrawOptions, "_remember", remember)
+
+
+def prompt_scored_one_off(patch: Patch) -> None:
+    def scored(right: Any, logits: Any, tokens: torch.Tensor, counts: Any) -> Any:
+        return right(logits.roll(1, 0), tokens, counts)
+
+    wrap(patch, model_runner, "token_logprobs", scored)
+
+
+FAULTS: dict[Callable[[Patch], None], tuple[str, ...]] = {
+    repetition_divides: ("repetition_penalty",),
+    prompt_scored_one_off: ("prompt_logprobs",),
+    negative_penalties_are_none: ("presence_penalty",),
+    negative_bias_is_none: ("logit_bias",),
+    one_end_is_masked: ("min_tokens",),
+    stop_tokens_are_others: ("greedy decoding", "stop_token_ids"),
+    last_of_equals: ("greedy decoding",),
+    seeds_of_32_bits: ("seed",),
+    one_number_a_request: ("temperature",),
+    at_most_64: ("top_k",),
+    temperature_is_lower: ("temperature",),
+    options_of_the_request_before: ("temperature",),
+}
+FAST = (repetition_divides, prompt_scored_one_off)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [pytest.param(f, marks=() if f in FAST else pytest.mark.slow) for f in FAULTS],
+    ids=lambda fault: fault.__name__,
+)
+def test_the_option_is_named(
+    answers: Answers, monkeypatch: Patch, fault: Callable[[Patch], None]
+) -> None:
+    fault(monkeypatch)
+    found = wrong_sampling(answers)
+    assert found is not None
+    assert found[0] in FAULTS[fault], found
+
+
+@pytest.mark.slow
+def test_nothing_is_wrong_with_healthy_sampling(answers: Answers) -> None:
+    assert wrong_sampling(answers) is None

@@ -44,7 +44,7 @@ endif
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help install demo demo-bisect serve test test-ci test-all test-faults test-gpu lint bench clean
+.PHONY: help install demo demo-bisect serve test test-ci test-all test-faults test-gpu lint docs bench clean
 help:
 	@echo "make demo    compile a small model, generate from the artifact, show what a pass did"
 	@echo "make demo-bisect  plant a bug in a copy of the compiler, and find the rewrite that has it"
@@ -55,6 +55,7 @@ help:
 	@echo "make test-faults  plant every fault, and score verify and bisect; hours"
 	@echo "make test-gpu  the tests that need a GPU, on one"
 	@echo "make lint    ruff and mypy"
+	@echo "make docs    the documentation as a site, with search and the Python API: build/site"
 	@echo "make bench   run the benchmarks"
 	@echo "make clean   remove the demo, build output and caches; $(VENV) stays"
 
@@ -78,7 +79,7 @@ $(INSTALLED): pyproject.toml | $(BIN)/python
 	@touch $@
 
 $(DEVELOPED): pyproject.toml $(INSTALLED)
-	$(BIN)/python -m pip install --quiet --editable '.[dev,eval,serve,cuda]'
+	$(BIN)/python -m pip install --quiet --editable '.[dev,docs,eval,serve,cuda]'
 	@touch $@
 
 demo/model/config.json: examples/small_random.py dsa_compile/testing/models.py | $(INSTALLED)
@@ -148,6 +149,10 @@ lint: $(DEVELOPED)
 	@ln -s $(addprefix $(CURDIR)/,$(wildcard dsa_compile/*) passes lowering runtime) build/lint/dsa_compile
 	$(BIN)/mypy
 	cd build/lint && $(abspath $(BIN))/lint-imports --no-cache ../../pyproject.toml
+
+docs: $(DEVELOPED)
+	$(BIN)/python -m sphinx -q -W --keep-going -c docs/site . build/site
+	@echo build/site/index.html
 
 # All but those that want an artifact, a server or a GPU.
 bench: $(DEVELOPED)

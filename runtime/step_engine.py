@@ -117,7 +117,7 @@ class StepEngine:
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
-        """The model's own end tokens: those of ``config.json`` and ``generation_config.json``."""
+        """End tokens that ``config.json`` and ``generation_config.json`` name."""
         return self._eos_ids
 
     @property
@@ -129,8 +129,10 @@ class StepEngine:
 
     @property
     def scheduler(self) -> AnyScheduler:
-        """The scheduler, for those who move cache pages: a lost page is reported to it, after
-        :meth:`drain`."""
+        """The scheduler, for those who move cache pages.
+
+        A lost page is reported to it, after :meth:`drain`.
+        """
         return self._opened.scheduler
 
     @property

@@ -1,7 +1,7 @@
 """Service that the routes share: the artifact's text side, the engine, admission and metrics."""
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any

@@ -4,6 +4,7 @@ import gc
 import logging
 import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -107,9 +108,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for reports in terminalreporter.stats.values():
         for report in reports:
             if isinstance(report, pytest.TestReport):
-                seconds["/".join(report.nodeid.partition("::")[0].split("/")[:2])] += (
-                    report.duration
-                )
+                folder = "/".join(report.nodeid.partition("::")[0].split("/")[:2])
+                seconds[folder] += report.duration
     if len(seconds) > 1:
         folders = (f"{name} {spent:.0f}" for name, spent in seconds.most_common())
         terminalreporter.write_line("seconds by folder: " + ", ".join(folders))
@@ -131,12 +131,16 @@ def pytest_collection_modifyitems(items: Iterable[pytest.Item]) -> None:
 
 
 def leave_to_the_night(items: Iterable[pytest.Item]) -> None:
-    """Mark as ``nightly`` the cases of a slow test that others stand for in CI.
+    """Mark as ``nightly`` the cases of a slow test but those that CI runs.
 
-    These are the cases marked ``ci``, or the first one where none is.
+    CI runs the cases marked ``ci``, or the first one where none is. Tests that ask a server share
+    one, so all of their cases run in CI.
     """
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
+        if "server" in getattr(item, "fixturenames", ()):  # processes, which all its tests share
+            item.add_marker(pytest.mark.slow)
+            item.add_marker(pytest.mark.ci)
         if item.get_closest_marker("slow"):
             cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for slow in cases.values():

@@ -162,8 +162,9 @@ def _compile(args: argparse.Namespace, stopwatch: Stopwatch) -> int:
 
 def _list(args: argparse.Namespace) -> None:
     from dsa_compile.frontend.model_checks import MODEL_TYPES, NOT_YET, model_listing, recipes_of
-    from dsa_compile.passes.facts import passes_of, steps
+    from dsa_compile.passes.facts import passes_of
     from dsa_compile.passes.listing import listing
+    from dsa_compile.passes.steps import steps
 
     if not args.json:
         print("\n".join(model_listing() if args.list_models else listing()))

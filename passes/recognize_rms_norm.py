@@ -48,7 +48,7 @@ class RecognizeRmsNorm(RegionPass):
     def rewrite(self, edit: Editor, program: Program) -> None:
         """Replace every match."""
         for m in edit.matches(_pattern()):
-            (normed,) = (factor for factor in m.root.args[:2] if factor is not m["weight"])
+            (normed,) = (node for node in m.root.all_input_nodes if node is not m["weight"])
             rounded, dtype = (node.meta["val"].dtype for node in (normed, m["x"]))
             if rounded != dtype:
                 edit.decline(m, f"multiplies the weight by {rounded}, the input is {dtype}")

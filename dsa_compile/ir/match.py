@@ -243,9 +243,10 @@ def _cast(pattern: Cast, arg: Any, state: _State) -> _State:
 
 def _rounds(conversion: fx.Node) -> bool:
     """Whether a conversion makes floating-point values of fewer bits, or of another range."""
-    source, to = conversion.args[0].meta["val"].dtype, conversion.meta["val"].dtype
-    both = source.is_floating_point and to.is_floating_point
-    return both and torch.promote_types(source, to) != to
+    source, to = (n.meta["val"].dtype for n in (*conversion.all_input_nodes, conversion))
+    if not (source.is_floating_point and to.is_floating_point):
+        return False
+    return torch.promote_types(source, to) != to
 
 
 def _call(pattern: Call, arg: Any, state: _State) -> _State:

@@ -33,7 +33,7 @@ _SEVERAL = {int: "integers", float: "numbers", str: "texts"}
 
 @dataclass(frozen=True)
 class Option:
-    """What an option is, beside its name, type and default.
+    """Description of an option, beside its name, type and default.
 
     Attributes:
         help: what it says or does; ``{name}`` stands for another option.
@@ -114,13 +114,13 @@ class Named:
     said: Option
 
     def shown_default(self) -> str:
-        """What holds where the option is not given; empty where that is none."""
+        """Text for what holds where the option is not given; empty where that is none."""
         if self.said.unset or self.default is None or self.default == ():
             return self.said.unset
         return ("on" if self.default else "off") if self.kind is bool else f"{self.default}"
 
     def described(self, names: Mapping[str, str]) -> str:
-        """Its help, with its default, unit and bounds.
+        """Help text, with its default, unit and bounds.
 
         Args:
             names: how options are called.
@@ -130,7 +130,7 @@ class Named:
         return (self.said.help + (f" ({more})" if more else "")).format_map(names)
 
     def wanted(self) -> str:
-        """What its values must be."""
+        """Text that says what its values must be."""
         if self.kind is bool:
             return _NOUNS[bool]
         unit = f" of {self.said.unit}" if self.kind is float and self.said.unit else ""

@@ -38,7 +38,7 @@ def greedy(count=24, **options):
 
 
 def tokens(path, prompts, params=None, **options):
-    engine = load(path, max_running=32, **options)
+    engine = load(path, max_num_seqs=32, **options)
     return [output.token_ids for output in engine.generate(prompts, params or greedy())]
 
 
@@ -140,7 +140,7 @@ def test_bf16_is_as_near_to_fp32_as_on_the_cpu(trained):
 def test_together_as_alone(trained):
     """A request's tokens do not depend on what runs beside it."""
     asked = prompts([7, 64, 90, 200, 33, 150, 12, 75])
-    engine = load(trained("sm_90a", "fp32"), max_running=8)
+    engine = load(trained("sm_90a", "fp32"), max_num_seqs=8)
     together = [output.token_ids for output in engine.generate(asked, greedy())]
     assert together == [engine.generate([one], greedy())[0].token_ids for one in asked]
 
@@ -151,7 +151,7 @@ def test_packed_weights_arrive_while_graphs_are_captured(trained, tmp_path, capl
     compile_model(TRAINED, path, target="sm_90a", recipe="fp32", weights="pack")
     asked = prompts([7, 64, 200])
     caplog.set_level("INFO", "dsa_compile.runtime")
-    engine = load(path, max_running=32)
+    engine = load(path, max_num_seqs=32)
     found = [output.token_ids for output in engine.generate(asked, greedy())]
     assert found == tokens(trained("sm_90a", "fp32"), asked)
     assert any("read meanwhile" in line for line in caplog.messages)
@@ -167,7 +167,7 @@ def test_packed_weights_that_cannot_be_read_are_told(tmp_path, monkeypatch):
 
     monkeypatch.setattr(DeviceCopies, "read", unreadable)
     with pytest.raises(ArtifactError, match="truncated while reading"):
-        load(path, max_running=2)
+        load(path, max_num_seqs=2)
 
 
 SAMPLED = [
@@ -188,7 +188,10 @@ def test_overlapping_steps_give_the_tokens_of_waiting_ones(trained):
     found = []
     for overlap in (True, False):
         engine = load(
-            trained("sm_90a", "fp32"), max_running=10, max_batched_tokens=128, overlap=overlap
+            trained("sm_90a", "fp32"),
+            max_num_seqs=10,
+            max_num_batched_tokens=128,
+            async_scheduling=overlap,
         )
         runs = [engine.generate(asked, params) for params in (SAMPLED, stopping, for_host)]
         found.append([[output.token_ids for output in outputs] for outputs in runs])
@@ -199,7 +202,7 @@ def test_overlapping_steps_give_the_tokens_of_waiting_ones(trained):
 def test_steps_wait_for_nothing(trained, cuda_graphs):
     """Scheduling, forward and sampling launches never synchronise; only tokens are waited for."""
     generate_without_waiting(
-        load(trained("sm_90a", "bf16"), cuda_graphs=cuda_graphs, max_running=8)
+        load(trained("sm_90a", "bf16"), enforce_eager=not cuda_graphs, max_num_seqs=8)
     )
 
 
@@ -219,7 +222,7 @@ def test_steps_of_a_large_vocabulary_wait_for_nothing(tmp_path, monkeypatch):
 
     sample_tokens = device_sampler.sample_tokens
     monkeypatch.setattr(device_sampler, "sample_tokens", noted)
-    engine = load(path, load_format="dummy", max_running=8)
+    engine = load(path, load_format="dummy", max_num_seqs=8)
     sampled.clear()  # of whatever loading runs
     generate_without_waiting(engine)
     assert {width for _, width in sampled} == {154_880}
@@ -244,9 +247,9 @@ def test_deterministic_tokens_do_not_depend_on_the_batch(trained, recipe):
     options = {"deterministic": True, "max_num_batched_tokens": 64}
     found = []
     for at_once in (1, 5, 32):
-        engine = load(path, max_running=at_once, **options)
+        engine = load(path, max_num_seqs=at_once, **options)
         outputs = engine.generate(asked, greedy(8, logprobs=0))
         found.append([[(e.token_id, e.logprob) for e in output.logprobs] for output in outputs])
     assert found[0] == found[1] == found[2]
-    overlapped = load(path, max_running=32, **options).generate(asked, greedy(8))
+    overlapped = load(path, max_num_seqs=32, **options).generate(asked, greedy(8))
     assert [o.token_ids for o in overlapped] == [[token for token, _ in one] for one in found[0]]

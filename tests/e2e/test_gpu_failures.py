@@ -194,7 +194,8 @@ def load(op, provider, target):
 
 executor.load = load
 engine = Engine.load(
-    sys.argv[1], num_blocks=64, cuda_graphs=False, debug_launches=sys.argv[2] == "debug"
+    sys.argv[1], num_gpu_blocks_override=64, enforce_eager=True,
+    debug_launches=sys.argv[2] == "debug",
 )
 try:
     engine.generate([[5, 6, 7]], SamplingParams(max_tokens=4, temperature=0.0))
@@ -237,7 +238,7 @@ def test_debug_launches_give_the_same_tokens(artifact):
 @pytest.mark.parametrize("cuda_graphs", [True, False])
 def test_nan_in_one_row_stays_there(artifact, cuda_graphs):
     """Request with NaN fails; others of its steps, and later owners of its blocks, lose nothing."""
-    options = {"num_blocks": 40, "max_running": 8, "cuda_graphs": cuda_graphs}
+    options = {"num_gpu_blocks_override": 40, "max_num_seqs": 8, "enforce_eager": not cuda_graphs}
     asked = [[3 if t == 999 else t for t in prompt] for prompt in prompts([5, 70, 200, 30])]
     want = Engine.load(artifact, **options).generate(asked, PARAMS)
     runner = load_runner(artifact, EngineOptions(**options))

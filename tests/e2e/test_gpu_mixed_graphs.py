@@ -90,7 +90,7 @@ def test_tokens_under_load(artifact):
     params = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
     found = []
     for sizes in ((), (32, 128)):
-        runner = load(artifact, mixed_graph_tokens=sizes, max_batched_tokens=128)
+        runner = load(artifact, mixed_graph_tokens=sizes, max_num_batched_tokens=128)
         engine = Engine(
             runner, EngineOptions(max_num_seqs=8, max_model_len=1024, max_num_batched_tokens=128)
         )

@@ -52,8 +52,8 @@ def test_tokens_are_those_of_steps_that_are_waited_for(trained, target, determin
     pytest.importorskip("xgrammar")
     asked, params = prompts(12), [greedy()] * 8 + SPECIAL
     path = trained(target, "fp32")
-    ahead = load(path, overlap=True, deterministic=deterministic)
-    waiting = load(path, overlap=False, deterministic=deterministic)
+    ahead = load(path, async_scheduling=True, deterministic=deterministic)
+    waiting = load(path, async_scheduling=False, deterministic=deterministic)
     with ahead, waiting:
         got, want = ahead.generate(asked, params), waiting.generate(asked, params)
         plain = ahead.generate(asked, greedy())

@@ -70,7 +70,7 @@ def test_the_command_of_the_image(instructions) -> None:
     assert values(instructions, "ENTRYPOINT") == ['["dsa-serve"]']
     (command,) = values(instructions, "CMD")
     given = _arguments(json.loads(command))
-    assert (given["artifact"], given["host"]) == ("/artifact", "0.0.0.0")
+    assert (given.artifact, given.host) == ("/artifact", "0.0.0.0")
     (check,) = values(instructions, "HEALTHCHECK")
     script = json.loads(check.partition("CMD ")[2])
     assert script[:2] == ["python", "-c"]
@@ -100,7 +100,7 @@ def test_compose_files() -> None:
             variants = build["args"]["VARIANT"]
             assert service["image"] == f"dsa-serve:{variants}"
     served, cuda = (services_of(file)["serve"] for file in COMPOSE)
-    assert _arguments(served["command"])["host"] == "0.0.0.0"
+    assert _arguments(served["command"]).host == "0.0.0.0"
     built = DEPLOY / served["build"]["context"] / served["build"]["dockerfile"]
     assert built.resolve() == DOCKERFILE
     assert cuda["build"]["args"] == {"VARIANT": "cuda"}

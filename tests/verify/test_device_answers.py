@@ -49,9 +49,9 @@ def test_a_device_has_the_scenes_of_the_cpu_and_graphs() -> None:
     on_cpu = list(drafted_scenes(BLOCK, 8, 512))
     assert alone == on_cpu[0]
     assert "CUDA graphs" in graphs.without
-    assert [scene.options["cuda_graphs"] for scene in (graphs, cut)] == [True, True]
+    assert [scene.options["enforce_eager"] for scene in (graphs, cut)] == [False, False]
     assert graphs.ahead, "the host chooses tokens that are described, and no graph runs"
-    assert cut.but(cuda_graphs=False).options == on_cpu[1].options
+    assert cut.but(enforce_eager=True).options == on_cpu[1].options
     for scene in (alone, graphs, cut):
         rows = scene.options["max_num_seqs"] * (1 + scene.options["num_speculative_tokens"])
         assert scene.options.get("max_num_batched_tokens", rows) >= rows
@@ -132,7 +132,7 @@ def test_engines_of_scenes_are_freed(drafting: RecompiledArtifact, monkeypatch: 
     answers = DeviceAnswers(drafting)
     answers.limit = 1e9
     for scene in scenes_of(drafting)[:2]:
-        assert answers.problem(scene.but(cuda_graphs=False)) == ""
+        assert answers.problem(scene.but(enforce_eager=True)) == ""
     alive = [runner for runner in runners if runner() is not None]
     assert len(alive) == 1, "that of plain answers alone"
     answers.close()

@@ -33,7 +33,15 @@ napoleon_use_ivar = True
 CONTENTS = {
     "Start": ["docs/glossary", "docs/structure", "docs/first-pass", "CONTRIBUTING", "CHANGELOG"],
     "Use": [
-        *("docs/models", "docs/cli", "docs/recipes", "docs/runtime", "docs/drafting", "docs/chat"),
+        *(
+            "docs/models",
+            "docs/cli",
+            "docs/options",
+            "docs/recipes",
+            "docs/runtime",
+            "docs/drafting",
+            "docs/chat",
+        ),
         *("docs/serving", "docs/parallelism", "docs/artifact", "docs/security", "docs/evaluation"),
     ],
     "Python": ["docs/api/*"],

@@ -104,7 +104,7 @@ WEIGHTS = (
              part, rows, slice(0, columns.stop - columns.start))), OUTPUT, "weight", recipe="bf16",
           model="broad-fp8", options=TP2),
     Fault("control-ranks-place-by-place", "ranks of all lanes are numbered place by place",
-          result("layout.Layout.numbers", lanes_last), where="weight", options=ALL4),
+          result("facts.layout.Layout.numbers", lanes_last), where="weight", options=ALL4),
 )  # fmt: skip
 
 

@@ -34,7 +34,7 @@ def waits(late: int = 0, shared: bool = False) -> Plant:
             known[task] = clock if shared else dict(clock)
         return needed
 
-    return wrap("overlap.schedule.waits", found)
+    return wrap("passes.stream_schedule.waits", found)
 
 
 def on_main(method: str) -> Plant:
@@ -90,10 +90,10 @@ FAULTS = (
              replace(use, tick=0), reuse) for storage, home, use, reuse in whole(*args))),
           "overlap_streams", **BF16),
     Fault("foreign-reads-not-seen", "memory that another stream only reads may be given out",
-          within("overlap.hazards_streams.early_frees", "overlap.storage.Uses.touches",
+          within("ir.hazards_streams.early_frees", "ir.storage.Uses.touches",
              lambda whole, uses: set(uses.writes)), "overlap_streams", **BF16),
     Fault("missing-wait", "one call does not wait for another stream",
-          result("overlap.schedule.waits", without_one), "overlap_streams", **THREE),
+          result("passes.stream_schedule.waits", without_one), "overlap_streams", **THREE),
     Fault("waits-one-tick-late", "a wait is left out where the stream knows the call before",
           waits(late=1), "overlap_streams", **BF16),
     Fault("clocks-shared-between-tasks", "what a stream knew is kept by reference",
@@ -108,7 +108,7 @@ FAULTS = (
           result("passes.overlap_streams._emit", recorded_early), "overlap_streams", **BF16,
           echo="cms-sw/cmssw#34725"),
     Fault("event-knows-the-future", "an event shares its stream's clock",
-          wrap("overlap.streams.Timeline._event", event_shares_clock), "overlap_streams", **BF16),
+          wrap("ir.streams.Timeline._event", event_shares_clock), "overlap_streams", **BF16),
     Fault("event-recorded-once", "an event is recorded by the first call of a region alone",
           wrap(SWITCH + "_record_event", recorded_once), "streams", **BF16,
           hidden_by="debug_launches=True", echo="cms-sw/cmssw#34725"),

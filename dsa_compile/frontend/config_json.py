@@ -1,11 +1,10 @@
 """``config.json`` of a model directory, as a dict."""
 
-import json
-from collections import Counter
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from dsa_compile.common.regular_files import read_regular
+from dsa_compile.common.strict_json import loads_strictly
 from dsa_compile.errors import ConfigError, shown
 
 
@@ -19,17 +18,11 @@ def read_config_json(model_dir: Path) -> dict[str, Any]:
     if not model_dir.is_dir():
         raise ConfigError(f"{model_dir}: no such directory; give a Hugging Face model directory")
     try:
-        config = json.loads(
-            read_regular(path).decode("utf-8"),
-            object_pairs_hook=_unique_keys,
-            parse_constant=_no_constant,
-        )
+        config = loads_strictly(read_regular(path).decode("utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"{path}: missing; is this a Hugging Face model directory?") from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
-    except RecursionError:
-        raise ConfigError(f"{path}: not valid JSON (nested too deeply)") from None
     except ValueError as error:  # not JSON, not UTF-8, or an integer of thousands of digits
         raise ConfigError(f"{path}: not valid JSON ({error})") from None
     if not isinstance(config, dict):
@@ -38,15 +31,3 @@ def read_config_json(model_dir: Path) -> dict[str, Any]:
         if not isinstance(config.get(name), dict | None):
             raise ConfigError(f"config.json: {name}={shown(config[name])} should be an object")
     return config
-
-
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    names = [name for name, _ in pairs]
-    if len(set(names)) != len(names):
-        repeated = Counter(names).most_common(1)[0][0]
-        raise ValueError(f"key {shown(repeated)} appears twice")
-    return dict(pairs)
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a number JSON has")

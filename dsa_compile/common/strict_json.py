@@ -6,7 +6,7 @@ import re
 import types
 import typing
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar
 
@@ -19,12 +19,12 @@ _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u20
 T = TypeVar("T")
 
 
-def loads_strictly(text: str | bytes, **hooks: Callable[[str], Any]) -> Any:
+def loads_strictly(text: str | bytes, **hooks: Any) -> Any:
     """Parse JSON, but for repeated keys, NaN and infinities, which the standard parser lets pass.
 
     Args:
         text: UTF-8 where it is bytes.
-        hooks: of :func:`json.loads`.
+        hooks: ``parse_int`` and ``parse_float`` of :func:`json.loads`.
 
     Raises:
         ValueError: not such JSON, or nested too deeply.

@@ -44,7 +44,7 @@ endif
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help install demo demo-bisect serve test test-ci test-all test-faults test-gpu lint bench clean
+.PHONY: help install demo demo-bisect serve test test-ci test-all test-faults test-gpu lint docs bench clean
 help:
 	@echo "make demo    compile a small model, generate from the artifact, show what a pass did"
 	@echo "make demo-bisect  plant a bug in a copy of the compiler, and find the rewrite that has it"
@@ -52,9 +52,10 @@ help:
 	@echo "make test    run the tests but the slow ones"
 	@echo "make test-ci  run the slow tests that CI runs after those"
 	@echo "make test-all  run all tests: before a release"
-	@echo "make test-faults  plant every fault of all catalogues; hours"
+	@echo "make test-faults  plant every fault, and score verify and bisect; hours"
 	@echo "make test-gpu  the tests that need a GPU, on one"
 	@echo "make lint    ruff and mypy"
+	@echo "make docs    the documentation as a site, with search and the Python API: build/site"
 	@echo "make bench   run the benchmarks"
 	@echo "make clean   remove the demo, build output and caches; $(VENV) stays"
 
@@ -78,7 +79,7 @@ $(INSTALLED): pyproject.toml | $(BIN)/python
 	@touch $@
 
 $(DEVELOPED): pyproject.toml $(INSTALLED)
-	$(BIN)/python -m pip install --quiet --editable '.[dev,eval,serve,cuda]'
+	$(BIN)/python -m pip install --quiet --editable '.[dev,docs,eval,serve,cuda]'
 	@touch $@
 
 demo/model/config.json: examples/small_random.py dsa_compile/testing/models.py | $(INSTALLED)
@@ -121,17 +122,16 @@ test: $(DEVELOPED)
 test-ci: $(DEVELOPED)
 	$(PYTEST) -m "slow and not nightly" $(TESTS)
 
+# The slow ones too: whole geometries, planted faults, emulated kernels.
 test-all: $(DEVELOPED)
 	$(PYTEST) $(TESTS)
 
-# Of all catalogues test-ci has a fixed sample.
+# test-ci has a fixed draw of twelve.
 test-faults: export OMP_NUM_THREADS ?= 1
 test-faults: $(DEVELOPED)
 	@mkdir -p demo
-	@rm -f demo/*_catalogue.json
-	DSA_WHOLE_CATALOGUE=1 $(BIN)/python -m pytest --numprocesses=$(WORKERS) tests/planted_bugs
-	status=0; for name in second third fourth fifth; do $(BIN)/python -m tests.planted_bugs.second.score \
-	  --faults tests/planted_bugs/$$name --out demo/$${name}_catalogue.json || status=1; done; exit $$status
+	@rm -f demo/planted_faults.json
+	$(BIN)/python -m tests.planted_bugs.score --workers $(WORKERS) --out demo/planted_faults.json
 
 # Fails, and says so, where there is no GPU. A line for each test; each process takes the next GPU, and a
 # test that fills one waits for the others on it. Those of several GPUs come last, where nothing else waits
@@ -149,6 +149,10 @@ lint: $(DEVELOPED)
 	@ln -s $(addprefix $(CURDIR)/,$(wildcard dsa_compile/*) passes lowering runtime) build/lint/dsa_compile
 	$(BIN)/mypy
 	cd build/lint && $(abspath $(BIN))/lint-imports --no-cache ../../pyproject.toml
+
+docs: $(DEVELOPED)
+	$(BIN)/python -m sphinx -q -W --keep-going -c docs/site . build/site
+	@echo build/site/index.html
 
 # All but those that want an artifact, a server or a GPU.
 bench: $(DEVELOPED)

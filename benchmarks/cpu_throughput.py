@@ -73,7 +73,9 @@ def main() -> int:
             Path(folder) / "model", Path(folder) / "artifact", target="cpu", block_size=16
         )
         # a prefix cache would let later repeats skip their prompts
-        engine = Engine.load(Path(folder) / "artifact", num_blocks=1024, enable_prefix_cache=False)
+        engine = Engine.load(
+            Path(folder) / "artifact", num_gpu_blocks_override=1024, enable_prefix_caching=False
+        )
     runs: dict[str, tuple[float, list[list[int]]]] = {
         "dsa-compile": timed(
             lambda: [out.token_ids for out in engine.generate(prompts, params)], args.repeats

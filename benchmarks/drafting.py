@@ -26,7 +26,7 @@ def main() -> None:
     args = parser.parse_args()
 
     engines = {
-        count: Engine.load(args.artifact, num_speculative_tokens=count, num_blocks=64)
+        count: Engine.load(args.artifact, num_speculative_tokens=count, num_gpu_blocks_override=64)
         for count in args.drafts
     }
     ids = next(iter(engines.values())).tokenizer.encode(args.text.read_text()).ids

@@ -63,7 +63,9 @@ def main() -> None:
         )
         for seed in range(len(prompts))
     ]
-    with Engine.load(args.artifact, num_speculative_tokens=1, num_blocks=256) as engine:
+    with Engine.load(
+        args.artifact, num_speculative_tokens=1, num_gpu_blocks_override=256
+    ) as engine:
         outputs = engine.generate(prompts, params)
         stats = engine.stats()
     share = stats.accepted[0] / stats.drafted[0]

@@ -44,7 +44,9 @@ def decoding(runner, requests, args, overlap):
     engine = Engine(
         runner,
         EngineOptions(
-            max_running=max(args.requests), max_model_len=args.max_model_len, overlap=overlap
+            max_num_seqs=max(args.requests),
+            max_model_len=args.max_model_len,
+            async_scheduling=overlap,
         ),
     )
     rng = np.random.default_rng(0)
@@ -94,9 +96,9 @@ def main():
     runner = load_runner(
         args.artifact,
         EngineOptions(
-            num_blocks=blocks,
+            num_gpu_blocks_override=blocks,
             load_format=args.load_format,
-            max_running=max(args.requests),
+            max_num_seqs=max(args.requests),
             max_model_len=args.max_model_len,
         ),
     )

@@ -55,7 +55,7 @@ def running_engine(requests, steps, sampled):
     """An engine whose requests have all been prefilled."""
     engine = Engine(
         NullRunner(requests),
-        EngineOptions(max_running=requests, max_batched_tokens=8192, overlap=True),
+        EngineOptions(max_num_seqs=requests, max_num_batched_tokens=8192, async_scheduling=True),
     )
     rng = np.random.default_rng(0)
     options = {"temperature": 0.7, "top_p": 0.9} if sampled else {"temperature": 0.0}

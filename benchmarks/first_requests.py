@@ -45,9 +45,9 @@ def load(artifact: Path, shipped: bool) -> None:
         artifact,
         load_format="dummy",
         max_model_len=CONTEXT,
-        max_batched_tokens=8192,
+        max_num_batched_tokens=8192,
         shipped_kernels=shipped,
-        enable_prefix_cache=False,
+        enable_prefix_caching=False,
     )
     say("loaded")
     params = SamplingParams(max_tokens=2, ignore_eos=True)

@@ -76,10 +76,10 @@ class Waited:
 def run(runner, tokenizer, args, waited, special):
     """One batch: milliseconds of each step, of its host part, and the greedy requests' tokens."""
     config = EngineOptions(
-        max_running=args.requests,
+        max_num_seqs=args.requests,
         max_model_len=args.max_model_len,
-        overlap=True,
-        enable_prefix_cache=False,
+        async_scheduling=True,
+        enable_prefix_caching=False,
     )
     engine = Engine(runner, config, tokenizer)
     rng = np.random.default_rng(0)
@@ -125,9 +125,9 @@ def main():
     parser.add_argument("--json", action="store_true", help="print one line of JSON too")
     args = parser.parse_args()
     options = EngineOptions(
-        num_blocks=args.requests * -(-args.max_model_len // 64),
+        num_gpu_blocks_override=args.requests * -(-args.max_model_len // 64),
         load_format=args.load_format,
-        max_running=args.requests,
+        max_num_seqs=args.requests,
         max_model_len=args.max_model_len,
     )
     runner = load_runner(args.artifact, options)

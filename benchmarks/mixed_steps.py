@@ -26,10 +26,10 @@ from dsa_compile.runtime.loading.load_runner import load_runner
 def run(runner, args, tokens, prompts):
     """One load: milliseconds between tokens, prompt tokens computed, steps by kind."""
     options = EngineOptions(
-        max_running=args.requests + 1,
+        max_num_seqs=args.requests + 1,
         max_model_len=args.context + args.tokens + 99,
-        max_batched_tokens=tokens,
-        enable_prefix_cache=False,
+        max_num_batched_tokens=tokens,
+        enable_prefix_caching=False,
     )
     engine = Engine(runner, options)
     rng = np.random.default_rng(0)
@@ -88,11 +88,11 @@ def main():
     longest = max(args.context + args.tokens + 99, args.prompt + 1)
     sizes = [chunk + args.requests for chunk in args.chunks]
     options = EngineOptions(
-        num_blocks=(args.requests + 4) * -(-longest // 64),
+        num_gpu_blocks_override=(args.requests + 4) * -(-longest // 64),
         load_format=args.load_format,
-        max_running=args.requests + 4,
+        max_num_seqs=args.requests + 4,
         max_model_len=longest,
-        max_batched_tokens=max(sizes),
+        max_num_batched_tokens=max(sizes),
     )
     runner = load_runner(args.artifact, options)
     loads = [("decode alone", max(sizes), False, False)]

@@ -39,7 +39,9 @@ def main() -> None:
     parser.add_argument("--random-output-len", type=int, default=128)
     args = parser.parse_args()
     lengths = args.random_input_len, args.random_output_len
-    with Engine.load(args.artifact, load_format=args.load_format, skip_tokenizer=True) as engine:
+    with Engine.load(
+        args.artifact, load_format=args.load_format, skip_tokenizer_init=True
+    ) as engine:
         for running in map(int, args.concurrency.split(",")):
             output_rate(engine, running, running, *lengths)  # a round that does not count
             rate = output_rate(engine, running, 4 * running, *lengths)

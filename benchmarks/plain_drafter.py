@@ -238,8 +238,8 @@ def _open(model_dir: Path, spec: ModelSpec, parameters: Mapping[str, ParameterIn
     homes = open_homes(model_dir, used, index)
     block = spec.quantization.block if spec.quantization else None
     for part in wanted:
-        check_part(part, homes, block)
-    return Checkpoint(model_dir, parameters, parts, homes, block, ())
+        check_part(part, homes, spec.quantization)
+    return Checkpoint(model_dir, parameters, parts, homes, block)
 
 
 class Drafter:

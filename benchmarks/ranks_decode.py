@@ -83,12 +83,12 @@ def main() -> None:
     with Engine.load(
         args.artifact,
         load_format="dummy",
-        skip_tokenizer=True,
-        max_running=max(batches),
-        max_batched_tokens=8192,
+        skip_tokenizer_init=True,
+        max_num_seqs=max(batches),
+        max_num_batched_tokens=8192,
         max_model_len=16_384,
         collectives=args.collectives,
-        enable_prefix_cache=False,
+        enable_prefix_caching=False,
     ) as engine:
         print(f"loaded in {time.perf_counter() - began:.1f} s", flush=True)
         for batch in batches:

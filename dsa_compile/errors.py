@@ -5,10 +5,18 @@ its message and exit with status 2. ``assert`` is kept for our own invariants.
 """
 
 import reprlib
+import string
+from collections.abc import Callable, Mapping
 
 # A line for a terminal or a log, however long the texts are that it repeats.
 _LONGEST = 2000
 _KEPT_AT_END = 500  # where the remedy is
+
+
+def _cut(message: str) -> str:
+    if len(message) <= _LONGEST:
+        return message
+    return f"{message[: _LONGEST - _KEPT_AT_END - 3]} … {message[-_KEPT_AT_END:]}"
 
 
 class UserError(ValueError):
@@ -18,14 +26,48 @@ class UserError(ValueError):
     """
 
     def __init__(self, message: str) -> None:
-        if len(message) > _LONGEST:
-            head, tail = message[: _LONGEST - _KEPT_AT_END - 3], message[-_KEPT_AT_END:]
-            message = f"{head} … {tail}"
-        super().__init__(message)
+        super().__init__(_cut(message))
 
 
 class OptionError(UserError, TypeError):
     """A keyword argument that nothing takes; suggests the name that was probably meant."""
+
+
+class _Spelling(dict[str, str]):
+    """Spellings of options by their names, whatever they are."""
+
+    def __init__(self, spell: Callable[[str], str]) -> None:
+        self._spell = spell
+
+    def __missing__(self, name: str) -> str:
+        return self._spell(name)
+
+
+NAMES: Mapping[str, str] = _Spelling(str)
+"""Options as Python calls them."""
+FLAGS: Mapping[str, str] = _Spelling(lambda name: "--" + name.replace("_", "-"))
+"""Options as commands call them."""
+
+
+class OptionValueError(UserError):
+    """An option's value that cannot be, or two options that contradict each other.
+
+    Args:
+        template: the message, in which ``{name}`` stands for an option, and ``{}`` for a value.
+        *values: those.
+    """
+
+    def __init__(self, template: str, *values: object) -> None:
+        super().__init__(string.Formatter().vformat(template, values, NAMES))
+        self._given = (template, *values)
+
+    def spelt(self, names: Mapping[str, str]) -> str:
+        """The message with options in another spelling, such as :data:`FLAGS`."""
+        template, *values = self._given
+        return _cut(string.Formatter().vformat(str(template), values, names))
+
+    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
+        return type(self), self._given
 
 
 class ConfigError(UserError):

@@ -25,6 +25,7 @@ from dsa_compile.ir.refusal import way_into
 from dsa_compile.ir.region import Role
 from dsa_compile.lowering.binding import Binding
 from dsa_compile.weights.checkpoint import Checkpoint
+from dsa_compile.weights.expr import resolve, taken_in_blocks
 from dsa_compile.weights.pack import PackedFile, write_packed
 from dsa_compile.weights.ranks import file_stem, plan_at_rank
 from dsa_compile.weights.sharing import homes_of, weight_homes
@@ -94,14 +95,18 @@ def _write_weights(
 
 
 def _validate(program: Program, checkpoint: Checkpoint) -> None:
-    """Hold the weight plan to the parameters that there are.
+    """Hold the weight plan to the parameters that there are, as they are stored.
 
     Raises:
         ArtifactError: says what does not fit, and how to look into the program.
+        CheckpointError: what loading the artifact would refuse.
     """
     try:
         for call in program.calls:
             program.weights.validate(call.kind, call.vars, checkpoint.shape)
+            for entry in program.weights.entries(call.kind).values():
+                for key in taken_in_blocks(entry.expr):
+                    checkpoint.check_blocks(resolve(key, call.vars))
     except ArtifactError as error:
         raise ArtifactError(f"{error}{way_into(program.records)}") from error
 

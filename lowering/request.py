@@ -79,6 +79,7 @@ def check_request(
         if revision is not None:
             raise UserError(f"{model}: --revision {revision} is for models of the Hub")
         _check_model(Path(model), options)
+        _check_name(Path(model), options)
         return Request(Path(model), Path(out), options, notes)
     phase("download")
     found = hub.find(str(model), revision)
@@ -117,6 +118,17 @@ def _check_kernels(kernels: Sequence[str]) -> None:
         if not (op and equals):
             raise UserError(f"--kernel {text}: should be OP=PROVIDER")
         one_of("provider", provider, PROVIDERS)
+
+
+def _check_name(model_dir: Path, options: CompileConfig) -> None:
+    try:
+        str(model_dir.resolve()).encode()
+    except UnicodeEncodeError:
+        if options.weights == "reference":
+            raise UserError(
+                f"{str(model_dir)!r}: no UTF-8, so an artifact could not name the directory that "
+                "its weights are in; rename it, or give --weights pack"
+            ) from None
 
 
 def _check_model(model_dir: Path, options: CompileConfig) -> None:

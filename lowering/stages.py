@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from dsa_compile.artifact.writer import ArtifactWriter
 from dsa_compile.frontend.build import build_program, load_spec, program_plans
+from dsa_compile.frontend.config_notes import config_notes
 from dsa_compile.ir.passes import Pass
 from dsa_compile.lowering.binding import bind_kernels
 from dsa_compile.lowering.compile_result import Clock, CompileResult
@@ -39,19 +40,21 @@ def run(
     with ArtifactWriter(request.out, force) as writer:
         clock.start("read")
         spec = load_spec(model_dir)
+        notes = request.notes + config_notes(model_dir)
         checkpoint = None
         plans = program_plans(spec, config)
         if config.weights != "none":
             calls = (call for plan in plans.values() for call in plan.layers)
             layers = list(dict.fromkeys(call.index for call in calls))
             checkpoint = Checkpoint.open(model_dir, spec, layers)
+            notes += checkpoint.set_aside(spec, layers, config.ignore_tensors)
+            notes += checkpoint.rounded_routers(config.dtype)
             checkpoint.require_equal_copies()
         clock.start("export")
         program = build_program(model_dir, config)
         clock.start("passes")
         run_pipeline(program, progress.passed, pipeline)
         bindings = bind_kernels(program)
-        notes = request.notes + (() if checkpoint is None else tuple(checkpoint.notes))
         if ships_kernels(config):
             clock.start("kernels")
             notes += ship_kernels(program, bindings, writer.add_dir(FOLDER), progress.compiled)

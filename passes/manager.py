@@ -63,7 +63,9 @@ def run_pipeline(
             with _telling_the_way_in(program):
                 record = step(program)
             progress(record)
-            _check_ranks(program)
+            if problem := rank_refusal(program):
+                way = way_into(program.records[:-1])
+                raise CompileError(f"pass {step.name}{problem}{way}")
             if step.name == program.config.stop_after:
                 return
 
@@ -84,19 +86,17 @@ def _telling_the_way_in(program: Program) -> Iterator[None]:
         raise
 
 
-def _check_ranks(program: Program) -> None:
-    """Refuse what the last pass left where ranks take a value for what it is not.
+def rank_refusal(program: Program) -> str:
+    """What the last pass left where ranks take a value for what it is not, or the empty text.
 
-    Behind each pass, so that the one to blame is named and not the one behind which a level is.
+    Asked behind each pass, so that the one to blame is named and not the one behind which a level
+    is.
     """
     if program.config.layout.world == 1:
-        return
+        return ""
     for problem in rank_problems(program):
-        record = program.records[-1]
         region = problem.partition(":")[0]
-        sites = [site for site in record.journal.sites if site.region in (region, "")]
+        sites = [site for site in program.records[-1].journal.sites if site.region in (region, "")]
         where = f" site {sites[0].number}" if len(sites) == 1 else ""
-        raise CompileError(
-            f"pass {record.name}{where}: ranks cannot run what it leaves: {problem}"
-            f"{way_into(program.records[:-1])}"
-        )
+        return f"{where}: ranks cannot run what it leaves: {problem}"
+    return ""

@@ -10,7 +10,8 @@ Before (heads before tokens)::                              After::
 The transposes go away in ``token_major``. An indexer has tokens before heads, so factors are spread
 over dimension 1, logarithms over 2, and nothing is transposed.
 
-Declines: factors and logarithms that are spread over other dimensions.
+Declines: factors and logarithms that are spread over other dimensions; a logarithm that is not
+rounded to the dtype of the queries.
 """
 
 import torch
@@ -34,8 +35,8 @@ def _pattern() -> Call:
         return Call(aten.unsqueeze.default, row, Const("tokens", int))
 
     after = Call(aten.add.Tensor, Node("positions"), 1, shared=True)
-    log = Cast(Call(aten.log.default, Cast(after), shared=True))
-    column = Call(aten.unsqueeze.default, log, Const("heads", int))
+    log = Cast(Call(aten.log.default, Cast(after), shared=True), rounds=True)
+    column = Call(aten.unsqueeze.default, log, Const("heads", int), name="log")
     factor = Call(aten.mul.Tensor, spread("scale"), column)
     factor = Call(aten.add.Tensor, factor, spread("bias"))
     return Call(aten.mul.Tensor, Node("x"), Call(aten.unsqueeze.default, factor, -1))
@@ -54,6 +55,10 @@ class RecognizeQueryScale(RegionPass):
     def rewrite(self, edit: Editor, program: Program) -> None:
         """Replace every match."""
         for m in edit.matches(_pattern()):
+            rounded, dtype = (m[name].meta["val"].dtype for name in ("log", "x"))
+            if rounded != dtype:
+                edit.decline(m, f"scales {dtype} by a logarithm in {rounded}")
+                continue
             order = (m["tokens"], m["heads"])
             factors = (m["positions"], m["scale"], m["bias"])
             scale = dsa.scale_by_position.default

@@ -10,7 +10,8 @@ Before::                                        After::
 The epsilon is read from the graph: the norms of the low-rank projections keep 1e-6 whatever the
 configuration says.
 
-Declines: a mean over other dimensions, an intermediate that is used elsewhere.
+Declines: a mean over other dimensions, an intermediate that is used elsewhere, a norm that is
+rounded to another dtype than the input's before it meets the weight.
 """
 
 import torch
@@ -30,7 +31,7 @@ def _pattern() -> Call:
     variance = Call(aten.mean.dim, Call(aten.pow.Tensor_Scalar, x, 2), [-1], True)
     scale = Call(aten.rsqrt.default, Call(aten.add.Tensor, variance, Const("eps", float)))
     normed = Call(aten.mul.Tensor, x, scale, commutes=True)
-    return Call(aten.mul.Tensor, Node("weight"), Cast(normed), commutes=True)
+    return Call(aten.mul.Tensor, Node("weight"), Cast(normed, rounds=True), commutes=True)
 
 
 class RecognizeRmsNorm(RegionPass):
@@ -47,5 +48,10 @@ class RecognizeRmsNorm(RegionPass):
     def rewrite(self, edit: Editor, program: Program) -> None:
         """Replace every match."""
         for m in edit.matches(_pattern()):
+            (normed,) = (node for node in m.root.all_input_nodes if node is not m["weight"])
+            rounded, dtype = (node.meta["val"].dtype for node in (normed, m["x"]))
+            if rounded != dtype:
+                edit.decline(m, f"multiplies the weight by {rounded}, the input is {dtype}")
+                continue
             norm = edit.call(dsa.rms_norm.default, m["x"], m["weight"], m["eps"], before=m.root)
             edit.replace(m.root, norm)

@@ -49,8 +49,10 @@ class AsyncEngine:
 
     @property
     def engine(self) -> StepEngine:
-        """The engine, for what does not change: options, tokenizer, default parameters,
-        ``chat_prompt``."""
+        """The engine itself, to read what does not change.
+
+        That is its options, tokenizer and default parameters; ``chat_prompt`` may be called, too.
+        """
         return self._engine
 
     async def stream(

@@ -2,15 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from threading import Lock
 from types import TracebackType
-from typing import Any
-from weakref import WeakValueDictionary
+from typing import Any, overload
+from weakref import ref
 
-from dsa_compile.common.keyword_names import suggests_names
+from dsa_compile.common.option_keywords import keywords_of, takes_options
 from dsa_compile.errors import RequestError
-from dsa_compile.runtime.engine_options import OTHER_NAMES, EngineOptions
-from dsa_compile.runtime.failures.interrupts import Uninterrupted
+from dsa_compile.runtime.engine_options import EngineOptions
+from dsa_compile.runtime.failures.interrupts import SoleCall, Uninterrupted
 from dsa_compile.runtime.output_stream import OutputStream
 from dsa_compile.runtime.requests.chat_prompt import ChatOutput, ChatPrompt, encode_chat
 from dsa_compile.runtime.requests.outputs import RequestOutput
@@ -19,7 +18,6 @@ from dsa_compile.runtime.requests.sampling_params import SamplingParams
 from dsa_compile.runtime.scheduling.request import Request, Status
 from dsa_compile.runtime.step_engine import StepEngine
 
-Options = EngineOptions  # short, for the defaults below
 Messages = Sequence[Mapping[str, Any]]
 
 
@@ -34,130 +32,37 @@ class Engine(StepEngine):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._calls = 0  # of generate() and stream()
-        self._in_generate = Lock()
+        self._in_generate = SoleCall()
         self._generating: list[str] = []  # requests of the call of generate()
-        # Dropping a stream ends it, so it is not kept alive here.
-        self._streams: WeakValueDictionary[str, OutputStream] = WeakValueDictionary()
+        # Those with outputs to come. Dropping a stream ends it, so it is not kept alive here.
+        self._streams: dict[str, ref[OutputStream]] = {}
+
+    @overload
+    @classmethod
+    def load(cls, path: str | Path, options: EngineOptions | None = None) -> "Engine": ...
+
+    @overload
+    @classmethod
+    @keywords_of(EngineOptions)
+    def load(cls, path: str | Path) -> "Engine": ...
 
     @classmethod
-    @suggests_names(OTHER_NAMES)
-    def load(
-        cls,
-        path: str | Path,
-        *,
-        max_batched_tokens: int = Options.max_batched_tokens,
-        max_running: int = Options.max_running,
-        max_model_len: int | None = Options.max_model_len,
-        enable_prefix_cache: bool = Options.enable_prefix_cache,
-        overlap: bool | None = Options.overlap,
-        deterministic: bool = Options.deterministic,
-        num_blocks: int | None = Options.num_blocks,
-        gpu_memory_utilization: float = Options.gpu_memory_utilization,
-        cuda_graphs: bool = Options.cuda_graphs,
-        mixed_graph_tokens: tuple[int, ...] = Options.mixed_graph_tokens,
-        shipped_kernels: bool | None = Options.shipped_kernels,
-        load_format: str = Options.load_format,
-        verify: str = Options.verify,
-        digest: str | None = Options.digest,
-        model_dir: str | Path | None = Options.model_dir,
-        debug_launches: bool = Options.debug_launches,
-        generation_config: str = Options.generation_config,
-        skip_tokenizer: bool = Options.skip_tokenizer,
-        draft: str | None = Options.draft,
-        num_speculative_tokens: int | None = Options.num_speculative_tokens,
-        draft_max_rows: int | None = Options.draft_max_rows,
-        force_accept: float | None = Options.force_accept,
-        count_experts: bool = Options.count_experts,
-        rank_timeout: float = Options.rank_timeout,
-        collectives: str = Options.collectives,
-        rank: int | None = Options.rank,
-        ranks: int | None = Options.ranks,
-        latencies: str | Path | None = Options.latencies,
-    ) -> "Engine":
+    @takes_options(EngineOptions)
+    def load(cls, path: str | Path, options: EngineOptions) -> "Engine":
         """Load an artifact; log each phase of it to ``dsa_compile.runtime``, at level INFO.
 
         Args:
-            path: the artifact's directory. :class:`EngineOptions` describes the other arguments,
-                and :meth:`from_artifact` takes them as one object.
-            max_batched_tokens: most tokens of a step.
-            max_running: most requests of a step.
-            max_model_len: most tokens of a request.
-            enable_prefix_cache: reuse the cache rows of equal prefixes.
-            overlap: launch the next step while one runs.
-            deterministic: tokens that do not depend on what runs beside them.
-            num_blocks: blocks of each cache.
-            gpu_memory_utilization: share of the GPU's memory to use.
-            cuda_graphs: run decode steps as CUDA graphs.
-            mixed_graph_tokens: of the steps with prompts to run as CUDA graphs.
-            shipped_kernels: run the machine code in the artifact.
-            load_format: ``auto``, or ``dummy`` for random weights.
-            verify: check weight files ``full`` or their ``header`` alone.
-            digest: of the one artifact to take.
-            model_dir: where the model's weights are now.
-            debug_launches: wait for every op, to have a failing one named.
-            generation_config: ``auto``, or ``none`` to leave out the model's sampling parameters.
-            skip_tokenizer: work in token ids alone.
-            draft: ``mtp``, ``ngram`` or ``none``; None: as the artifact can.
-            num_speculative_tokens: most tokens drafted for a request in a step, 0 to 4.
-            draft_max_rows: most requests running for any to get drafts.
-            force_accept: tokens that a step keeps, right or wrong, to time random weights.
-            count_experts: count the tokens of routed experts.
-            rank_timeout: seconds that ranks wait for each other.
-            collectives: ``nccl`` or ``symmetric``: how ranks on GPUs meet; ``replay``: one rank
-                without the others, to project times.
-            rank: the rank to load so.
-            ranks: how many there must be.
-            latencies: the file of times to replay.
+            path: the artifact's directory.
+            options: the options below as one object, instead of them.
 
         Raises:
             ArtifactError: the artifact or its weights are absent, edited or of another version, or
                 its digest is another.
             UserError: an option is not what it may be, or the caches do not fit into memory.
         """
-        options = EngineOptions(
-            max_batched_tokens=max_batched_tokens,
-            max_running=max_running,
-            max_model_len=max_model_len,
-            enable_prefix_cache=enable_prefix_cache,
-            overlap=overlap,
-            deterministic=deterministic,
-            num_blocks=num_blocks,
-            gpu_memory_utilization=gpu_memory_utilization,
-            cuda_graphs=cuda_graphs,
-            mixed_graph_tokens=mixed_graph_tokens,
-            shipped_kernels=shipped_kernels,
-            load_format=load_format,
-            verify=verify,
-            digest=digest,
-            model_dir=model_dir,
-            debug_launches=debug_launches,
-            generation_config=generation_config,
-            skip_tokenizer=skip_tokenizer,
-            draft=draft,
-            num_speculative_tokens=num_speculative_tokens,
-            draft_max_rows=draft_max_rows,
-            force_accept=force_accept,
-            count_experts=count_experts,
-            rank_timeout=rank_timeout,
-            collectives=collectives,
-            rank=rank,
-            ranks=ranks,
-            latencies=latencies,
-        )
-        return cls.from_artifact(path, options)
-
-    @classmethod
-    def from_artifact(cls, path: str | Path, options: EngineOptions | None = None) -> "Engine":
-        """Load an artifact as :meth:`load` does, with the options in one object.
-
-        Raises:
-            ArtifactError: as :meth:`load`.
-            UserError: likewise.
-        """
         # Here, so that an engine over another runner loads nothing of the artifact's reader.
         from dsa_compile.runtime.loading.load_parts import load_parts
 
-        options = options or EngineOptions()
         parts = load_parts(Path(path), options)
         return cls(
             parts.runner,
@@ -206,7 +111,7 @@ class Engine(StepEngine):
             params = [params or self.default_params] * len(prompts)
         if len(params) != len(prompts):
             raise RequestError(f"{len(prompts)} prompts but {len(params)} sampling parameters")
-        if not self._in_generate.acquire(blocking=False):
+        if not self._in_generate.enter():
             raise RequestError(
                 "generate() runs in another thread, and an engine is for one at a time; "
                 "use AsyncEngine"
@@ -214,12 +119,12 @@ class Engine(StepEngine):
         try:
             return self._generate(prompts, params)
         finally:
-            self._in_generate.release()
+            self._in_generate.leave()
 
     def _generate(
         self, prompts: Sequence[Prompt], params: Sequence[SamplingParams]
     ) -> list[RequestOutput]:
-        self._end_generating()  # an interrupt may have kept the last call from it
+        self._end_left()  # an interrupt may have kept the last call from it
         if self.scheduler.has_unfinished():
             raise RequestError("generate() needs an idle engine; finish or abort its requests")
         self._calls += 1
@@ -234,20 +139,23 @@ class Engine(StepEngine):
                     if request.status is Status.FINISHED:
                         outputs[request.request_id] = self._output(request)
         finally:
-            self._end_generating()
+            self._end_left()
         return [outputs[request_id] for request_id in ids]
 
-    def _end_generating(self) -> None:
-        if not self._generating:
+    def _end_left(self) -> None:
+        """Abort the requests of the last call of generate(), and of streams closed or dropped."""
+        held = [(request_id, stream()) for request_id, stream in self._streams.items()]
+        left = [request_id for request_id, stream in held if stream is None or stream.closed]
+        del held
+        left += self._generating
+        if not left:
             return
         with Uninterrupted():
-            for request_id in self._generating:
+            for request_id in left:
                 self.abort(request_id)
+                self._streams.pop(request_id, None)
         self.drain()
-        with Uninterrupted():
-            for request in [r for r in self._live if r.finish_reason is not None]:
-                del self._live[request]  # an interrupt has kept it from being reported
-            self._generating = []
+        self._generating = []
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> OutputStream:
         """Generate for one prompt and yield an output a step: ``new_text`` and ``new_token_ids``
@@ -264,21 +172,26 @@ class Engine(StepEngine):
             RequestError: the prompt or its parameters cannot be served, or requests added with
                 :meth:`add_request` are unfinished.
         """
-        self._end_generating()
+        self._end_left()
         if not self._streams and self.scheduler.has_unfinished():
             raise RequestError("stream() needs an idle engine; finish or abort its requests")
         self._calls += 1
         request_id = f"stream-{self._calls}"
-        self.add_request(request_id, prompt, params)
         stream = OutputStream(self, request_id)
-        self._streams[request_id] = stream
+        self._streams[request_id] = ref(stream)
+        self.add_request(request_id, prompt, params)
         return stream
 
     def _output(self, request: Request) -> RequestOutput:
-        output = super()._output(request)
-        stream = self._streams.get(request.request_id)
-        if stream is not None:
-            stream.push(output)
+        held = self._streams.get(request.request_id)
+        if held is None:
+            return super()._output(request)
+        with Uninterrupted():
+            output = super()._output(request)
+            if (stream := held()) is not None:
+                stream.push(output)
+            if output.finished:
+                del self._streams[request.request_id]
         return output
 
     def chat_prompt(
@@ -351,4 +264,5 @@ class Engine(StepEngine):
             template_kwargs=template_kwargs,
         )
         (output,) = self.generate([prompt], params)
-        return ChatOutput(prompt.parse(output.text or ""), output)
+        cut = output.finish_reason != "stop"
+        return ChatOutput(prompt.parse(output.text or "", cut), output)

@@ -24,6 +24,11 @@ class OutputStream(Iterator[RequestOutput]):
         self._waiting: deque[RequestOutput] = deque()
         self._ended = False
 
+    @property
+    def closed(self) -> bool:
+        """Whether nothing follows."""
+        return self._ended
+
     def push(self, output: RequestOutput) -> None:
         """Add an output, for the engine; each iteration takes one."""
         self._waiting.append(output)
@@ -31,8 +36,13 @@ class OutputStream(Iterator[RequestOutput]):
     def __next__(self) -> RequestOutput:
         if self._ended:
             raise StopIteration
+        engine = self._engine
         while not self._waiting:
-            self._engine.step()
+            if engine.has_unfinished():
+                engine.step()
+            elif engine.abort(self._request_id) is None:  # else an interrupt kept this one back
+                self._ended = True
+                raise StopIteration
         output = self._waiting.popleft()
         self._ended = output.finished
         return output

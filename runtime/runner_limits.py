@@ -1,6 +1,6 @@
 """Limits of an engine, from its options and its runner."""
 
-from dsa_compile.errors import UserError
+from dsa_compile.errors import OptionValueError
 from dsa_compile.runtime.engine_options import EngineOptions
 from dsa_compile.runtime.execution.runner import Runner
 from dsa_compile.runtime.scheduling.limits import SchedulerConfig
@@ -16,17 +16,17 @@ def scheduler_config(runner: Runner, options: EngineOptions) -> SchedulerConfig:
     if max_model_len is None:
         max_model_len = runner.max_model_len
     elif max_model_len > runner.max_model_len:
-        raise UserError(
-            f"max_model_len={max_model_len} exceeds the model's limit of "
-            f"{runner.max_model_len} tokens"
-        )
+        raise OptionValueError(
+            "{max_model_len}={} exceeds the model's limit of {} tokens",
+            max_model_len, runner.max_model_len,
+        )  # fmt: skip
     return SchedulerConfig(
         num_blocks=runner.num_blocks,
         block_size=runner.block_size,
-        max_batched_tokens=options.max_batched_tokens,
+        max_batched_tokens=options.max_num_batched_tokens,
         max_running=options.rows,
         max_model_len=max_model_len,
-        enable_prefix_cache=options.enable_prefix_cache,
+        enable_prefix_cache=options.enable_prefix_caching,
         deterministic=options.deterministic,
         num_drafts=runner.num_drafts,
         looks_up_drafts=options.looks_up_drafts,
@@ -38,19 +38,21 @@ def overlaps(runner: Runner, options: EngineOptions) -> bool:
     """Whether steps are launched ahead.
 
     Raises:
-        UserError: ``overlap=True`` for a runner that cannot, or the runner keeps tokens of fewer
-            requests.
+        UserError: ``async_scheduling`` for a runner that cannot, or the runner keeps tokens of
+            fewer requests.
     """
     wanted = options.wants_overlap
     if runner.rows_ahead == 0:
         if wanted:
-            raise UserError("overlap=True: this runner keeps no tokens on its device; leave it out")
+            raise OptionValueError(
+                "{async_scheduling}: this runner keeps no tokens on its device; leave it out"
+            )
         return False
     if wanted is False or (wanted is None and not runner.overlaps):
         return False
     if runner.rows_ahead < options.rows:
-        raise UserError(
-            f"max_running={options.rows}: the runner keeps tokens of {runner.rows_ahead} requests; "
-            "load it with as many"
-        )
+        raise OptionValueError(
+            "{max_num_seqs}={}: the runner keeps tokens of {} requests; load it with as many",
+            options.rows, runner.rows_ahead,
+        )  # fmt: skip
     return True

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from dsa_compile.artifact.acceptance import AcceptanceRecord
-from dsa_compile.chat import ChatFormat
+from dsa_compile.chat import ChatFormat, StreamParser
 from dsa_compile.errors import RequestError, UserError
 from dsa_compile.kernels.late_kernels import late_kernels
 from dsa_compile.runtime.acceptance_watch import AcceptanceWatch
@@ -117,7 +117,7 @@ class StepEngine:
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
-        """The model's own end tokens: those of ``config.json`` and ``generation_config.json``."""
+        """End tokens that ``config.json`` and ``generation_config.json`` name."""
         return self._eos_ids
 
     @property
@@ -129,8 +129,10 @@ class StepEngine:
 
     @property
     def scheduler(self) -> AnyScheduler:
-        """The scheduler, for those who move cache pages: a lost page is reported to it, after
-        :meth:`drain`."""
+        """The scheduler, for those who move cache pages.
+
+        A lost page is reported to it, after :meth:`drain`.
+        """
         return self._opened.scheduler
 
     @property
@@ -174,7 +176,10 @@ class StepEngine:
         scheduler.check_admissible(request_id, len(prompt_ids), params.max_tokens)
         grammar = None if params.grammar is None else self.compile_grammar(params.grammar)()
         sampling = SamplingState(params, prompt_ids, self._eos_ids, runner.vocab_size, grammar)
-        completion = Completion(params, self._eos_ids, self._tokenizer)
+        parser: StreamParser | None = None
+        if isinstance(prompt, ChatPrompt) and params.stop_strings:
+            parser = prompt.parser()
+        completion = Completion(params, self._eos_ids, self._tokenizer, parser)
         logprobs: list[TokenLogprobs] | None = None if params.logprobs is None else []
         scored: list[TokenLogprobs] | None = None if params.prompt_logprobs is None else []
         transcript = Transcript(prompt_ids, completion.pieces, logprobs, prompt_logprobs=scored)
@@ -199,6 +204,11 @@ class StepEngine:
         """
         return self._grammars.compile(grammar, self._eos_ids)
 
+    @property
+    def grammar_tokenizer(self) -> Any:
+        """The ``tokenizers.Tokenizer`` of grammars, read if need be; None if there is none."""
+        return self._grammars.tokenizer()
+
     def step(self) -> list[RequestOutput]:
         """Finish one step; the requests that got a token or ended with it.
 
@@ -219,7 +229,8 @@ class StepEngine:
         return [self._output(request) for request in changed]
 
     def abort(self, request_id: str) -> RequestOutput | None:
-        """End a request now and return what it has, or None if it is unknown or finished.
+        """End a request now and return what it has, or None if it is unknown or was reported as
+        finished.
 
         Raises:
             RequestError: the id is not one that a request can have.
@@ -228,6 +239,9 @@ class StepEngine:
         scheduler = self.scheduler
         with Uninterrupted():
             request = scheduler.abort(request_id)
+            if request is None:  # an interrupt may have kept its end from being reported
+                ended = (r for r in self._live if r.finish_reason is not None)
+                request = next((r for r in ended if r.request_id == request_id), None)
             return None if request is None else self._output(request)
 
     def check(self) -> None:

@@ -289,9 +289,9 @@ class StepPipeline:
 
     def _too_large(self, step: ScheduledStep, missing: str) -> str:
         count = step.num_tokens
-        ways = "a lower gpu_memory_utilization or num_blocks"
+        ways = "a lower gpu_memory_utilization or num_gpu_blocks_override"
         if self._scheduler.config.deterministic and count > 1:
-            ways += " or max_batched_tokens"
+            ways += " or max_num_batched_tokens"
         return (
             f"out of memory even when computed alone, "
             f"{count:,} {'token' if count == 1 else 'tokens'} at position "

@@ -13,7 +13,8 @@ from dsa_compile.facts.config import CompileConfig
 from dsa_compile.frontend import build
 from dsa_compile.ir.program import Program
 
-_KEPT = 8  # programs, a few MB each
+_KEPT = 16  # programs, a few MB each
+_exports: OrderedDict[object, Program] = OrderedDict()
 
 
 def keep_exports() -> None:
@@ -24,10 +25,15 @@ def keep_exports() -> None:
     build.build_program = _keeping(build.build_program)
 
 
+def forget_exports() -> None:
+    """Let every model be exported anew, by a frontend that is another now."""
+    _exports.clear()
+
+
 def _keeping(
     export: Callable[..., Program],
 ) -> Callable[..., Program]:
-    kept: OrderedDict[object, Program] = OrderedDict()
+    kept = _exports
 
     def build_program(
         model_dir: Path,

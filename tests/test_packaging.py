@@ -1,9 +1,7 @@
-"""Installation: the wheel, the source distribution, and the commands they install."""
+"""The wheel and the source distribution: what they hold."""
 
 import os
 import re
-import shutil
-import subprocess
 import sys
 import tarfile
 import tomllib
@@ -14,38 +12,19 @@ from pathlib import Path
 import pytest
 
 from dsa_compile.version import __version__
+from tests.installation import ROOT, build, copy_checkout, run
 
-ROOT = Path(__file__).resolve().parents[1]
 TOP = ("passes", "lowering", "runtime")  # folders that the wheel puts into the package
 # Of the repository, beside the package: what its documentation tells readers to run.
 SHIPPED = ("benchmarks", "deploy", "docs", "examples", "tests")
 SHIPPED_FILES = ("CHANGELOG.md", "CONTRIBUTING.md", "MANIFEST.in", "Makefile", "setup.py")
+MODELS = "examples/*/checkpoint/*"  # trained; in the repository alone
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-
-
-def build(source: Path, kind: str, out: Path) -> Path:
-    """Build a ``wheel`` or an ``sdist`` of ``source`` with the installed setuptools, offline."""
-    out.mkdir()
-    script = f"from setuptools import build_meta; build_meta.build_{kind}({str(out)!r})"
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=source, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    (made,) = out.iterdir()
-    return made
 
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the checkout to build in: building in place would leave files that later go in."""
-    copy = tmp_path_factory.mktemp("source") / "checkout"
-    copy.mkdir()
-    for name in ("dsa_compile", *TOP, *SHIPPED):
-        ignored = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(ROOT / name, copy / name, ignore=ignored)
-    for name in ("pyproject.toml", PROJECT["readme"], *PROJECT["license-files"], *SHIPPED_FILES):
-        shutil.copy(ROOT / name, copy)
-    return copy
+    return copy_checkout(tmp_path_factory.mktemp("source") / "checkout")
 
 
 @pytest.fixture(scope="module")
@@ -85,13 +64,18 @@ def test_the_wheel_holds_what_modules_read(source: Path, wheel: zipfile.ZipFile)
 
 
 @pytest.fixture(scope="module")
-def unpacked(source: Path) -> Path:
+def archive(source: Path) -> Path:
+    return build(source, "sdist", source.parent / "sdist")
+
+
+@pytest.fixture(scope="module")
+def unpacked(archive: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The source distribution, unpacked."""
-    archive = build(source, "sdist", source.parent / "sdist")
+    out = tmp_path_factory.mktemp("unpacked")
     with tarfile.open(archive) as file:
         file.extraction_filter = getattr(tarfile, "data_filter", None)  # 3.11.4 has it
-        file.extractall(source.parent / "unpacked")
-    (folder,) = (source.parent / "unpacked").iterdir()
+        file.extractall(out)
+    (folder,) = out.iterdir()
     return folder
 
 
@@ -103,6 +87,8 @@ def test_the_source_distribution_builds_the_same_wheel(
 
 
 def test_the_source_distribution_holds_what_the_docs_run(source: Path, unpacked: Path) -> None:
+    """Tests, docs and examples too, but no trained model."""
+
     def files(root: Path) -> set[str]:
         return {
             path.relative_to(root).as_posix()
@@ -111,13 +97,21 @@ def test_the_source_distribution_holds_what_the_docs_run(source: Path, unpacked:
             if path.is_file()
         }
 
-    assert files(source) <= files(unpacked)
+    models = {path.relative_to(source).as_posix() for path in source.glob(MODELS)}
+    assert files(source) - models <= files(unpacked)
+    assert not files(unpacked) & models
     assert all((unpacked / name).is_file() for name in SHIPPED_FILES)
 
 
-def test_the_source_distribution_holds_each_file_once(unpacked: Path) -> None:
-    assert not (unpacked / "dsa_compile" / "passes").exists()
-    assert (unpacked / "passes" / "pipeline.py").is_file()
+def test_the_source_distribution_is_small_and_holds_each_file_once(archive: Path) -> None:
+    assert archive.stat().st_size < 6_000_000
+    with tarfile.open(archive) as file:
+        members = [each for each in file if not each.isdir() and ".egg-info/" not in each.name]
+        names = [member.name for member in members]
+        assert len(names) == len(set(names))
+        assert all(member.isfile() for member in members), "a link"
+        texts = [file.extractfile(member).read() for member in members if member.size > 1000]
+    assert len(texts) == len(set(texts))
 
 
 def test_a_copy_without_links_is_a_checkout(source: Path) -> None:
@@ -126,8 +120,7 @@ def test_a_copy_without_links_is_a_checkout(source: Path) -> None:
     script = "import dsa_compile.passes.pipeline as module; print(module.__file__)"
     environment = {**os.environ, "PYTHONPATH": str(source)}
     args = [sys.executable, "-P", "-c", script]
-    done = subprocess.run(args, env=environment, capture_output=True, text=True, check=True)
-    assert Path(done.stdout.strip()) == source / "passes" / "pipeline.py"
+    assert Path(run(args, source, environment).strip()) == source / "passes" / "pipeline.py"
 
 
 def test_no_message_names_a_package_that_no_index_has() -> None:
@@ -157,22 +150,3 @@ def test_the_commands_exist_in_the_wheel(wheel: zipfile.ZipFile) -> None:
         module, function = target.split(":")
         text = wheel.read(module.replace(".", "/") + ".py").decode()
         assert f"\ndef {function}(" in text, target
-
-
-def test_the_wheel_works_without_the_checkout(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
-    wheel.extractall(tmp_path / "site")
-    script = (
-        "import sys, dsa_compile.runtime, dsa_compile.lowering.stages\n"
-        f"assert not {set(TOP)} & set(sys.modules), 'imported under a bare name'\n"
-        "print(dsa_compile.runtime.__file__, dsa_compile.lowering.__file__, sep='\\n')"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(tmp_path / "site")},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    for line in done.stdout.split():
-        assert Path(line).is_relative_to(tmp_path / "site")

@@ -17,7 +17,7 @@ from dsa_compile.errors import ArtifactError, UserError
 from dsa_compile.ir.graph_json import region_from_json
 from dsa_compile.ir.hazards import find_hazards
 from dsa_compile.ir.region import Region
-from dsa_compile.weights.hashing import Hashes
+from dsa_compile.weights.hashing import Hashes, hub_blob
 from dsa_compile.weights.safetensors_file import SafetensorsFile
 
 VERIFY = ("full", "header")
@@ -237,7 +237,7 @@ def _check_sizes(files: Mapping[Path, FileRecord | WeightFile], verify: str) -> 
         except OSError as error:
             raise ArtifactError(f"{path}: cannot be read ({error.strerror}); {_CHANGED}") from None
         if size != record.size:
-            raise ArtifactError(f"{path}: {size} bytes, {record.size} when compiled; {_CHANGED}")
+            raise ArtifactError(f"{path}: {size} bytes, {record.size} when compiled; {_mend(path)}")
         header = record.header_sha256 if isinstance(record, WeightFile) else None
         if header is not None:
             _compare(path, header, SafetensorsFile.open(path, ArtifactError).header_sha256)
@@ -251,4 +251,10 @@ _CHANGED = "it has changed since, restore it or recompile"
 
 def _compare(path: Path, recorded: str, found: str) -> None:
     if recorded != found:
-        raise ArtifactError(f"{path}: not the content that was compiled; {_CHANGED}")
+        raise ArtifactError(f"{path}: not the content that was compiled; {_mend(path)}")
+
+
+def _mend(path: Path) -> str:
+    """What helps: a file of the Hub's cache is taken for what its name says, however often."""
+    blob = hub_blob(path)
+    return f"delete {blob} and download the model again" if blob else _CHANGED

@@ -43,15 +43,23 @@ class Cursor:
     def blanks(self) -> None:
         """Skip white space."""
         start = self.at
-        while self._next().isspace():
+        while self.peek().isspace():
             self.at += 1
             if self.at - start > self.MAX_BLANKS:
+                raise MalformedError
+
+    def stray(self) -> None:
+        """Skip text that is no tag, up to the next ``<``."""
+        start = self.at
+        while self.peek() != "<":
+            self.at += 1
+            if self.at - start > self.MAX_NAME:
                 raise MalformedError
 
     def word(self, ends: str) -> str:
         """Read one or more characters, none of them white space or one of ``ends``."""
         start = self.at
-        while not ((char := self._next()).isspace() or char in ends):
+        while not ((char := self.peek()).isspace() or char in ends):
             self.at += 1
             if self.at - start > self.MAX_NAME:
                 raise MalformedError
@@ -78,7 +86,8 @@ class Cursor:
         self.at = at + len(end)
         return before_text, end
 
-    def _next(self) -> str:
+    def peek(self) -> str:
+        """The next character."""
         if self.at >= len(self.text):
             raise IncompleteError
         return self.text[self.at]

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dsa_compile.chat.dsml import DSML, write_calls
+from dsa_compile.chat.effort import is_off
 from dsa_compile.chat.forced_calls import forced_calls
 from dsa_compile.chat.json_text import to_json
 from dsa_compile.chat.messages import Message, parse_messages
@@ -92,6 +93,7 @@ class DeepSeekV32Format:
     """The encoding of DeepSeek-V3.2 and the parser of its answers."""
 
     name = "deepseek_v32"
+    reads_calls = True
     special_tokens = (BOS, EOS, USER, ASSISTANT, THINK, THINK_END, "｜DSML｜")
 
     def encode(
@@ -100,6 +102,7 @@ class DeepSeekV32Format:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         thinking: bool | None = None,
+        effort: str | None = None,
         drop_thinking: bool | None = None,
         response_format: Mapping[str, Any] | None = None,
         add_generation_prompt: bool = True,
@@ -108,7 +111,8 @@ class DeepSeekV32Format:
         """See :meth:`dsa_compile.chat.formats.ChatFormat.encode`; without thinking by default."""
         given = _options(template_kwargs or {})
         if thinking is None:
-            thinking = given.get("thinking", given.get("enable_thinking", False))
+            asked = effort is not None and not is_off(effort)
+            thinking = given.get("thinking", given.get("enable_thinking", asked))
         if drop_thinking is None:
             drop_thinking = given.get("drop_thinking", True)
         turns = pair_results(parse_messages(messages))

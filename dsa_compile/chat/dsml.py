@@ -21,6 +21,7 @@ _CALL = '<｜DSML｜invoke name="'
 _CALL_END = "</｜DSML｜invoke>"
 _PARAMETER = '<｜DSML｜parameter name="'
 _VALUE_END = "</｜DSML｜parameter>"
+_AFTER_VALUE = (_VALUE_END, _CALL, _BLOCK_END)  # where a tag is doubled or missing
 _TYPED = {'" string="true">': True, '" string="false">': False, '">': None}
 
 
@@ -48,6 +49,9 @@ class DsmlGrammar:
     """Reads DSML calls; any white space may stand between tags, and ``string`` may be missing."""
 
     opener = _BLOCK
+    bare_opener = _CALL
+    markup = "<｜DSML｜"
+    json_arguments = False
     value_end = _VALUE_END
     block_end = _BLOCK_END
     newlines = 2
@@ -63,15 +67,22 @@ class DsmlGrammar:
     def name(self, cursor: Cursor) -> str:
         """Read up to and including the name of a call."""
         cursor.blanks()
-        cursor.one_of(_CALL)
+        while cursor.one_of(_CALL, _BLOCK) == _BLOCK:
+            cursor.blanks()
         name = cursor.word('<>"')
         cursor.one_of('">')
         return name
 
-    def argument(self, cursor: Cursor) -> Argument | None:
-        """Read a parameter's tag, or the end of the call."""
-        cursor.blanks()
-        if cursor.one_of(_PARAMETER, _CALL_END) == _CALL_END:
+    def argument(self, cursor: Cursor, first: bool) -> Argument | None:
+        """Read a parameter's tag, or the end of the call; its own tag may be missing."""
+        (cursor.blanks if first else cursor.stray)()
+        tag = cursor.one_of(_PARAMETER, _CALL_END, *(() if first else _AFTER_VALUE))
+        while tag == _VALUE_END:
+            cursor.stray()
+            tag = cursor.one_of(_PARAMETER, _CALL_END, *_AFTER_VALUE)
+        if tag in (_CALL, _BLOCK_END):
+            cursor.at -= len(tag)
+        if tag != _PARAMETER:
             return None
         name, end = cursor.until(*_TYPED)
         return Argument(name, _TYPED[end])
@@ -79,11 +90,11 @@ class DsmlGrammar:
     def another(self, cursor: Cursor) -> bool:
         """Whether another call follows in the block."""
         cursor.blanks()
-        start = cursor.at
-        if cursor.one_of(_CALL, _BLOCK_END) == _BLOCK_END:
-            return False
-        cursor.at = start
-        return True
+        while (tag := cursor.one_of(_CALL, _BLOCK_END, _CALL_END)) == _CALL_END:
+            cursor.blanks()
+        if tag == _CALL:
+            cursor.at -= len(_CALL)
+        return tag == _CALL
 
 
 DSML = DsmlGrammar()

@@ -14,6 +14,8 @@ class ChatFormat(Protocol):
         special_tokens: strings that the tokenizer must know as one token each. Detokenise with them
             left in the text (``skip_special_tokens=False``), for a parser reads some of them; leave
             out the token that ended the turn.
+        reads_calls: whether calls of tools are found in answers: the model writes them in a syntax
+            that is known.
     """
 
     @property
@@ -22,12 +24,16 @@ class ChatFormat(Protocol):
     @property
     def special_tokens(self) -> tuple[str, ...]: ...  # noqa: D102
 
+    @property
+    def reads_calls(self) -> bool: ...  # noqa: D102
+
     def encode(
         self,
         messages: Sequence[Mapping[str, Any]],
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         thinking: bool | None = None,
+        effort: str | None = None,
         drop_thinking: bool | None = None,
         response_format: Mapping[str, Any] | None = None,
         add_generation_prompt: bool = True,
@@ -41,6 +47,8 @@ class ChatFormat(Protocol):
             messages: in the form of OpenAI's API, with ``reasoning_content`` on assistant messages.
             tools: that the model may call.
             thinking: whether the answer begins with reasoning; None is the model's default.
+            effort: how much reasoning, one of ``effort.EFFORTS``; the model gets its own level for
+                it. None is its default; ``thinking`` and ``template_kwargs`` come before it.
             drop_thinking: leave out the reasoning of turns before the last user message; None is
                 the model's default.
             response_format: OpenAI's; a JSON schema is shown to models whose format has a place

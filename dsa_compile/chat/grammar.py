@@ -25,11 +25,15 @@ class CallGrammar(Protocol):
     The methods read with a cursor and raise what it raises.
 
     Attributes:
-        opener: begins a block; its only ``<`` is its first character, as in ``value_end``.
+        opener: begins a block; its only ``<`` is its first character, as in other tags.
+        bare_opener: begins a call of a known tool outside any block, too, as models that skip the
+            block's tag write it; empty if the opener does.
+        markup: beginning of the openers that no other text has.
         block_begin: begins a block as the model writes it, with what stands before its first call;
             empty if the call's own beginning does.
         call_end: ends a call, with what stands behind it.
         argument_style: the name that xgrammar has for the syntax of the arguments.
+        json_arguments: whether the arguments are one JSON object, which ``value_end`` ends.
         value_end: ends a value.
         block_end: ends a block after its last call; empty if the call's own end does.
         newlines: how many line breaks before a block belong to it, at most.
@@ -38,6 +42,9 @@ class CallGrammar(Protocol):
     """
 
     opener: str
+    bare_opener: str
+    markup: str
+    json_arguments: bool
     value_end: str
     block_end: str
     newlines: int
@@ -51,11 +58,15 @@ class CallGrammar(Protocol):
         ...
 
     def name(self, cursor: Cursor) -> str:
-        """Read a call's beginning, its name and what ends the name."""
+        """Read the openers before a call, its name and what ends the name."""
         ...
 
-    def argument(self, cursor: Cursor) -> Argument | None:
-        """Read an argument's head, or the end of the call: None."""
+    def argument(self, cursor: Cursor, first: bool) -> Argument | None:
+        """Read an argument's head, or the end of the call: None.
+
+        Behind the first argument tags may be doubled or missing, where no other reading is left,
+        and text that is no tag is skipped.
+        """
         ...
 
     def another(self, cursor: Cursor) -> bool:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dsa_compile.chat.json_text import checked_text, parse_json, to_json
+from dsa_compile.chat.json_text import checked_text, parse_cut_json, parse_json, to_json
 from dsa_compile.chat.tools import Tool, is_tool_name, parse_tools
 from dsa_compile.errors import ChatError
 
@@ -17,7 +17,8 @@ class ToolCall:
 
     Attributes:
         name: of the function.
-        arguments: parsed; ``""`` and null are no arguments.
+        arguments: parsed; ``""``, null and an empty list are no arguments. Of text that is cut off,
+            what is there; text that is no object either is the argument ``arguments``.
         id: that results refer to; None if the call has none.
     """
 
@@ -145,17 +146,31 @@ def _tool_call(call: Any, param: str) -> ToolCall:
 
 
 def _arguments(arguments: Any, param: str) -> Mapping[str, Any]:
-    if arguments is None or (isinstance(arguments, str) and not arguments.strip()):
-        return {}
     if isinstance(arguments, str):
-        try:
-            arguments = parse_json(arguments)
-        except ValueError as error:
-            raise ChatError(param, f"not valid JSON ({error})") from None
+        return _written_arguments(checked_text(arguments, param), param)
+    if arguments is None or arguments == []:  # some languages write an empty object so
+        return {}
     if not isinstance(arguments, Mapping):
         raise ChatError(param, "should be a JSON object, one field a parameter")
     to_json(arguments, param)
     return arguments
+
+
+def _written_arguments(text: str, param: str) -> Mapping[str, Any]:
+    """What a model wrote: it stays in the conversation, so what is wrong with it is no error."""
+    if not text.strip():
+        return {}
+    for parse in (parse_json, parse_cut_json):
+        try:
+            value = parse(text)
+            to_json(value, param)
+        except (ValueError, ChatError):
+            continue
+        if value is None or value == []:
+            return {}
+        if isinstance(value, Mapping):
+            return value
+    return {"arguments": text}  # as DeepSeek-V4's encoder does
 
 
 def _identity(value: Any, param: str) -> str | None:

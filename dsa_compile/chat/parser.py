@@ -6,8 +6,8 @@ beginning of a tag or of a call's first tags.
 
 A call begins once its name and what follows it (an argument's tag or the call's end) are there and
 well-formed; until then all of it may turn out to be plain text. From there on its arguments are
-passed on as they arrive. A call that goes wrong later ends incomplete, and from the place that does
-not fit all is text again.
+passed on as they arrive. A call that goes wrong later ends incomplete, and what follows up to its
+end is dropped. Tags are no content where the text was cut inside them, or behind a call.
 """
 
 import uuid
@@ -29,8 +29,9 @@ from dsa_compile.chat.events import (
     merged,
 )
 from dsa_compile.chat.grammar import Argument, CallGrammar
+from dsa_compile.chat.json_text import is_json_object
 from dsa_compile.chat.reasoning import THINK, THINK_END
-from dsa_compile.chat.tools import Tool
+from dsa_compile.chat.tools import Tool, is_tool_name
 
 # Blanks that are held back where they may turn out to mean nothing.
 _MAX_BLANKS = 64
@@ -42,6 +43,8 @@ class _State(Enum):
     TEXT = auto()
     ARGUMENT = auto()  # in a call: before an argument or the call's end
     VALUE = auto()
+    JSON = auto()  # in a call whose arguments are JSON
+    BROKEN = auto()  # in a call that went wrong: before its end
     AFTER = auto()  # in a block: after a call
 
 
@@ -55,6 +58,10 @@ class StreamParser:
             a call all the same, if it has an argument.
         grammar: how calls are written; None for a model without a known syntax.
         new_id: makes the ids of calls; random ones by default.
+
+    Attributes:
+        calls_only: whether there can be no text beside calls: what is left of their tags is none.
+        called: whether a complete call was made so far.
     """
 
     def __init__(
@@ -73,31 +80,48 @@ class StreamParser:
         self._state = _State.TEXT if thinking is False else _State.START
         self._buffer = ""
         self._events: list[Event] = []
-        self._final = False
+        self._final = self._cut = False
         # text comes next whose leading line breaks are syntax, or blanks if they end the answer
         self._after_tag = self._trims
         self._after_block = False
         self._calls = 0
-        self._called = False
+        self.called = False
+        self.calls_only = False
         self._arguments = Arguments(None)
+        self._json_text = ""
+
+    @property
+    def reasoning(self) -> bool:
+        """Whether the text that comes next is reasoning, unless it ends it or begins a call."""
+        return self._thinking and self._state in (_State.START, _State.TEXT)
+
+    @property
+    def pending(self) -> int:
+        """Number of characters that are held back, the last ones fed."""
+        return len(self._buffer)
 
     def feed(self, text: str) -> list[Event]:
         """Add text; returns what is certain now, neighbouring pieces joined."""
         self._buffer += text
         return self._advance()
 
-    def finish(self) -> list[Event]:
-        """End the text; returns what was held back, then :class:`Finished`. Call it once."""
-        self._final = True
-        events = self._advance()
-        return [*events, Finished(self._called)]
+    def finish(self, cut: bool = False) -> list[Event]:
+        """End the text; returns what was held back, then :class:`Finished`. Call it once.
 
-    def parse(self, text: str) -> Answer:
-        """The answer in a whole text; use a fresh parser."""
+        Args:
+            cut: whether the text broke off, rather than the model ending it. A call whose last tags
+                are missing is complete if the model ended it behind a value.
+        """
+        self._final, self._cut = True, cut
+        events = self._advance()
+        return [*events, Finished(self.called)]
+
+    def parse(self, text: str, cut: bool = False) -> Answer:
+        """The answer in a whole text; use a fresh parser; see :meth:`finish`."""
         # in pieces: each step copies the rest of the buffer
         starts = range(0, len(text), _PIECE)
         events = [event for at in starts for event in self.feed(text[at : at + _PIECE])]
-        return collect([*events, *self.finish()])
+        return collect([*events, *self.finish(cut)])
 
     def _advance(self) -> list[Event]:
         steps = {
@@ -105,6 +129,8 @@ class StreamParser:
             _State.TEXT: self._text,
             _State.ARGUMENT: self._argument,
             _State.VALUE: self._value,
+            _State.JSON: self._json,
+            _State.BROKEN: self._broken,
             _State.AFTER: self._after,
         }
         while steps[self._state]():
@@ -129,8 +155,9 @@ class StreamParser:
         if self._after_tag:
             self._buffer = self._buffer.lstrip("\n")
             self._after_tag = not self._buffer
-        opener = self._grammar.opener if self._grammar else ""
-        call = self._buffer.find(opener) if opener else -1
+        openers = self._openers()
+        found = [at for opener in openers if (at := self._buffer.find(opener)) >= 0]
+        call = min(found, default=-1)
         end = self._buffer.find(THINK_END) if self._thinking else -1
         if call >= 0 and not 0 <= end < call:
             return self._call_in_text(call)
@@ -140,38 +167,59 @@ class StreamParser:
             self._thinking = False
             self._after_tag = self._trims
             return True
-        self._say_up_to(self._certain(opener))
+        if self._final and self._cut:
+            self._drop_opener(openers)
+        self._say_up_to(self._certain(openers))
         return False
+
+    def _openers(self) -> tuple[str, ...]:
+        if self._grammar is None:
+            return ()
+        return tuple(filter(None, (self._grammar.opener, self._grammar.bare_opener)))
+
+    def _drop_opener(self, openers: Sequence[str]) -> None:
+        """Drop an opener that the text was cut in."""
+        assert self._grammar is not None or not openers
+        for opener in openers:
+            at = begun_at(self._buffer, opener)
+            if self._grammar and self._buffer.startswith(self._grammar.markup, at):
+                self._buffer = self._buffer[: self._before_breaks(at)]
 
     def _call_in_text(self, start: int) -> bool:
         """Begin the call whose block opens at ``start``, wait for more, or pass on the tag."""
         assert self._grammar is not None
-        cursor = Cursor(self._buffer, start + len(self._grammar.opener))
+        cursor = Cursor(self._buffer, start)
         try:
-            self._head(cursor)
+            self._head(cursor, start)
         except IncompleteError:
-            if not self._final:
+            if not self._final or self._cut:
                 self._say_up_to(self._before_breaks(start))
+                if self._final:
+                    self._buffer = ""
                 return False
         except MalformedError:
             pass
         else:
             return True
-        self._say_up_to(start + len(self._grammar.opener))
+        self._say_up_to(start + 1)  # its only bracket: it is no opener any more
         return True
 
-    def _head(self, cursor: Cursor) -> None:
+    def _head(self, cursor: Cursor, start: int) -> None:
         """Read a call up to its first argument's value or its end, and begin it.
 
         Raises what the cursor raises, having changed nothing.
         """
         assert self._grammar is not None
+        bare = not self._buffer.startswith(self._grammar.opener, start)
         name = self._grammar.name(cursor)
-        argument = self._grammar.argument(cursor)
-        if argument is None and name not in self._tools:
-            raise MalformedError  # such as the tag's name in prose
+        if bare and self._state is _State.TEXT and name not in self._tools:
+            raise MalformedError
+        is_json = self._grammar.json_arguments
+        argument = None if is_json else self._grammar.argument(cursor, first=True)
+        in_prose = argument is None and name not in self._tools and not is_json
+        if in_prose or not is_tool_name(name):
+            raise MalformedError
         if self._state is _State.TEXT:
-            start = self._buffer.index(self._grammar.opener)
             before = self._buffer[: self._before_breaks(start)]
             if not self._means_nothing(before):
                 self._say(before)
@@ -179,24 +227,55 @@ class StreamParser:
         self._after_block = False
         self._arguments = Arguments(self._tools.get(name))
         self._events.append(ToolCallBegin(self._calls, self._new_id(), name))
-        self._take(argument)
+        if is_json:
+            self._state, self._json_text = _State.JSON, ""
+        else:
+            self._take(argument)
+
+    def _json(self) -> bool:
+        assert self._grammar is not None
+        end = self._buffer.find(self._grammar.value_end)
+        upto = end if end >= 0 else begun_at(self._buffer, self._grammar.value_end)
+        self._events.append(ToolCallDelta(self._calls, self._buffer[:upto]))
+        self._json_text += self._buffer[:upto]
+        self._buffer = self._buffer[upto:].removeprefix(self._grammar.value_end)
+        if end < 0 and not self._final:
+            return False
+        self._end_call(is_json_object(self._json_text))
+        self._state = _State.AFTER
+        return True
 
     def _argument(self) -> bool:
         assert self._grammar is not None
         cursor = Cursor(self._buffer)
         try:
-            argument = self._grammar.argument(cursor)
+            argument = self._grammar.argument(cursor, first=False)
             if argument is not None and argument.name in self._arguments:
                 raise MalformedError
         except IncompleteError:
             return self._wait()
         except MalformedError:
             self._end_call(complete=False)
-            self._state = _State.TEXT
+            self._state = _State.BROKEN
             return True
         self._consume(cursor)
         self._take(argument)
         return True
+
+    def _broken(self) -> bool:
+        """Drop what is left of a call, up to and including its end or up to the next one."""
+        assert self._grammar is not None
+        call_end = self._grammar.call_end.strip()
+        tags = (call_end, *self._openers())
+        found = [at for tag in tags if (at := self._buffer.find(tag)) >= 0]
+        at = min(found, default=min(begun_at(self._buffer, tag) for tag in tags))
+        self._buffer = self._buffer[at:]
+        if found:
+            self._buffer = self._buffer.removeprefix(call_end)
+            self._state = _State.AFTER
+        elif self._final:
+            self._buffer = ""
+        return bool(found)
 
     def _take(self, argument: Argument | None) -> None:
         """Go on after an argument's head, or after the end of the call."""
@@ -211,8 +290,10 @@ class StreamParser:
     def _value(self) -> bool:
         assert self._grammar is not None
         value_end = self._grammar.value_end
-        end = self._buffer.find(value_end)
-        upto = end if end >= 0 else begun_at(self._buffer, value_end)
+        end = upto = self._buffer.find(value_end)
+        if end < 0:
+            # A call's end is the value's own text if the value's end follows.
+            upto = min(begun_at(self._buffer, value_end), self._call_end_in_value())
         text = self._arguments.push(self._buffer[:upto])
         if end < 0:
             self._events.append(ToolCallDelta(self._calls, text))
@@ -223,12 +304,28 @@ class StreamParser:
         self._state = _State.ARGUMENT
         return True
 
+    def _call_end_in_value(self) -> int:
+        assert self._grammar is not None
+        call_end = self._grammar.call_end.strip()
+        at = self._buffer.find(call_end)
+        return at if at >= 0 else begun_at(self._buffer, call_end)
+
     def _wait(self) -> bool:
         """Wait for more of a call, or end it where the text has ended."""
-        if self._final:
-            self._end_call(complete=False)
-            self._buffer = ""
-            self._state = _State.TEXT
+        if not self._final:
+            return False
+        assert self._grammar is not None
+        ends = [self._grammar.call_end.strip()]
+        if self._state is _State.ARGUMENT:
+            ends.append("")
+        rest = self._buffer.removesuffix(self._grammar.block_end).strip()
+        complete = not self._cut and rest in ends
+        if complete:
+            text = self._arguments.end() if self._state is _State.VALUE else ""
+            self._events.append(ToolCallDelta(self._calls, text + self._arguments.close()))
+        self._end_call(complete)
+        self._buffer = ""
+        self._state = _State.TEXT
         return False
 
     def _after(self) -> bool:
@@ -236,13 +333,12 @@ class StreamParser:
         cursor = Cursor(self._buffer)
         try:
             if self._grammar.another(cursor):
-                self._head(cursor)
+                self._head(cursor, cursor.at)
                 return True
         except IncompleteError:
             if not self._final:
                 return False
-            if self._grammar.block_end.startswith(self._buffer.strip()):
-                self._buffer = ""
+            self._buffer = ""
         except MalformedError:
             pass
         else:
@@ -254,13 +350,13 @@ class StreamParser:
     def _end_call(self, complete: bool) -> None:
         self._events.append(ToolCallEnd(self._calls, complete))
         self._calls += 1
-        self._called |= complete
+        self.called |= complete
 
-    def _certain(self, opener: str) -> int:
+    def _certain(self, openers: Sequence[str]) -> int:
         """Length of the buffer that is text, whatever may follow; neither tag stands in it."""
         if self._final:
             return len(self._buffer)
-        tags = [opener] if opener else []
+        tags = list(openers)
         if self._thinking:
             tags.append(THINK_END)
         certain = min((begun_at(self._buffer, tag) for tag in tags), default=len(self._buffer))
@@ -289,7 +385,7 @@ class StreamParser:
         return self._after_block and len(text) <= _MAX_BLANKS and not text.strip()
 
     def _say(self, text: str) -> None:
-        if text:
+        if text and (self._thinking or not self.calls_only):
             self._after_block = False
             self._events.append(ReasoningDelta(text) if self._thinking else ContentDelta(text))
 

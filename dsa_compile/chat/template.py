@@ -3,24 +3,29 @@
 A template sees the variables and helpers that it sees there: ``messages``, ``tools``,
 ``add_generation_prompt``, special tokens by name, ``tojson``, ``raise_exception``,
 ``strftime_now``, loop controls and ``{% generation %}``. It can neither reach Python objects nor
-change what it is given. Its size and that of what it renders are limited; its running time is
-not, so take templates from whom you take weights, never from a request.
+change what it is given. Its size, that of what it renders and the numbers that it gives for sizes
+are limited; its running time, and a text that it doubles again and again, are not, so take
+templates from whom you take weights, never from a request.
 """
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping, Sized
 from datetime import datetime
+from functools import wraps
 from typing import Any, NoReturn
 
 from jinja2 import TemplateError, TemplateSyntaxError, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
+from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from dsa_compile.errors import ArtifactError, ChatError
 
 MAX_TEMPLATE = 1 << 20  # characters; published ones have up to about 20,000
 MAX_PROMPT = 1 << 26
+_MOST_AT_ONCE = MAX_PROMPT
 
 
 class ChatTemplate:
@@ -89,10 +94,58 @@ class _Generation(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
+class _Environment(ImmutableSandboxedEnvironment):
+    """A sandbox in which no number asks for more than a prompt may have.
+
+    What a template writes is counted when it is there, which is late for the gigabytes that one
+    multiplication or one width can make.
+    """
+
+    intercepted_binops = frozenset({"*", "**", "%"})
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        """See ``SandboxedEnvironment``."""
+        if operator == "%" and isinstance(left, str):
+            _require_small(*map(int, _NUMBER.findall(left)))
+        elif operator == "*":
+            for some, times in ((left, right), (right, left)):
+                if isinstance(some, Sized) and isinstance(times, int):
+                    _require_small(len(some) * times)
+        elif operator == "**" and isinstance(left, int) and isinstance(right, int):
+            _require_small(left.bit_length() * right)
+        return super().call_binop(context, operator, left, right)
+
+    def call(self, context: Context, function: Any, *args: Any, **kwargs: Any) -> Any:
+        """See ``SandboxedEnvironment``."""
+        _require_small(*args, *kwargs.values())
+        return super().call(context, function, *args, **kwargs)
+
+
+_NUMBER = re.compile(r"\d{1,19}")
+
+
+def _require_small(*sizes: Any) -> None:
+    if any(isinstance(size, int) and size > _MOST_AT_ONCE for size in sizes):
+        raise TemplateError(f"it asks for more than {_MOST_AT_ONCE} characters at once")
+
+
+def _bounded(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A filter that takes no width beyond what a prompt may have."""
+
+    @wraps(function)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        _require_small(*args, *kwargs.values())
+        return function(*args, **kwargs)
+
+    return wrapped
+
+
 def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
+    environment = _Environment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
+    for name in ("center", "indent", "batch", "slice"):
+        environment.filters[name] = _bounded(environment.filters[name])
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now

@@ -1,9 +1,13 @@
 """The chat format of a model that ships a Jinja template, GLM-5 among them."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
+from dsa_compile.chat.deepseek_v31 import DEEPSEEK_V31
+from dsa_compile.chat.deepseek_v31 import TAGS as V31_TAGS
 from dsa_compile.chat.dsml import DSML
+from dsa_compile.chat.effort import is_off, template_efforts
 from dsa_compile.chat.forced_calls import forced_calls
 from dsa_compile.chat.glm import GLM
 from dsa_compile.chat.grammar import CallGrammar
@@ -17,10 +21,15 @@ from dsa_compile.chat.tools import callable_tools, parse_tools
 from dsa_compile.errors import ChatError
 
 # Syntax of calls by the tags that a template writes them with.
-_GRAMMARS: dict[str, CallGrammar] = {"<｜DSML｜": DSML, "<arg_key>": GLM}
+_GRAMMARS: dict[str, CallGrammar] = {
+    "<｜DSML｜": DSML,
+    "<arg_key>": GLM,
+    "<｜tool▁sep｜>": DEEPSEEK_V31,
+}
+_FENCED = "```json"  # DeepSeek-V3 and R1 write arguments so, between the same tags
 TAGS = (  # that parsers read
     THINK, THINK_END, "｜DSML｜", "<tool_call>", "</tool_call>",
-    "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>",
+    "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", *V31_TAGS,
 )  # fmt: skip
 # A conversation that shows in which form a template takes a call's arguments.
 _PROBE = parse_messages(
@@ -47,6 +56,11 @@ class TemplateFormat:
 
     name = "template"
 
+    @property
+    def reads_calls(self) -> bool:
+        """See :class:`dsa_compile.chat.formats.ChatFormat`."""
+        return self._grammar is not None
+
     def __init__(
         self,
         template: ChatTemplate,
@@ -57,9 +71,11 @@ class TemplateFormat:
         self._tool_template = tool_template or template
         self._variables = dict(special_tokens or {})
         source = self._tool_template.source
-        self._grammar = next((g for tag, g in _GRAMMARS.items() if tag in source), None)
+        known = (grammar for tag, grammar in _GRAMMARS.items() if tag in source)
+        self._grammar = None if _FENCED in source else next(known, None)
         self.special_tokens = tuple(tag for tag in TAGS if tag in source)
         self._takes_text = self._writes_only_text()
+        self._known_efforts: dict[ChatTemplate, tuple[dict[str, str], bool]] = {}
 
     def encode(
         self,
@@ -67,6 +83,7 @@ class TemplateFormat:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         thinking: bool | None = None,
+        effort: str | None = None,
         drop_thinking: bool | None = None,
         response_format: Mapping[str, Any] | None = None,
         add_generation_prompt: bool = True,
@@ -74,14 +91,17 @@ class TemplateFormat:
     ) -> str:
         """See :meth:`dsa_compile.chat.formats.ChatFormat.encode`.
 
-        ``thinking`` sets the template's ``enable_thinking`` and ``thinking``, ``drop_thinking`` its
-        ``clear_thinking``; templates have no place for ``response_format``.
+        ``thinking`` sets the template's ``enable_thinking`` and ``thinking``, ``effort`` these and
+        its ``reasoning_effort``, ``drop_thinking`` its ``clear_thinking``; templates have no place
+        for ``response_format``.
         """
         offered = parse_tools(tools)
         template = self._tool_template if offered else self._template
         variables: dict[str, Any] = dict(self._variables)
+        if effort is not None:
+            variables |= self._reasoning(template, effort)
         if thinking is not None:
-            variables |= {"enable_thinking": thinking, "thinking": thinking}
+            variables |= _switch(thinking)
         if drop_thinking is not None:
             variables["clear_thinking"] = drop_thinking
         for name, value in (template_kwargs or {}).items():
@@ -116,6 +136,39 @@ class TemplateFormat:
             return None
         return forced_calls(self._grammar, answer_thinks(prompt), callable_tools(tools, only), many)
 
+    def _reasoning(self, template: ChatTemplate, effort: str) -> dict[str, Any]:
+        """Variables of a template that ask for an effort."""
+        efforts, off = self._efforts(template)
+        own = efforts.get(effort)
+        wanted = not is_off(effort, own)
+        if effort == "none" and not off:
+            graded = ", ".join(dict.fromkeys(efforts.values())) or "on"
+            raise ChatError("reasoning_effort", f"the model always reasons; its levels: {graded}")
+        variables: dict[str, Any] = _switch(wanted or not off)
+        if own is not None and (wanted or not off or own == effort):
+            variables["reasoning_effort"] = own
+        return variables
+
+    def _efforts(self, template: ChatTemplate) -> tuple[dict[str, str], bool]:
+        """A template's levels of reasoning, and whether it can leave reasoning out."""
+        if template not in self._known_efforts:
+            efforts: dict[str, str] = {}
+            if "reasoning_effort" in template.source:
+                opening = partial(self._opening, template, True)
+                efforts = template_efforts(lambda effort: opening(reasoning_effort=effort))
+            off = "none" in efforts or not answer_thinks(self._opening(template, False) or "")
+            self._known_efforts[template] = efforts, off
+        return self._known_efforts[template]
+
+    def _opening(self, template: ChatTemplate, thinking: bool, **variables: Any) -> str | None:
+        """The prompt of a question; None where the template refuses the variables."""
+        variables |= {**self._variables, **_switch(thinking), "add_generation_prompt": True}
+        variables["messages"] = [{"role": "user", "content": "Hello"}]
+        try:
+            return template.render(variables)
+        except ChatError:
+            return None
+
     def _writes_only_text(self) -> bool:
         """Whether the template needs a call's arguments as JSON text, as DeepSeek-V3.1's does.
 
@@ -131,6 +184,11 @@ class TemplateFormat:
 
         objects = written(as_text=False)
         return (not objects or "{'key'" in objects) and '{"key"' in written(as_text=True)
+
+
+def _switch(thinking: bool) -> dict[str, Any]:
+    """Variables of templates that turn reasoning on or off."""
+    return {"enable_thinking": thinking, "thinking": thinking}
 
 
 def _as_dict(message: Message, template: ChatTemplate, as_text: bool) -> dict[str, Any]:

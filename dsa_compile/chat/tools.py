@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from dsa_compile.chat.json_text import to_json
@@ -28,6 +28,9 @@ class Tool:
 
     name: str
     definition: Mapping[str, Any]
+    _types: dict[tuple[int, int], frozenset[str]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     @property
     def function(self) -> Mapping[str, Any]:
@@ -52,7 +55,7 @@ class Tool:
         properties = schema.get("properties") if isinstance(schema, Mapping) else None
         if not isinstance(properties, Mapping):
             return ANY
-        return _types(properties.get(parameter), schema, _MAX_DEPTH)
+        return _types(properties.get(parameter), schema, _MAX_DEPTH, self._types)
 
 
 def parse_tools(tools: Sequence[Mapping[str, Any]] | None, param: str = "tools") -> list[Tool]:
@@ -120,11 +123,34 @@ def _parse_tool(tool: Any, param: str) -> Tool:
     return Tool(str(name), tool)
 
 
-def _types(schema: Any, root: Any, depth: int) -> frozenset[str]:
+def _types(
+    schema: Any, root: Any, depth: int, known: dict[tuple[int, int], frozenset[str]]
+) -> frozenset[str]:
+    """The types that a schema allows.
+
+    Args:
+        schema: inside ``root``.
+        root: what references point into.
+        depth: of references and alternatives to follow.
+        known: what was found for each schema, by its id, and depth. Without it, alternatives that
+            refer to one another are followed along every path between them.
+    """
     if not isinstance(schema, Mapping) or not depth:
         return ANY
+    key = (id(schema), depth)
+    if key not in known:
+        known[key] = _types_of(schema, root, depth, known)
+    return known[key]
+
+
+def _types_of(
+    schema: Mapping[str, Any], root: Any, depth: int, known: dict[tuple[int, int], frozenset[str]]
+) -> frozenset[str]:
+    def inner(part: Any) -> frozenset[str]:
+        return _types(part, root, depth - 1, known)
+
     if "$ref" in schema:
-        return _types(_resolved(schema["$ref"], root), root, depth - 1)
+        return inner(_resolved(schema["$ref"], root))
     allowed = ANY
     declared = schema.get("type")
     if isinstance(declared, str | list):
@@ -136,10 +162,9 @@ def _types(schema: Any, root: Any, depth: int) -> frozenset[str]:
         allowed = frozenset(kind for value in values for kind in kinds(value)) or ANY
     for word in ("anyOf", "oneOf"):
         if isinstance(branches := schema.get(word), list) and branches:
-            allowed &= frozenset().union(*(_types(each, root, depth - 1) for each in branches))
+            allowed &= frozenset().union(*map(inner, branches))
     if isinstance(parts := schema.get("allOf"), list):
-        for part in parts:
-            allowed &= _types(part, root, depth - 1)
+        allowed = allowed.intersection(*map(inner, parts))
     if schema.get("nullable") is True:
         allowed |= {"null"}
     return allowed or ANY

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dsa_compile.cli.common import log_to_stderr, numbers
+from dsa_compile.cli.flags import add_options, given_options
 from dsa_compile.cli.tables import console, print_json, show
 from dsa_compile.errors import UserError
+from dsa_compile.runtime.engine_options import EngineOptions
 
 if TYPE_CHECKING:
     from dsa_compile.measure.node.run import Row
@@ -33,6 +35,9 @@ examples:
   dsa-bench node tp2 --load-format dummy --concurrency 1,16
 """
 _ROOM = 64  # tokens of a request beyond its load
+_CHUNK = 8192  # tokens of a step
+_ENGINE = ("collectives", "rank", "ranks", "latencies", "load_format", "max_num_batched_tokens")
+_UNSET = {"rank": "0", "max_num_batched_tokens": str(_CHUNK)}
 
 
 def add_node(commands: Any) -> None:
@@ -44,21 +49,7 @@ def add_node(commands: Any) -> None:
         epilog=_EPILOG,
     )
     node.add_argument("artifact", type=Path, metavar="ARTIFACT", help="written by dsa-compile")
-    node.add_argument(
-        "--collectives", choices=("nccl", "symmetric", "replay"), default="nccl",
-        help="how ranks sum; replay: load one without the others (default: %(default)s)",
-    )  # fmt: skip
-    node.add_argument(
-        "--rank", type=int, metavar="R", help="with replay: the rank to load (default: 0)"
-    )
-    node.add_argument(
-        "--of", dest="ranks", type=int, metavar="N",
-        help="with replay: how many ranks the artifact must be of",
-    )  # fmt: skip
-    node.add_argument(
-        "--latencies", type=Path, metavar="FILE",
-        help="collectives' times, which stand in for those that come with the package",
-    )  # fmt: skip
+    add_options(node, EngineOptions, only=_ENGINE, unset=_UNSET)
     node.add_argument(
         "--provider", type=_names, default=("nccl",), metavar="NAME,...",
         help="with replay: whose latencies (default: nccl)",
@@ -81,12 +72,6 @@ def add_node(commands: Any) -> None:
     node.add_argument(
         "--new-tokens", type=int, default=1024, metavar="N", help="of each (default: %(default)s)"
     )
-    node.add_argument(
-        "--load-format", choices=("auto", "dummy"), default="auto",
-        help="dummy: random weights (default: %(default)s)",
-    )  # fmt: skip
-    node.add_argument("--max-batched-tokens", type=int, default=8192, metavar="N",
-                      help="most tokens of a step (default: %(default)s)")  # fmt: skip
     node.add_argument(
         "--by-op", action="store_true",
         help="with replay, on a GPU: profile a decode step of each row, a layer of each kind "
@@ -132,25 +117,23 @@ def run_node(args: argparse.Namespace) -> int:
         published_table,
     )
     from dsa_compile.measure.node.run import Collectives, NodeBench
-    from dsa_compile.runtime import EngineOptions
     from dsa_compile.runtime.ranks.latencies import read_latencies
 
-    replay = args.collectives == "replay"
-    longest = max(args.prompt_tokens) + args.new_tokens + _ROOM
+    given = {"max_num_batched_tokens": _CHUNK, **given_options(EngineOptions, args)}
+    latencies = given.get("latencies")
+    if given.get("collectives") == "replay":
+        given.setdefault("rank", 0)
+    else:
+        given.pop("latencies", None)
     options = EngineOptions(
-        collectives=args.collectives,
-        rank=(args.rank or 0) if replay else args.rank,
-        ranks=args.ranks,
-        latencies=args.latencies if replay else None,
-        load_format=args.load_format,
-        max_running=max(args.concurrency),
-        max_batched_tokens=args.max_batched_tokens,
-        max_model_len=longest,
-        enable_prefix_cache=False,
+        **given,
+        max_num_seqs=max(args.concurrency),
+        max_model_len=max(args.prompt_tokens) + args.new_tokens + _ROOM,
+        enable_prefix_caching=False,
         draft="none" if args.by_op else None,  # a step is profiled without drafts
-        skip_tokenizer=True,
+        skip_tokenizer_init=True,
     )
-    table = read_latencies(args.latencies)
+    table = read_latencies(latencies)
     table.require_providers(args.provider)
     out = console(stderr=args.json)
     with log_to_stderr("dsa_compile.runtime"):

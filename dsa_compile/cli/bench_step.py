@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dsa_compile.cli.common import number, numbers
+from dsa_compile.cli.flags import add_options, given_options
 from dsa_compile.cli.tables import console, print_json, show
 from dsa_compile.common.names import one_of
 from dsa_compile.errors import UserError
@@ -33,6 +34,8 @@ examples:
   dsa-bench step --batch 64 --context 8K --prefill '' --mixed 512,2K
   dsa-bench step --model ./DeepSeek-V3.2 --layers 2-6 -o step.json
 """
+_COMPILED = ("layers", "recipe", "target", "kernels", "disable")
+_UNSET = {"layers": "2-6, a dense and four MoE; the last two must be of one kind", "recipe": "fp8"}
 
 
 def add_step(commands: Any) -> None:
@@ -49,23 +52,7 @@ def add_step(commands: Any) -> None:
         metavar="DIR",
         help="directory with the config.json (default: the released DeepSeek-V3.2's)",
     )
-    step.add_argument(
-        "--layers",
-        type=_layers,
-        default=(2, 6),
-        metavar="A-B",
-        help="layers of the model, the last two of one kind (default: 2-6, a dense and four MoE)",
-    )
-    step.add_argument("--recipe", default="fp8", metavar="NAME", help="default: %(default)s")
-    step.add_argument(
-        "--target", default=CompileConfig.target, metavar="NAME", help="default: this GPU's"
-    )
-    step.add_argument(
-        "--kernel", action="append", default=[], metavar="OP=PROVIDER", help="as in dsa-compile"
-    )
-    step.add_argument(
-        "--disable", default="", metavar="PASS,...", help="passes to leave out of everything"
-    )
+    add_options(step, CompileConfig, only=_COMPILED, unset=_UNSET)
     step.add_argument(
         "--batch",
         type=_numbers,
@@ -126,14 +113,6 @@ def add_step(commands: Any) -> None:
     step.add_argument("--plot", type=Path, metavar="FILE", help="draw the layers' times into FILE")
 
 
-def _layers(text: str) -> tuple[int, int]:
-    first, _, last = text.partition("-")
-    try:
-        return int(first), int(last)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not A-B") from None
-
-
 def _numbers(text: str) -> tuple[int, ...]:
     return numbers(text) if text else ()
 
@@ -160,14 +139,8 @@ def run_step(args: argparse.Namespace) -> int:
 
 
 def _config(args: argparse.Namespace) -> CompileConfig:
-    config = CompileConfig(
-        target=args.target,
-        recipe=args.recipe,
-        weights="none",
-        layers=args.layers,
-        kernels=tuple(args.kernel),
-        disable=tuple(name for name in args.disable.split(",") if name),
-    )
+    given = {"layers": (2, 6), "recipe": "fp8", **given_options(CompileConfig, args)}
+    config = CompileConfig(**given, weights="none")
     return check_options(config)[0]
 
 

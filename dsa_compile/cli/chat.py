@@ -5,7 +5,8 @@ import http.client
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -117,23 +118,37 @@ class _Server:
             response = connection.getresponse()
             if response.status != 200:
                 raise UserError(_problem(response.read(), response.status))
-            for line in response:
-                text = line.decode().strip().removeprefix("data: ")
+            for text in _data(response):
                 if text == "[DONE]":
                     return
-                if text:
-                    yield from _deltas(json.loads(text))
+                yield from _deltas(text)
         except (OSError, http.client.HTTPException) as error:
             raise UserError(f"{self._address}: {error or type(error).__name__}") from error
         finally:
             connection.close()
 
 
-def _deltas(chunk: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    if "error" in chunk:
-        raise UserError(str(chunk["error"]["message"]))
-    for choice in chunk["choices"]:
-        yield choice["delta"]
+def _data(lines: Iterable[bytes]) -> Iterator[str]:
+    """The data of server-sent events, whose other fields and comments mean nothing here."""
+    data: list[str] = []
+    for line in chain(lines, [b""]):
+        field, _, value = line.decode(errors="replace").rstrip("\r\n").partition(":")
+        if field == "data":
+            data.append(value.removeprefix(" "))
+        elif not line.strip() and data:
+            yield "\n".join(data)
+            data = []
+
+
+def _deltas(text: str) -> Iterator[dict[str, Any]]:
+    try:
+        chunk = json.loads(text)
+        if "error" in chunk:
+            raise UserError(str(chunk["error"]["message"]))
+        for choice in chunk.get("choices") or ():
+            yield dict(choice.get("delta") or {})
+    except (ValueError, LookupError, TypeError, AttributeError):
+        raise UserError(f"the server sent no chunk of a chat: {text!r:.200}") from None
 
 
 def _problem(body: bytes, status: int) -> str:

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from dsa_compile.cli.completion import HELP, complete, is_completing
 from dsa_compile.common.names import nearest
-from dsa_compile.errors import UserError
+from dsa_compile.errors import FLAGS, OptionValueError, UserError
 from dsa_compile.version import __version__
 
 
@@ -49,7 +49,8 @@ class SubParser(argparse.ArgumentParser):
     def _meant(self, unknown: Iterable[str]) -> str:
         # dashes are no likeness
         options = [text.partition("=")[0].strip("-") for text in unknown if text.startswith("-")]
-        known = {name.strip("-"): name for name in self._option_string_actions}
+        shown = [a for a in self._actions if a.help != argparse.SUPPRESS]
+        known = {name.strip("-"): name for action in shown for name in action.option_strings}
         files = [text for text in unknown if text.endswith(".json")]
         if files and "output" in known:
             return f"; did you mean -o {files[0]}?"
@@ -113,14 +114,6 @@ def _number(text: str) -> int:
     return int(text[:-1]) * 1024 if text[-1:] in ("k", "K") else int(text)
 
 
-def token_counts(text: str) -> tuple[int, ...]:
-    """``512,2048``, as an argument's type."""
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list such as 512,2048") from None
-
-
 def complain(program: str, message: str) -> None:
     """Print an error as one line on standard error, whatever a path or a reason contains."""
     print(f"{program}: error: {printable(' '.join(message.split()))}", file=sys.stderr)
@@ -168,24 +161,29 @@ def guarded(program: str, run: Callable[[], int], interrupted: str = "interrupte
 
     Returns:
         What ``run`` returns; 2 for a :class:`UserError` or a full disk, 130 when interrupted (all
-        with one line on standard error), 1 when the reader of our output left.
+        with one line on standard error), 0 when the reader of our output left.
     """
     print_replacing()
     wait_passively()
     try:
-        status = run()
+        try:
+            status = run()
+        except SystemExit:  # of --help
+            sys.stdout.flush()
+            raise
         sys.stdout.flush()
         return status
     except UserError as error:
-        complain(program, str(error))
+        spelt = error.spelt(FLAGS) if isinstance(error, OptionValueError) else str(error)
+        complain(program, spelt)
         return 2
     except KeyboardInterrupt:
         complain(program, interrupted)
         return 130
     except BrokenPipeError:
-        # as `| head` does; keep Python from complaining at exit
+        # as `| head` does, which has what it wants; keep Python from complaining at exit
         _silence_stdout()
-        return 1
+        return 0
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise

@@ -1,20 +1,24 @@
 """``dsa-compile``: a model in, an artifact out."""
 
 import argparse
+import json
 import os
 import sys
 import warnings
 from collections.abc import Iterable, Sequence
-from pathlib import Path
+from dataclasses import asdict
 
 from dsa_compile.cli.common import Parser, guarded
 from dsa_compile.cli.completion import completed_by
+from dsa_compile.cli.flags import add_options, given_options
 from dsa_compile.cli.stopwatch import Stopwatch
 from dsa_compile.errors import UserError
-from dsa_compile.facts.config import BLOCK_SIZES, RECIPES, TARGETS, WEIGHT_MODES, CompileConfig
+from dsa_compile.facts.config import CompileConfig
 from dsa_compile.facts.layout import Layout
 
 PROGRAM = "dsa-compile"
+_KERNELS = ("kernels", "compiled_kernels")
+_PASSES = ("disable", "pass_options", "profile", "stop_after")
 
 _DESCRIPTION = """\
 Compile a model with DeepSeek Sparse Attention for serving; --list-models names
@@ -79,150 +83,22 @@ def build_parser() -> argparse.ArgumentParser:
     )
 
     what = parser.add_argument_group("what to compile")
-    targets = what.add_argument(
-        "--target",
-        default=CompileConfig.target,
-        metavar="NAME",
-        help=f"machine to compile for: {', '.join(TARGETS)} (default: %(default)s, by the GPU "
-        "here; cpu without one)",
-    )
-    recipes = what.add_argument(
-        "--recipe",
-        default=CompileConfig.recipe,
-        metavar="NAME",
-        help=f"precision of weights, activations and caches: {', '.join(RECIPES)} "
-        "(default: %(default)s, which gives the reference model's tokens)",
-    )
-    weights = what.add_argument(
-        "--weights",
-        default=CompileConfig.weights,
-        metavar="WHERE",
-        help="reference: stay where they are, the artifact names the files and their hashes; "
-        "pack: copy them into the artifact, as the graphs take them; "
-        "none: graphs only, config.json is enough (default: %(default)s)",
-    )
-    what.add_argument(
-        "--layers", type=_layers, metavar="A-B", help="only decoder layers A to B, counted from 0"
-    )
-    what.add_argument(
-        "--block-size",
-        type=int,
-        default=CompileConfig.block_size,
-        metavar="ROWS",
-        help=f"tokens in a page of the caches: {', '.join(map(str, BLOCK_SIZES))} "
-        "(default: %(default)s)",
-    )
-
-    what.add_argument(
-        "--kv-scale",
-        type=float,
-        default=CompileConfig.kv_scale,
-        metavar="X",
-        help="scale of the latent cache in recipe fp8-kv-tensor (default: %(default)s)",
-    )
-
-    what.add_argument(
-        "--draft",
-        metavar="mtp",
-        help="draft tokens with the model's multi-token-prediction (MTP) layer",
-    )
-    what.add_argument(
-        "--num-speculative-tokens",
-        type=int,
-        metavar="N",
-        help="tokens to draft in a step unless an engine is loaded with another number: 1 to 4 "
-        "(default: 1)",
-    )
-    what.add_argument(
-        "--no-records",
-        action="store_true",
-        help="leave out what each pass did, which dsa-inspect shows",
-    )
-
-    ranks = parser.add_argument_group("several ranks (docs/parallelism.md)")
-    ranks.add_argument(
-        "--tp",
-        type=int,
-        default=1,
-        metavar="N",
-        help="ranks that share each layer: heads, MLPs, the head (default: %(default)s)",
-    )
-    ranks.add_argument(
-        "--dp",
-        type=int,
-        default=1,
-        metavar="N",
-        help="lanes of --tp ranks with requests and caches of their own, which share the routed "
-        "experts (default: %(default)s)",
-    )
-    ranks.add_argument(
-        "--ep",
-        type=int,
-        default=1,
-        metavar="N",
-        help="the number of all ranks: each has whole routed experts; 1: a part of each "
-        "(default: %(default)s)",
-    )
-    ranks.add_argument(
-        "--shard-embedding", action="store_true", help="cut the embedding over the ranks too"
-    )
-
+    add_options(what, CompileConfig, leave_out=(*_KERNELS, *_PASSES))
+    add_options(parser.add_argument_group("several ranks (docs/parallelism.md)"), Layout)
     kernels = parser.add_argument_group("kernels")
-    kernels.add_argument(
-        "--kernel",
-        action="append",
-        default=[],
-        metavar="OP=PROVIDER",
-        help="take this provider's kernel for an op; may be repeated",
-    )
     kernels.add_argument(
         "--explain-kernels",
         action="store_true",
         help="print which kernel was bound to each op and why not the others",
     )
-
-    kernels.add_argument(
-        "--no-compiled-kernels",
-        action="store_true",
-        help="ship no machine code of CUDA kernels; loading then compiles what it needs",
-    )
-
+    add_options(kernels, CompileConfig, only=_KERNELS)
     passes = parser.add_argument_group("passes")
     passes.add_argument(
         "--list-passes", action="store_true", help="print the passes in order, and exit"
     )
-    disabled = passes.add_argument(
-        "--disable",
-        type=_names,
-        action="extend",
-        default=[],
-        metavar="PASS[,PASS]",
-        help="leave out these passes; PASS+ takes along all that need it; may be repeated",
-    )
-    passes.add_argument(
-        "--option",
-        action="append",
-        default=[],
-        metavar="PASS.NAME=VALUE",
-        help="set an option of a pass, such as overlap_streams.streams=3; may be repeated",
-    )
-    passes.add_argument(
-        "--profile",
-        type=Path,
-        metavar="FILE",
-        help="decide what overlaps by times measured on the target (dsa-bench step --profile); "
-        "by estimates without",
-    )
-    last = passes.add_argument(
-        "--stop-after",
-        metavar="PASS",
-        help="end after this pass, for an artifact to read, not to run",
-    )
-    completed_by(targets, lambda args: TARGETS)
-    completed_by(recipes, lambda args: RECIPES)
-    completed_by(weights, lambda args: WEIGHT_MODES)
-    completed_by(disabled, lambda args: _pass_names())
-    completed_by(last, lambda args: _pass_names())
+    named = add_options(passes, CompileConfig, only=_PASSES)
+    completed_by(named["disable"], lambda args: _pass_names())
+    completed_by(named["stop_after"], lambda args: _pass_names())
     return parser
 
 
@@ -246,18 +122,18 @@ def _run(argv: Sequence[str] | None) -> int:
         from dsa_compile.cli.environment import show_environment
 
         return show_environment(args.json)
-    if args.list_models:
-        from dsa_compile.frontend.model_checks import model_listing
-
-        print("\n".join(model_listing()))
+    if args.list_models or args.list_passes:
+        _list(args)
         return 0
-    return _list_passes() if args.list_passes else _compile(args, stopwatch)
+    return _compile(args, stopwatch)
 
 
 def _compile(args: argparse.Namespace, stopwatch: Stopwatch) -> int:
     if not args.model or not args.out:
         missing = "-o ARTIFACT" if args.model else "MODEL"
         raise UserError(f"{missing} is missing; see {PROGRAM} --help")
+    layout = Layout(**given_options(Layout, args))
+    options = CompileConfig(**given_options(CompileConfig, args), layout=layout)
     # Standard error is for our own lines: torch and transformers warn of things of no use here.
     warnings.simplefilter("ignore")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -270,25 +146,10 @@ def _compile(args: argparse.Namespace, stopwatch: Stopwatch) -> int:
         result = compile_model(
             args.model,
             args.out,
+            options,
             force=args.force,
             revision=args.revision,
             progress=display,
-            target=args.target,
-            recipe=args.recipe,
-            weights=args.weights,
-            layers=args.layers,
-            block_size=args.block_size,
-            disable=args.disable,
-            stop_after=args.stop_after,
-            kernels=args.kernel,
-            records=not args.no_records,
-            kv_scale=args.kv_scale,
-            profile=args.profile,
-            pass_options=args.option,
-            compiled_kernels=not args.no_compiled_kernels,
-            draft=args.draft,
-            num_speculative_tokens=args.num_speculative_tokens,
-            layout=Layout(tp=args.tp, dp=args.dp, ep=args.ep, shard_embedding=args.shard_embedding),
         )
     from dsa_compile.cli import compile_summary
 
@@ -299,12 +160,23 @@ def _compile(args: argparse.Namespace, stopwatch: Stopwatch) -> int:
     return 0
 
 
-def _list_passes() -> int:
+def _list(args: argparse.Namespace) -> None:
+    from dsa_compile.frontend.model_checks import MODEL_TYPES, NOT_YET, model_listing, recipes_of
+    from dsa_compile.passes.facts import passes_of
     from dsa_compile.passes.listing import listing
+    from dsa_compile.passes.steps import steps
 
-    for line in listing():
-        print(line)
-    return 0
+    if not args.json:
+        print("\n".join(model_listing() if args.list_models else listing()))
+    elif args.list_passes:
+        facts = [asdict(step) for step in passes_of(steps())]
+        print(json.dumps([{**each, "about": each["about"].split("\n")[0]} for each in facts]))
+    else:
+        taken = {
+            name: {"name": title, "recipes": recipes_of(name)}
+            for name, title in MODEL_TYPES.items()
+        }
+        print(json.dumps({"taken": taken, "not_yet": NOT_YET}))
 
 
 def _pass_names() -> Iterable[str]:
@@ -312,17 +184,6 @@ def _pass_names() -> Iterable[str]:
     from dsa_compile.passes.steps import steps
 
     return (step.name for step in passes_of(steps()))
-
-
-def _layers(text: str) -> tuple[int, int]:
-    first, dash, last = text.partition("-")
-    if not (first.isdecimal() and (last.isdecimal() if dash else True)):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a range such as 0-3")
-    return int(first), int(last or first)
-
-
-def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 if __name__ == "__main__":

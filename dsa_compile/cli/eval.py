@@ -6,17 +6,15 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from dsa_compile.artifact.manifest import open_manifest
 from dsa_compile.cli.common import Parser, guarded
+from dsa_compile.cli.flags import add_options, given_options
 from dsa_compile.cli.tables import print_json
 from dsa_compile.common.names import one_of
 from dsa_compile.errors import UserError
-
-# Evaluating brings torch with it: --help and usage errors should not wait for that.
-if TYPE_CHECKING:
-    from dsa_compile.measure.eval.options import Options
+from dsa_compile.measure.eval.options import Options
+from dsa_compile.measure.eval.selections import CONTROLS, DENSE, SPARSE
 
 PROGRAM = "dsa-eval"
 
@@ -54,7 +52,6 @@ def build_parser() -> argparse.ArgumentParser:
         epilog=_EPILOG,
         usage="%(prog)s ARTIFACT [ARTIFACT ...] [options]",
     )
-    count: dict[str, Any] = {"type": int, "metavar": "N", "default": argparse.SUPPRESS}
     parser.add_argument(
         "artifacts",
         nargs="+",
@@ -79,13 +76,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="also choose keys wrongly, in perplexity, recall and indexer: random, recent (the "
         "last ones), interleaved (the indexer's RoPE in the wrong layout), or all",
     )
-    what.add_argument(
-        "--reference",
-        type=Path,
-        default=argparse.SUPPRESS,
-        metavar="ARTIFACT",
-        help="measure the error after each layer against this artifact of the same model",
-    )
+    add_options(what, Options, only=("reference",))
     what.add_argument(
         "--against-hf",
         action="store_true",
@@ -93,47 +84,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
 
     how = parser.add_argument_group("on what")
-    how.add_argument(
-        "--text",
-        dest="texts",
-        nargs="+",
-        action="extend",
-        type=Path,
-        default=argparse.SUPPRESS,
-        metavar="FILE",
-        help="UTF-8 text files, cut into windows of --context tokens",
-    )
-    how.add_argument("--tokens", **count, help="of text for perplexity (default 32768)")
-    how.add_argument(
-        "--context",
-        **count,
-        help="tokens of the longest sequence (default 1536 or four times index_topk, the larger, "
-        "within the model's limit)",
-    )
-    how.add_argument(
-        "--distances",
-        type=_counts,
-        default=argparse.SUPPRESS,
-        metavar="N[,…]",
-        help="of recall, in tokens (default 1, 2, 4, 8, 12 and 16 times index_topk, as fits)",
-    )
-    how.add_argument("--prompts", **count, help="recall prompts at each distance (default 40)")
-    how.add_argument(
-        "--sequences", **count, help="for indexer, layers, logits and drafts on text (default 4)"
-    )
-    how.add_argument(
-        "--greedy-prompts", **count, help="generations to compare with transformers (default 32)"
-    )
-    how.add_argument("--draft-prompts", **count, help="generations to draft along (default 16)")
-    how.add_argument("--generate", **count, help="tokens of a generation (default 32)")
-    how.add_argument("--depth", **count, help="drafts in a chain (default 4)")
-    how.add_argument(
-        "--record",
-        action="store_true",
-        help="leave in ARTIFACT how many drafts were right, by text and depth; an engine over it "
-        "warns where fewer are",
-    )
-    how.add_argument("--seed", **count, help="of everything random (default 0)")
+    add_options(how, Options, leave_out=("reference",))
     how.add_argument(
         "--model-dir",
         type=Path,
@@ -190,13 +141,8 @@ def _run(args: argparse.Namespace) -> int:
     return 1 if any(artifact.notes for artifact in results) else 0
 
 
-def _options(args: argparse.Namespace) -> "Options":
-    from dsa_compile.measure.eval.options import Options
-    from dsa_compile.measure.eval.selections import CONTROLS, DENSE, SPARSE
-
-    fields = {field.name for field in dataclasses.fields(Options)}
-    given = {name: value for name, value in vars(args).items() if name in fields}
-    given = {n: tuple(v) if isinstance(v, list) else v for n, v in given.items()}
+def _options(args: argparse.Namespace) -> Options:
+    given = given_options(Options, args)
     controls = CONTROLS if "all" in args.control else tuple(dict.fromkeys(args.control))
     for name in controls:
         one_of("control", name, (*CONTROLS, "all"))
@@ -208,13 +154,6 @@ def _options(args: argparse.Namespace) -> "Options":
 
 def _names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
-
-
-def _counts(text: str) -> list[int]:
-    try:
-        return [int(number) for number in _names(text)]
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list such as 64,256") from None
 
 
 if __name__ == "__main__":

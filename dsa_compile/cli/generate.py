@@ -9,8 +9,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from dsa_compile.cli.common import complain, guarded, log_to_stderr
+from dsa_compile.cli.flags import given_options
 from dsa_compile.cli.generate_batch import Batch
-from dsa_compile.cli.generate_options import ENGINE_OPTIONS, build_parser
+from dsa_compile.cli.generate_options import build_parser
 from dsa_compile.cli.generate_output import (
     JsonPrinter,
     TextPrinter,
@@ -20,10 +21,12 @@ from dsa_compile.cli.generate_output import (
     projected_line,
 )
 from dsa_compile.cli.generate_prompts import check_options, engine_prompts, read_prompts
+from dsa_compile.runtime.engine_options import EngineOptions
+from dsa_compile.runtime.requests.sampling_params import SamplingParams
 
 # The runtime brings torch with it: --help and usage errors should not wait for that.
 if TYPE_CHECKING:
-    from dsa_compile.runtime import Engine, RequestOutput, SamplingParams
+    from dsa_compile.runtime import Engine, RequestOutput
 
 PROGRAM = "dsa-generate"
 
@@ -42,18 +45,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    given = vars(args)
     check_options(args)
+    # What is wrong with them should not wait for torch, nor for the weights.
+    chosen = given_options(SamplingParams, args)
+    SamplingParams(**chosen)
+    options = EngineOptions(**given_options(EngineOptions, args))
     batch = None if args.input is None else Batch(args.input, args.output)
     prompts = [] if batch is not None else read_prompts(args)
-    from dsa_compile.runtime import Engine, SamplingParams
+    from dsa_compile.runtime import Engine
 
-    chosen = _those(given, SamplingParams.__dataclass_fields__)
-    SamplingParams(**chosen)  # what is wrong with them should not wait for the weights
-    options = _those(given, ENGINE_OPTIONS)
-    verbose = given.get("verbose", sys.stderr.isatty())
+    verbose = sys.stderr.isatty() if args.verbose is None else args.verbose
     with log_to_stderr("dsa_compile.runtime") if verbose else nullcontext():
-        engine = Engine.load(args.artifact, **options)
+        engine = Engine.load(args.artifact, options)
     params = replace(engine.default_params, **chosen)
     if batch is not None:
         return _run_batch(engine, batch, params)
@@ -97,10 +100,6 @@ def _status(errors: Sequence[str | None]) -> int:
     for message in errors:
         complain(PROGRAM, message or "a request failed")
     return 1 if errors else 0
-
-
-def _those(given: dict[str, Any], names: Any) -> dict[str, Any]:
-    return {name: given[name] for name in names if name in given}
 
 
 def _generate(

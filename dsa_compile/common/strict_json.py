@@ -6,7 +6,7 @@ import re
 import types
 import typing
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar
 
@@ -140,9 +140,9 @@ def _parse(kind: Any, data: Any, where: str) -> Any:
     if origin is typing.Literal:
         _require(data in arguments, f"one of {', '.join(map(repr, arguments))}", data, where)
         return data
-    if origin is tuple:
+    if origin in (tuple, Sequence):
         _require(isinstance(data, list), "a list", data, where)
-        if arguments[-1] is not Ellipsis:
+        if origin is tuple and arguments[-1] is not Ellipsis:
             _require(len(data) == len(arguments), f"{len(arguments)} entries", data, where)
             pairs = zip(arguments, data, strict=True)
             return tuple(

@@ -3,11 +3,13 @@
 import hashlib
 import json
 import os
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from dsa_compile.common.names import one_of
-from dsa_compile.errors import UserError
+from dsa_compile.common.option_keywords import has_options
+from dsa_compile.common.options import Option, check, option
+from dsa_compile.errors import OptionValueError, UserError
 from dsa_compile.facts.gpus import AUTO, choose_target
 from dsa_compile.facts.layout import ONE_RANK, Layout
 
@@ -44,6 +46,14 @@ BLOCK_SIZES = (16, 32, 64)
 _LEAST_SCALE = 2.0**-64  # of keys and values: beyond it products leave fp32
 
 
+def _layers(text: str) -> tuple[int, int]:
+    """Layers written as ``0-3``, or as ``0``."""
+    first, dash, last = text.partition("-")
+    if not (first.isdecimal() and (last.isdecimal() if dash else True)):
+        raise UserError(f"{text!r} is not a range such as 0-3")
+    return int(first), int(last or first)
+
+
 @dataclass(frozen=True)
 class AddedPass:
     """A pass from outside the package.
@@ -62,6 +72,7 @@ class AddedPass:
     package: str = ""
 
 
+@has_options
 @dataclass(frozen=True, kw_only=True)
 class CompileConfig:
     """Options of one compilation; :func:`dsa_compile.compile` takes the same.
@@ -70,91 +81,102 @@ class CompileConfig:
     :class:`~pathlib.Path`; they are kept as tuples and as text.
 
     Args:
-        target: the machine the artifact is for (:data:`TARGETS`). ``auto`` becomes the target of
-            this machine's first GPU, or ``cpu`` where there is none.
-        recipe: numerics (:data:`RECIPES`).
-        weights: where the weights live: ``reference`` names the model's files and their hashes,
-            ``pack`` copies them re-laid out, ``none`` leaves them out.
-        layers: first and last layer to keep (inclusive), or None for all.
-        block_size: rows of one cache page.
-        disable: names of passes to skip. ``"name+"`` stands for a pass and all that need it.
-        stop_after: name of the last pass to run, or None.
-        kernels: providers to use for ops, each as ``"op=provider"``.
-        records: keep what each pass did, for ``dsa-inspect``.
-        kv_scale: of the latent cache in recipe ``fp8-kv-tensor``: a value is stored as e4m3 of
-            itself over the scale, so magnitudes above 448 times it saturate. One for all layers.
-        profile: file of times of calls measured on the target, from which ``overlap_streams``
-            plans; None to plan from estimates.
-        pass_options: options of passes, each as ``"pass.name=value"``.
+        layout: the ranks that run the model together: a :class:`~dsa_compile.facts.layout.Layout`,
+            whose JSON is left out for a single one.
         added_passes: those added from outside the package, in the order in which they were put in.
-        compiled_kernels: ship machine code of the CUDA kernels, if NVRTC is installed here;
-            without, they are compiled on loading.
-        draft: ``mtp`` adds plans that draft tokens with the model's multi-token-prediction layer;
-            None for an artifact without drafts of its own.
-        num_speculative_tokens: tokens that an engine drafts for each request in a step unless it is
-            loaded with another number, 1 to 4; None for 1.
-        layout: the ranks that run the model together; its JSON is left out for a single one.
+
+    Raises:
+        UserError: an option has a wrong value, or two contradict each other.
     """
 
-    target: str = AUTO
-    recipe: str = "fp32"
-    weights: str = "reference"
-    layers: tuple[int, int] | None = None
-    block_size: int = 64
-    disable: tuple[str, ...] = ()
-    stop_after: str | None = None
-    kernels: tuple[str, ...] = ()
-    records: bool = True
-    kv_scale: float = 1.0
-    profile: str | None = None
-    pass_options: tuple[str, ...] = ()
+    target: str = option(
+        AUTO, "machine to compile for", unset="auto, by the GPU here; cpu without one",
+        metavar=f"{{{','.join((AUTO, *TARGETS))}}}",
+    )  # fmt: skip
+    recipe: str = option(
+        "fp32", "precision of weights, activations and caches", choices=tuple(RECIPES),
+        unset="fp32, which gives the reference model's tokens",
+    )  # fmt: skip
+    weights: str = option(
+        "reference", "reference: stay where they are, the artifact names the files and their "
+        "hashes; pack: copy them into the artifact, as the graphs take them; none: graphs only, "
+        "config.json is enough", choices=WEIGHT_MODES,
+    )  # fmt: skip
+    layers: tuple[int, int] | None = option(
+        None, "only decoder layers A to B, counted from 0", parse=_layers, metavar="A-B"
+    )
+    block_size: int = option(
+        64, "tokens in a page of the caches", unit="tokens", choices=BLOCK_SIZES
+    )
+    disable: Sequence[str] = option(
+        (), "leave out these passes; PASS+ takes along all that need it", several="commas",
+        metavar="PASS",
+    )  # fmt: skip
+    stop_after: str | None = option(
+        None, "end after this pass, for an artifact to read, not to run", metavar="PASS"
+    )
+    kernels: Sequence[str] = option(
+        (), "take this provider's kernel for an op; may be repeated", metavar="OP=PROVIDER",
+        also=("kernel",),
+    )  # fmt: skip
+    records: bool = option(True, "keep what each pass did, which dsa-inspect shows")
+    kv_scale: float = option(
+        1.0, "scale of the latent cache in recipe fp8-kv-tensor, one for all layers: a value is "
+        "stored as e4m3 of itself over the scale, so magnitudes above 448 times it saturate",
+        least=_LEAST_SCALE, most=1 / _LEAST_SCALE,
+    )  # fmt: skip
+    profile: str | None = option(
+        None, "decide what overlaps by times measured on the target (dsa-bench step --profile); by "
+        "estimates without", metavar="FILE",
+    )  # fmt: skip
+    pass_options: Sequence[str] = option(
+        (), "set an option of a pass, such as overlap_streams.streams=3; may be repeated",
+        metavar="PASS.NAME=VALUE", also=("option",),
+    )  # fmt: skip
     added_passes: tuple[AddedPass, ...] = ()
-    compiled_kernels: bool = True
-    draft: str | None = None
-    num_speculative_tokens: int | None = None
+    compiled_kernels: bool = option(
+        True, "ship machine code of the CUDA kernels, if NVRTC is installed here; without, loading "
+        "compiles what it needs",
+    )  # fmt: skip
+    draft: str | None = option(
+        None, "draft tokens with the model's multi-token-prediction (MTP) layer", choices=DRAFTS
+    )
+    num_speculative_tokens: int | None = option(
+        None, "tokens to draft in a step unless an engine is loaded with another number",
+        unset="1", unit="tokens", least=1, most=MOST_DRAFTS,
+    )  # fmt: skip
+    # the JSON leaves these out where they have their defaults
     layout: Layout = field(default=ONE_RANK, metadata={"optional": True})
+    ignore_tensors: Sequence[str] = field(
+        default=(),
+        metadata={
+            "optional": True,
+            "option": Option(
+                "do not refuse weights for tensors of such names (*, ?) that the model does not "
+                "need; may be repeated",
+                metavar="PATTERN",
+            ),
+        },
+    )
+    chosen: ClassVar[str] = ""  # of an instance: which target ``auto`` became, and why
 
     def __post_init__(self) -> None:
-        self._normalise()
+        if self.target == AUTO:
+            target, why = choose_target()
+            object.__setattr__(self, "target", target)
+            object.__setattr__(self, "chosen", f"target {target}: {why}")
         if self.target not in TARGETS:  # "gpu" is near to "cpu", and is not meant by it
             known = ", ".join(f"{name} ({machine})" for name, machine in _MACHINES.items())
             raise UserError(f"unknown target {self.target!r}; choose one of {known}")
-        one_of("recipe", self.recipe, RECIPES)
-        one_of("weights", self.weights, WEIGHT_MODES)
-        if self.block_size not in BLOCK_SIZES:
-            choices = ", ".join(map(str, BLOCK_SIZES))
-            raise UserError(f"unknown block size {self.block_size}; choose one of {choices}")
+        check(self)
+        if self.profile is not None:
+            object.__setattr__(self, "profile", os.fspath(self.profile))
         if self.layers is not None and not (len(self.layers) == 2 and self.layers[0] >= 0):
             raise UserError(f"layers {self.layers} should be the first and the last to keep")
-        if self.draft is not None:
-            one_of("draft", self.draft, DRAFTS)
-        count = self.num_speculative_tokens
-        if count is not None and not (type(count) is int and 1 <= count <= MOST_DRAFTS):
-            raise UserError(f"num_speculative_tokens={count!r} must be from 1 to {MOST_DRAFTS}")
-        if count is not None and self.draft is None:
-            raise UserError("num_speculative_tokens needs a way to draft: --draft mtp")
-        if not _LEAST_SCALE <= self.kv_scale <= 1 / _LEAST_SCALE:
-            raise UserError(
-                f"kv scale {self.kv_scale} is not a positive number from {_LEAST_SCALE:g} to "
-                f"{1 / _LEAST_SCALE:g}"
-            )
+        if self.num_speculative_tokens is not None and self.draft is None:
+            raise OptionValueError("{num_speculative_tokens} needs a way to draft: --draft mtp")
         if self.kv_scale != 1.0 and self.recipe != "fp8-kv-tensor":
             raise UserError(f"recipe {self.recipe} takes no kv scale; fp8-kv-tensor does")
-
-    def _normalise(self) -> None:
-        def put(name: str, value: object) -> None:
-            object.__setattr__(self, name, value)
-
-        if self.target == AUTO:
-            put("target", choose_target()[0])
-        for name in ("layers", "disable", "kernels", "pass_options", "added_passes"):
-            value = getattr(self, name)
-            if isinstance(value, str):
-                raise UserError(f"{name}={value!r} should be a list, such as [{value!r}]")
-            if isinstance(value, list):
-                put(name, tuple(value))
-        if self.profile is not None:
-            put("profile", os.fspath(self.profile))
 
     @property
     def dtype(self) -> "torch.dtype":
@@ -167,8 +189,9 @@ class CompileConfig:
     def to_json(self) -> dict[str, Any]:
         """A JSON-ready dict."""
         options = asdict(self)
-        if self.layout == ONE_RANK:
-            del options["layout"]
+        for each in fields(self):
+            if each.metadata.get("optional") and getattr(self, each.name) == each.default:
+                del options[each.name]
         return json.loads(json.dumps(options))  # type: ignore[no-any-return]
 
     def digest(self) -> str:

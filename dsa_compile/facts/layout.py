@@ -7,7 +7,9 @@ from rank to rank, and collectives make equal again what does.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dsa_compile.errors import UserError
+from dsa_compile.common.option_keywords import has_options
+from dsa_compile.common.options import check, option
+from dsa_compile.errors import OptionValueError
 
 TP, DP, WORLD = "tp", "dp", "world"
 """The axes of a layout, as collectives and weights name them: the ranks of a lane, the lanes, and
@@ -19,44 +21,47 @@ TOKENS = "tokens"
 names it."""
 
 
+@has_options
 @dataclass(frozen=True, kw_only=True)
 class Layout:
     """Layout of a model on its ranks.
-
-    Args:
-        tp: ranks that share each layer: heads, the inner dimension of MLPs, the vocabulary. The
-            indexer, the latent projections and the caches are whole on each.
-        dp: lanes, groups of ``tp`` ranks with requests and caches of their own. Lanes share nothing
-            but the routed experts, which lie on the ranks of all of them.
-        ep: 1, and each rank has an equal part of every routed expert; or as many as all ranks, and
-            each rank has whole experts, an equal share of them.
-        shard_embedding: whether the embedding is cut too, along its width, over a lane's ranks.
 
     Raises:
         UserError: a number of ranks that cannot be.
     """
 
-    tp: int = 1
-    dp: int = 1
-    ep: int = 1
-    shard_embedding: bool = False
+    tp: int = option(
+        1, "ranks that share each layer: heads, the inner dimension of MLPs, the vocabulary; the "
+        "indexer, the latent projections and the caches are whole on each", unit="ranks", least=1,
+        flag="tensor_parallel_size", also=("tp",),
+    )  # fmt: skip
+    dp: int = option(
+        1, "lanes, groups of {tp} ranks with requests and caches of their own, which share the "
+        "routed experts and nothing else", unit="lanes", least=1, flag="data_parallel_size",
+        also=("dp",),
+    )  # fmt: skip
+    ep: int = option(
+        1, "1: each rank has an equal part of every routed expert; or the number of all ranks: "
+        "each has whole experts, an equal share of them", unit="ranks", least=1,
+        flag="expert_parallel_size", also=("ep",),
+    )  # fmt: skip
+    shard_embedding: bool = option(
+        False, "cut the embedding too, along its width, over a lane's ranks"
+    )
 
     def __post_init__(self) -> None:
-        for name in (TP, DP, "ep"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name}={getattr(self, name)}: give a number of ranks, 1 or more")
+        check(self)
         if self.ep not in (1, self.world):
-            fits = "tp or dp with it" if self.world == 1 else f"ep={self.world} or ep=1"
-            raise UserError(
-                f"ep={self.ep} with {self._ranks}: experts are shared out over all ranks or over "
-                f"none; give {fits}"
+            fits = "{tp} or {dp} with it" if self.world == 1 else f"{{ep}}={self.world} or {{ep}}=1"
+            lanes = f" and {{dp}}={self.dp}" if self.dp > 1 else ""
+            raise OptionValueError(
+                f"{{ep}}={self.ep} with {{tp}}={self.tp}{lanes}: experts are shared out over all "
+                f"ranks or over none; give {fits}"
             )
         if self.shard_embedding and self.tp == 1:
-            raise UserError("shard_embedding needs several ranks; give tp=2 or more with it")
-
-    @property
-    def _ranks(self) -> str:
-        return f"tp={self.tp}" + (f" and dp={self.dp}" if self.dp > 1 else "")
+            raise OptionValueError(
+                "{shard_embedding} needs several ranks; give {tp}=2 or more with it"
+            )
 
     @property
     def world(self) -> int:

@@ -216,8 +216,8 @@ class ModelSpec:
         for name, ids in (("eos_token_id", eos_ids), ("bos_token_id", (bos_id or 0,))):
             if not all(type(token) is int for token in ids):
                 raise ConfigError(f"config.json: {name}={shown(config[name])} must name token ids")
-        given = {k: v for k, v in config.items() if v is not None or k not in _SWITCHES}
-        filled = {**_ABSENT, **_SWITCHES, **given}
+        given = {k: v for k, v in config.items() if v is not None or k not in _NULL}
+        filled = {**_ABSENT, **_NULL, **given}
         spec = cls(
             model_type=field_of(config, "model_type", str),
             **{name: field_of(filled, name, int) for name in _INT_FIELDS},
@@ -252,7 +252,7 @@ class ModelSpec:
             least, largest = int(name not in _ABSENT), LARGEST.get(name, LARGEST_SIZE)
             if not least <= getattr(self, name) <= largest:
                 yield f"{name}={getattr(self, name)} must be from {least} to {largest}"
-        for name in ("routed_scaling_factor", "rms_norm_eps"):
+        for name in _NUMBER_FIELDS:
             if not 0 < getattr(self, name) < math.inf:
                 yield f"{name}={getattr(self, name)} must be a positive number"
         if self.n_group < 1:
@@ -332,9 +332,9 @@ class ModelSpec:
 
 
 # What fields mean that some model types do not have.
-_ABSENT = {"num_nextn_predict_layers": 0, "q_lora_rank": 0, "gated_norm_rank": 0}
+_ABSENT = {"q_lora_rank": 0, "gated_norm_rank": 0}
 # Likewise, and null means the same.
-_SWITCHES = {"index_share_for_mtp_iteration": False}
+_NULL = {"num_nextn_predict_layers": 0, "index_share_for_mtp_iteration": False}
 _INT_FIELDS = (
     *("vocab_size", "hidden_size", "intermediate_size", "moe_intermediate_size"),
     *("num_hidden_layers", "num_attention_heads"),
@@ -343,3 +343,6 @@ _INT_FIELDS = (
     *("index_topk", "index_n_heads", "index_head_dim", "max_position_embeddings"),
     "gated_norm_rank",
 )
+_NUMBER_FIELDS = ("routed_scaling_factor", "rms_norm_eps")
+READ_FIELDS = (*_INT_FIELDS, *_NUMBER_FIELDS, "norm_topk_prob")
+"""Fields of a configuration on which results depend, but those of which one value is taken."""

@@ -25,7 +25,12 @@ from transformers.models.glm_moe_dsa.modeling_glm_moe_dsa import GlmMoeDsaRotary
 from dsa_compile.errors import ConfigError, shown
 from dsa_compile.facts.model_spec import LARGEST, LayerKind, ModelSpec
 from dsa_compile.frontend.architecture import TAKES, Architecture, Traced, TracedLayer
-from dsa_compile.frontend.config_fields import check_dtypes, check_fields, check_rope_numbers
+from dsa_compile.frontend.config_fields import (
+    check_dtypes,
+    check_fields,
+    check_repeated,
+    check_rope_numbers,
+)
 from dsa_compile.frontend.model_checks import MODEL_TYPES, check_model_type, text_part
 from dsa_compile.frontend.modules import ReusingLayer, SelectingLayer
 
@@ -110,7 +115,8 @@ def architecture_of(config: Mapping[str, Any]) -> Architecture:
 def load_config(raw: Mapping[str, Any]) -> PreTrainedConfig:
     """The configuration as transformers understands it: defaults filled in, old names mapped.
 
-    If the model has vision, this is the part for text.
+    Begin and end tokens are those that ``raw`` names, without defaults. If the model has vision,
+    this is the part for text.
 
     Args:
         raw: ``config.json``.
@@ -127,11 +133,15 @@ def load_config(raw: Mapping[str, Any]) -> PreTrainedConfig:
     for name, largest in LARGEST.items():  # transformers makes a list of as many entries
         if isinstance(size := raw.get(name), int | float) and size > largest:
             raise ConfigError(f"config.json: {name}={shown(size)} must be from 1 to {largest}")
+    # a class's own end token may be any token of another vocabulary
+    tokens = dict.fromkeys(("bos_token_id", "eos_token_id"), None)
     try:
-        return architecture.config(**copy.deepcopy(dict(raw)))  # it changes what it is given
+        made = architecture.config(**copy.deepcopy(tokens | dict(raw)))  # it changes its arguments
     # the strict dataclass raises its own classes and, from rope validation, KeyError
     except Exception as error:
         raise refused(error) from None
+    check_repeated(raw, made.to_dict())
+    return made
 
 
 def refused(error: Exception) -> ConfigError:

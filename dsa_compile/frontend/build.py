@@ -14,7 +14,12 @@ from dsa_compile.frontend.architectures import architecture_of, load_config, spe
 from dsa_compile.frontend.config_json import read_config_json
 from dsa_compile.frontend.export import Input, export_region
 from dsa_compile.frontend.layout_checks import check_layout
-from dsa_compile.frontend.model_checks import check_layers, check_recipe, check_target
+from dsa_compile.frontend.model_checks import (
+    check_expert_widths,
+    check_layers,
+    check_recipe,
+    check_target,
+)
 from dsa_compile.frontend.recorded_graphs import read_graph
 from dsa_compile.frontend.reference import build_reference
 from dsa_compile.ir.dims import FakeWorld
@@ -72,6 +77,9 @@ def build_program(
     plans = program_plans(spec, config)
     kinds = tuple(dict.fromkeys(call.kind for plan in plans.values() for call in plan.layers))
     check_layout(spec, config.layout, config.recipe)
+    if "experts" in {spec.kind(kind).mlp for kind in kinds}:
+        widths = {name: getattr(spec, name) for name in ("hidden_size", "moe_intermediate_size")}
+        check_expert_widths(config.recipe, **widths)
     reference = build_reference(architecture, hf_config, kinds, config.dtype)
     world = FakeWorld()
     inputs = {made.key: made for made in _inputs(spec, config.dtype)}

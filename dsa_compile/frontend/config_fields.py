@@ -22,8 +22,37 @@ _WITHOUT_EFFECT = frozenset(
         *("rope_scaling", "output_attentions", "attn_implementation", "tokenizer_class"),
         *("ep_size", "pretraining_tp", "aux_loss_alpha", "seq_aux", "router_aux_loss_coef"),
         *("do_sample", "temperature", "top_k", "top_p", "max_length", "unsloth_version"),
+        *("num_labels", "max_seq_len", "max_batch_size"),
     }
 )
+# Fields that every class of transformers reads and none declares.
+_READ = frozenset({"original_max_position_embeddings"})
+# Likewise, and no model here takes another value of them than the one given, or null.
+_ONLY: dict[str, Any] = {
+    "partial_rotary_factor": 1,
+    "per_layer_config": None,
+    "mtp_layer_types": None,
+}
+# What DeepSeek's own code calls what transformers calls otherwise: such fields only repeat it.
+_NATIVE = {
+    "dim": "hidden_size",
+    "inter_dim": "intermediate_size",
+    "moe_inter_dim": "moe_intermediate_size",
+    "n_layers": "num_hidden_layers",
+    "n_dense_layers": "first_k_dense_replace",
+    "n_heads": "num_attention_heads",
+    "n_activated_experts": "num_experts_per_tok",
+    "n_expert_groups": "n_group",
+    "n_limited_groups": "topk_group",
+    "route_scale": "routed_scaling_factor",
+    "score_func": "scoring_func",
+    "original_seq_len": "original_max_position_embeddings",
+    "rope_factor": "factor",
+    "beta_fast": "beta_fast",
+    "beta_slow": "beta_slow",
+    "mscale": "mscale",
+    "scale_fmt": "scale_fmt",  # of quantization_config
+}
 # Those whose frequencies do not depend on the length of the sequence.
 _ROPE_TYPES = ("default", "yarn")
 _ROPE_NUMBERS = frozenset(
@@ -50,12 +79,41 @@ def check_fields(
         ConfigError: names such a field.
     """
     known = {field.name for field in fields(config)}
-    known |= {*config.attribute_map, *extra, *CHECKED_FIELDS, *_WITHOUT_EFFECT}
-    for name, value in raw.items():
-        if name not in known and not name.startswith("_") and value is not None:
+    known |= {*config.attribute_map, *extra, *CHECKED_FIELDS, *_WITHOUT_EFFECT, *_READ, *_NATIVE}
+    for name, only in _ONLY.items():
+        if raw.get(name) not in (None, only):
+            raise ConfigError(f"config.json: {name}={shown(raw[name])} is not supported")
+    given = {name: value for name, value in raw.items() if value is not None}
+    unknown = [n for n in given if n not in {*known, *_ONLY} and not n.startswith("_")]
+    if unknown:
+        listed = ", ".join(f"{name}={shown(given[name], 40)}" for name in unknown)
+        them = "it" if len(unknown) == 1 else "them"
+        raise ConfigError(
+            f"config.json: transformers would ignore {listed}, which its {raw['model_type']} has "
+            f"no code for; delete {them} if no result depends on {them}"
+        )
+
+
+def check_repeated(raw: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+    """Refuse a field that says under the name of DeepSeek's own code what another one denies.
+
+    Args:
+        raw: ``config.json``.
+        config: the dict form of a configuration as transformers understands it.
+
+    Raises:
+        ConfigError: names both fields.
+    """
+    kinds = [*config["mlp_layer_types"], "sparse"]
+    quantization = raw.get("quantization_config") or raw
+    meant = {"scoring_func": "sigmoid", **config, **(config.get("rope_parameters") or {})}
+    meant["first_k_dense_replace"] = kinds.index("sparse")
+    meant["scale_fmt"] = quantization.get("scale_fmt")
+    for name, other in _NATIVE.items():
+        if raw.get(name) is not None and raw[name] != meant.get(other):
             raise ConfigError(
-                f"config.json: transformers would ignore {name}={shown(value)}, which its "
-                f"{raw['model_type']} has no code for; delete it if no result depends on it"
+                f"config.json: {name}={shown(raw[name])} differs from {other}="
+                f"{shown(meant.get(other))}, which is what transformers computes with"
             )
 
 
@@ -108,6 +166,12 @@ def check_rope(config: Mapping[str, Any]) -> None:
     if found == "yarn" and rope.get("factor") is None:
         raise ConfigError("config.json: rope_type='yarn' needs a factor, a positive number")
     for name in sorted(set(rope) - _ROPE_FIELDS):
+        if name in _ONLY and rope[name] in (None, _ONLY[name]):
+            continue
+        if name in _ONLY or isinstance(rope[name], dict):  # a dict: for layers of one type
+            raise ConfigError(
+                f"config.json: rope_parameters with {name}={shown(rope[name])} is not supported"
+            )
         raise ConfigError(
             f"config.json: rope_parameters has {shown(name)}={shown(rope[name])}, which its model "
             "in transformers would ignore; delete it if no result depends on it"

@@ -107,6 +107,21 @@ def check_recipe(model_type: str, recipe: str) -> None:
         )
 
 
+def check_expert_widths(recipe: str, **sizes: int) -> None:
+    """Raise ConfigError for a width of experts that torch's grouped product does not take.
+
+    Args:
+        recipe: of the compilation.
+        sizes: fields of the configuration: elements in a row that the product reads.
+    """
+    for name, size in sizes.items():
+        if RECIPES[recipe] != "float32" and size % 8:
+            raise ConfigError(
+                f"config.json: {name}={size}: recipe {recipe} takes experts whose rows are "
+                "multiples of 8, as torch's product of groups does; compile with --recipe fp32"
+            )
+
+
 def check_target(model_type: str, target: str) -> None:
     """Raise UserError for a target that a model type cannot be compiled for."""
     targets = _TARGETS.get(model_type, TARGETS)

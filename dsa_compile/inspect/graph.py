@@ -74,12 +74,12 @@ class Node:
 
     @property
     def op_name(self) -> str:
-        """The target without library and overload: ``rms_norm``."""
+        """The target without library and overload, such as ``rms_norm``."""
         return self.target.removesuffix(".default").split(".", 1)[-1]
 
     @property
     def module(self) -> str:
-        """The path without the model's prefix, layers unnumbered: ``layers.*.mlp``."""
+        """The path without the model's prefix, layers unnumbered, such as ``layers.*.mlp``."""
         return _LAYER.sub("layers.*", self.path).removeprefix("model.")
 
     @property

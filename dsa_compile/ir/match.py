@@ -86,9 +86,14 @@ class Call(Pattern):
 
 @dataclass(frozen=True, eq=False)
 class Cast(Pattern):
-    """``inner``, possibly behind dtype conversions."""
+    """``inner``, possibly behind dtype conversions that keep its values.
+
+    One that rounds floating-point values stays outside the match, for what replaces the match reads
+    ``inner`` and would not round it; unless ``rounds``, for a replacement that does.
+    """
 
     inner: Pattern
+    rounds: bool = False
 
 
 @dataclass
@@ -229,9 +234,19 @@ def _cast(pattern: Cast, arg: Any, state: _State) -> _State:
         inner = pattern.inner
         if isinstance(inner, Call) and aten.to.dtype in inner.targets:
             break
+        if not pattern.rounds and _rounds(arg):
+            break
         state = state.take(pattern, arg, shared=True)
         arg = arg.args[0]
     return _node(pattern.inner, arg, state)
+
+
+def _rounds(conversion: fx.Node) -> bool:
+    """Whether a conversion makes floating-point values of fewer bits, or of another range."""
+    source, to = (n.meta["val"].dtype for n in (*conversion.all_input_nodes, conversion))
+    if not (source.is_floating_point and to.is_floating_point):
+        return False
+    return torch.promote_types(source, to) != to
 
 
 def _call(pattern: Call, arg: Any, state: _State) -> _State:

@@ -20,7 +20,7 @@ from dsa_compile.ir.journal import Journal, SiteLimit
 from dsa_compile.ir.match import NearMiss
 from dsa_compile.ir.pass_record import Numerics, PassRecord
 from dsa_compile.ir.program import Program
-from dsa_compile.ir.refusal import weights_read
+from dsa_compile.ir.refusal import made_by, weights_read
 from dsa_compile.ir.region import Region, Role
 from dsa_compile.ir.site import Site
 
@@ -172,24 +172,25 @@ class RegionPass(Pass):
 
 
 def _rewritten_last(program: Program, region: str, miss: NearMiss | None) -> str:
-    """Pass that rewrote the place of a miss last, or the region where nothing came near, and the
-    weights read there: the names of nodes that a pass has made say little."""
+    """Pass that made the node of a miss, the one that rewrote its place last, or the region where
+    nothing came near, and the weights read there: the names of such nodes say little."""
+    nodes = program.regions[region].graph.nodes
+    node = next((n for n in nodes if miss and n.name == miss.node), None)
+    maker = None if node is None else (node.meta.get("origin"), node.meta.get("site"))
     kind = region.partition(".")[0]  # passes before the split knew it by that name
     for record in reversed(program.records):
         for site in reversed(record.journal.sites):
             here = site.region in (region, kind) or (not site.region and region in record.by_region)
             if not here or (miss and miss.node not in site.made and miss.path != site.path):
                 continue
-            weights = _weights_near(program, region, miss)
-            return f"; rewritten there last by {record.name} (site {site.number}){weights}"
+            last = f"; rewritten there last by {record.name} (site {site.number})"
+            if node is None:
+                return last
+            if (made := made_by(node)) and maker != (record.name, site.number):
+                last = made.replace(",", "; it was", 1) + last
+            keys = weights_read(node)
+            return f"{last}; it reads weight {', '.join(keys)}" if keys else last
     return ""
-
-
-def _weights_near(program: Program, region: str, miss: NearMiss | None) -> str:
-    nodes = program.regions[region].graph.nodes
-    node = next((n for n in nodes if miss and n.name == miss.node), None)
-    keys = [] if node is None else weights_read(node)
-    return f"; it reads weight {', '.join(keys)}" if keys else ""
 
 
 def _nodes(program: Program) -> int:

@@ -39,12 +39,12 @@ class Region:
 
     @property
     def kind(self) -> str:
-        """The layer kind: ``"moe"`` of ``"moe.short"``."""
+        """The layer kind, such as ``"moe"`` of ``"moe.short"``."""
         return self.name.partition(".")[0]
 
     @property
     def variant(self) -> str | None:
-        """``"long"``, ``"short"``, or None where the region was not split."""
+        """Such as ``"long"`` or ``"prompt"``; None where the region was not split."""
         return self.name.partition(".")[2] or None
 
     def inputs(self) -> list[fx.Node]:

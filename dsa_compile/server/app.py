@@ -51,6 +51,7 @@ def create_app(service: Service) -> ASGIApp:
     app.add_exception_handler(RequestError, _request_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
     app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(UnicodeEncodeError, _unicode_error)
     app.add_exception_handler(ClientGoneError, _client_gone)
     app.add_exception_handler(Exception, _unforeseen)
     settings = service.settings
@@ -89,7 +90,7 @@ async def _validation_error(request: Request, error: Exception) -> Response:
         return _answer(_no_object(request, found))
     # behind the field stands which form of a value was tried
     path = [str(part) for part in takewhile(_is_field, found["loc"][1:])]
-    param = ".".join(path)[:200].encode(errors="replace").decode() or None
+    param = ".".join(path)[:200] or None
     if found["type"] == "extra_forbidden":
         return _answer(ApiError(400, f"{param} is not a known field", param=param))
     own = found["type"] == "value_error"  # of our own check, without pydantic's words before it
@@ -119,6 +120,11 @@ def _no_object(request: Request, found: dict[str, Any]) -> ApiError:
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     return _answer(ApiError(error.status_code, str(error.detail)))
+
+
+async def _unicode_error(request: Request, error: Exception) -> Response:
+    """Of a name that JSON can write and UTF-8 cannot, in a field of any form."""
+    return _answer(ApiError(400, "the body has half of a surrogate pair, which is no character"))
 
 
 async def _client_gone(request: Request, error: Exception) -> Response:

@@ -9,6 +9,7 @@ from dsa_compile.chat.template_format import TAGS
 from dsa_compile.errors import RequestError
 from dsa_compile.server.errors import bad_request, from_request_error
 from dsa_compile.server.service import Service
+from dsa_compile.server.tool_choice import ToolChoice
 
 
 class AnswerTokenizer:
@@ -54,14 +55,14 @@ async def encode_chat(
         text = await asyncio.to_thread(form.encode, messages, **options)
     except RequestError as error:
         raise from_request_error(error) from None
-    return text, await service.encode(text, special=False)
+    return text, await service.encode(text, "messages", special=False)
 
 
-def answer_parser(
-    service: Service, prompt: str, tools: Sequence[Mapping[str, Any]] | None
-) -> StreamParser:
+def answer_parser(service: Service, prompt: str, choice: ToolChoice) -> StreamParser:
     """A parser of one answer to a prompt."""
-    return chat_format_of(service).parser(prompt, tools)
+    parser = chat_format_of(service).parser(prompt, choice.tools)
+    parser.calls_only = choice.required
+    return parser
 
 
 def chat_format_of(service: Service) -> ChatFormat:
@@ -71,5 +72,6 @@ def chat_format_of(service: Service) -> ChatFormat:
         ApiError: it has none (400).
     """
     if service.text.chat is None:
-        raise bad_request("the model has no chat format; use /v1/completions", "messages")
+        problem = f"the model has no chat format: {service.text.no_chat}; use /v1/completions"
+        raise bad_request(problem, "messages")
     return service.text.chat

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 
+from dsa_compile.chat import Event, StreamParser
 from dsa_compile.runtime.requests.detokenizer import Tokenizer
 from dsa_compile.runtime.requests.logprobs import TokenLogprobs
 from dsa_compile.runtime.requests.outputs import Completion, FinishReason
@@ -22,12 +23,14 @@ class Piece:
         token_ids: that came; their text may come with a later piece.
         logprobs: one entry a token where the request wants them.
         finish_reason: in the last piece.
+        events: that the answer's parser found, if it has one.
     """
 
     text: str
     token_ids: list[int]
     logprobs: list[TokenLogprobs]
     finish_reason: FinishReason | None
+    events: list[Event]
 
 
 class Choice:
@@ -46,6 +49,7 @@ class Choice:
         timeout: seconds after which it ends with an error; None for never.
         scores: whether only log-probabilities of the prompt are wanted; the token that the engine
             generates is left out then.
+        parser: of the answer to a chat.
 
     Attributes:
         prompt_logprobs: one entry a prompt token but the first, where the request wants them; there
@@ -65,6 +69,7 @@ class Choice:
         cache_salt: str | None = None,
         timeout: float | None = None,
         scores: bool = False,
+        parser: StreamParser | None = None,
     ) -> None:
         self.index = index
         self.prompt = prompt
@@ -72,7 +77,7 @@ class Choice:
         self._scores = scores
         self._engine = engine
         self._record = record
-        self._completion = Completion(params, engine.eos_token_ids, tokenizer)
+        self._completion = Completion(params, engine.eos_token_ids, tokenizer, parser)
         self._shown = 0
         self._finished = False
         self._stream = engine.add(request_id, prompt, params, priority, cache_salt)
@@ -87,6 +92,11 @@ class Choice:
     def num_tokens(self) -> int:
         """Tokens generated so far."""
         return self._record.num_tokens
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """Number of :attr:`num_tokens` that are reasoning, as far as a parser says so."""
+        return self._completion.reasoning_tokens
 
     @property
     def cached_tokens(self) -> int:
@@ -134,7 +144,7 @@ class Choice:
         pieces = completion.pieces or []
         text = "" if self._scores else "".join(pieces[self._shown :])
         self._shown = len(pieces)
-        return Piece(text, tokens, logprobs, reason)
+        return Piece(text, tokens, logprobs, reason, completion.events())
 
     def _finish(self, reason: str) -> None:
         self._finished = True

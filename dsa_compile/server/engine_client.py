@@ -27,6 +27,8 @@ from dsa_compile.server.protocol import (
 )
 from dsa_compile.server.token_stream import TokenStream
 
+_MOST_COMPILING = 64  # grammars
+
 
 class EngineClient:
     """Sends requests to one engine process and hands out their tokens.
@@ -101,15 +103,21 @@ class EngineClient:
             param: the field that has it.
 
         Raises:
-            ApiError: it cannot be compiled (400).
+            ApiError: it cannot be compiled (400), or very many others wait to be (429).
             EngineLostError: the engine process has ended.
         """
         if self.lost is not None:
             raise EngineLostError(self.lost)
+        if len(self._compiling) >= _MOST_COMPILING:
+            problem = f"{len(self._compiling)} grammars wait to be compiled; try again later"
+            raise ApiError(429, problem, code="queue_full", retry_after=1)
         answer = self._compiling[request_id] = asyncio.get_running_loop().create_future()
         self._send(CompileGrammar(request_id, grammar))
         try:
             problem = await answer
+        except asyncio.CancelledError:
+            self._send(Abort([request_id]))
+            raise
         finally:
             del self._compiling[request_id]
         if problem is not None:

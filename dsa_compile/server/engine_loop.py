@@ -31,6 +31,7 @@ from dsa_compile.server.protocol import (
 
 _LOG = logging.getLogger(__name__)
 _STATS_INTERVAL = 0.25  # seconds
+_TAKE_SECONDS = 0.01  # in which messages are taken between two steps
 _LOOK_INTERVAL_MS = 1000  # between looks at an idle engine
 
 
@@ -72,8 +73,12 @@ class EngineLoop:
     def _take_messages(self, wait: bool) -> None:
         while wait and not self._wake.poll(_LOOK_INTERVAL_MS):
             self._engine.check()  # a rank may end while nothing runs
+        # Many long prompts at once must not hold up those that run.
+        until = time.perf_counter() + _TAKE_SECONDS
         while self._socket.poll(0):
             self._handle(self._socket.recv())
+            if time.perf_counter() > until:
+                break
         for compiled in self._grammars.finished():
             self._send(compiled)
 
@@ -85,6 +90,7 @@ class EngineLoop:
                 except RequestError as error:
                     self._send(Rejected(request_id, str(error)))
             case Abort(request_ids):
+                self._grammars.cancel(request_ids)
                 for request_id in request_ids:
                     self._engine.abort(request_id)
                 if not self._engine.has_unfinished():

@@ -57,8 +57,8 @@ def _serve(options: EngineOptions) -> int:
 
     engine = Engine.load(
         options.artifact,
-        skip_tokenizer=True,
-        **options.engine,  # type: ignore[arg-type]
+        skip_tokenizer_init=True,
+        **options.engine,
     )
     context = zmq.Context()
     socket = context.socket(zmq.PAIR)

@@ -29,9 +29,9 @@ class ApiError(Exception):
     ) -> None:
         super().__init__(message)
         self.status = status
-        self.message = message
+        self.message = _encodable(message)
         self.kind = kind or _KINDS.get(status, "invalid_request_error")
-        self.param = param
+        self.param = None if param is None else _encodable(param)
         self.code = code
         self.retry_after = retry_after
 
@@ -51,6 +51,11 @@ class ApiError(Exception):
         if self.status == 401:
             headers["www-authenticate"] = "Bearer"
         return headers
+
+
+def _encodable(text: str) -> str:
+    """The text with ``?`` for halves of surrogate pairs, which names in a request may hold."""
+    return text.encode(errors="replace").decode()
 
 
 _KINDS = {

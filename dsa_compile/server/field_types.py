@@ -9,6 +9,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, WrapValidator
 
+from dsa_compile.runtime.requests.sampling_params import MAX_STOP_STRINGS
+
+_MOST_LISTED = 1 << 16  # messages, items, tools, prompts, texts
+
 
 def _encodable(text: str) -> str:
     try:
@@ -35,6 +39,8 @@ def _prompt(value: Any, _: Callable[[Any], Any]) -> Any:
         types = _types(value)
         if types <= {int}:
             return value
+        if len(value) > _MOST_LISTED:
+            raise ValueError(f"{len(value)} prompts in one request; at most {_MOST_LISTED}")
         if types == {str}:
             return _texts(value)
         if types == {list} and all(_types(part) <= {int} for part in value):
@@ -46,7 +52,7 @@ def _stop(value: Any, _: Callable[[Any], Any]) -> Any:
     if isinstance(value, str):
         return _encodable(value)
     if isinstance(value, list) and _types(value) <= {str}:
-        return _texts(value)
+        return value if len(value) > MAX_STOP_STRINGS else _texts(value)  # refused for their number
     raise ValueError("give a text or a list of texts")
 
 
@@ -61,10 +67,10 @@ Flag = Annotated[bool, Field(strict=True)]
 Whole = Annotated[int, Field(strict=True)]
 Number = Annotated[float, Field(strict=True)]
 Object = dict[str, Any]
-Objects = Annotated[list[Object], Field(fail_fast=True)]
-Texts = Annotated[list[Text], Field(fail_fast=True)]
+Objects = Annotated[list[Object], Field(fail_fast=True, max_length=_MOST_LISTED)]
+Texts = Annotated[list[Text], Field(fail_fast=True, max_length=_MOST_LISTED)]
 Tokens = Annotated[list[Whole], Field(fail_fast=True)]
 Prompt = Annotated[str | list[str] | list[int] | list[list[int]], WrapValidator(_prompt)]
 Stop = Annotated[str | list[str], WrapValidator(_stop)]
 Biases = Annotated[dict[str, float], WrapValidator(_biases)]
-Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]

@@ -1,16 +1,19 @@
-"""uvicorn's protocol over httptools, with limits on what comes before a request's body."""
+"""uvicorn's protocol over httptools, with limits on what comes beside a request's body."""
 
 import asyncio
 
 MOST_HEAD = 256 * 1024
-"""Bytes of a request line and headers."""
+"""Bytes of a request line and headers; of what frames a body, in a row; and of its trailers."""
+MOST_HEADERS = 1000
 
 
 def bounded_protocol(seconds: float) -> type[asyncio.Protocol] | str:
-    """Protocol for uvicorn's ``http``; without httptools h11's, which limits heads by itself.
+    """Protocol for uvicorn's ``http``; without httptools h11's, which has limits of its own.
 
-    A longer head is answered with 431. A connection is closed if the head of its first request, or
-    of another that has begun, does not come in time.
+    A head that is longer or has more headers is answered with 431, and so is a body with that much
+    between two of its bytes or behind the last: the parser, unlike this class, keeps the beginning
+    of a header however long it gets. Trailers are left out. A connection is closed if the head of
+    its first request, or of another that has begun, does not come in time.
 
     Args:
         seconds: that a head may take to arrive.
@@ -22,7 +25,8 @@ def bounded_protocol(seconds: float) -> type[asyncio.Protocol] | str:
 
     class BoundedProtocol(HttpToolsProtocol):
         _in_head = True
-        _head_bytes = 0
+        _too_many = False
+        _aside = 0  # bytes since the last one of a body, or of a request
         _late: asyncio.TimerHandle | None = None
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -34,28 +38,51 @@ def bounded_protocol(seconds: float) -> type[asyncio.Protocol] | str:
             super().connection_lost(exc)
 
         def data_received(self, data: bytes) -> None:
+            self._aside += len(data)
             super().data_received(data)
-            if not self._in_head:
-                return
-            self._head_bytes += len(data)
-            if self._head_bytes > MOST_HEAD and not self.transport.is_closing():
-                self.transport.write(
-                    b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
-                    b"connection: close\r\ncontent-length: 0\r\n\r\n"
-                )
-                self.transport.close()
+            if self._aside > MOST_HEAD and not self.transport.is_closing():
+                self._refuse()
 
         def on_message_begin(self) -> None:
             super().on_message_begin()
             self._await_head()
 
+        def on_header(self, name: bytes, value: bytes) -> None:
+            if self._in_head:
+                super().on_header(name, value)
+                self._too_many = len(self.headers) > MOST_HEADERS
+                if self._too_many:
+                    raise ValueError("too many headers")  # ends parsing, see send_400_response
+
+        def send_400_response(self, msg: str) -> None:
+            if self._too_many:
+                self._refuse()
+            else:
+                super().send_400_response(msg)
+
         def on_headers_complete(self) -> None:
             self._head_is_there()
             super().on_headers_complete()
 
+        def on_body(self, body: bytes) -> None:
+            self._aside = 0
+            super().on_body(body)
+
+        def on_message_complete(self) -> None:
+            self._aside = 0
+            super().on_message_complete()
+
+        def _refuse(self) -> None:
+            if self._in_head or not self.cycle.response_started:
+                self.transport.write(
+                    b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
+                    b"connection: close\r\ncontent-length: 0\r\n\r\n"
+                )
+            self.transport.close()
+
         def _await_head(self) -> None:
             self._head_is_there()
-            self._in_head, self._head_bytes = True, 0
+            self._in_head = True
             self._late = self.loop.call_later(seconds, self._close_late)
 
         def _head_is_there(self) -> None:

@@ -3,11 +3,13 @@
 import asyncio
 import hashlib
 import hmac
+import json
 import logging
 import re
 import secrets
 import time
 from collections.abc import MutableMapping, Sequence
+from itertools import islice
 from typing import Any
 
 from starlette.datastructures import Headers
@@ -20,6 +22,10 @@ from dsa_compile.server.streaming import ClientGoneError, JsonResponse
 
 _LOG = logging.getLogger(__name__)
 _PLAIN_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+_MOST_VALUES = 1 << 19
+_VALUE = re.compile(
+    rb'"(?:[^"\\]++|\\.?)*+"?|[\[{]', re.DOTALL
+)  # a text or what opens a list, object
 _OPEN_PATHS = ("/health", "/ready", "/version", "/")
 
 
@@ -135,19 +141,37 @@ class BodyLimit:
         parts: list[bytes] = []
         more, read = True, 0
         while more:
-            if max(size, read) > self._most:
-                problem = f"the body is longer than {self._most} bytes"
-                raise ApiError(413, problem, code="body_too_large")
+            self._require_size(max(size, read))
             message = await receive()
             if message["type"] == "http.disconnect":
                 raise ClientGoneError
             parts.append(message.get("body", b""))
             read += len(parts[-1])
             more = message.get("more_body", False)
-        if read > self._most:
+        self._require_size(read)
+        body = b"".join(parts)
+        _require_few_values(body)
+        return body
+
+    def _require_size(self, size: int) -> None:
+        if size > self._most:
             problem = f"the body is longer than {self._most} bytes"
             raise ApiError(413, problem, code="body_too_large")
-        return b"".join(parts)
+
+
+def _require_few_values(body: bytes) -> None:
+    """Refuse a body whose texts, lists and objects would take far more memory than it does.
+
+    Raises:
+        ApiError: it has too many (413), or is not UTF-8, as which they are counted (400).
+    """
+    if json.detect_encoding(body) not in ("utf-8", "utf-8-sig"):
+        raise ApiError(400, "the body is not valid JSON: it is not UTF-8")
+    if body.count(b'"') // 2 + body.count(b"[") + body.count(b"{") <= _MOST_VALUES:
+        return
+    if next(islice(_VALUE.finditer(body), _MOST_VALUES, None), None) is not None:
+        problem = f"the body has more than {_MOST_VALUES} texts, lists and objects"
+        raise ApiError(413, problem, code="body_too_large")
 
 
 def _once(body: bytes, receive: Receive) -> Receive:

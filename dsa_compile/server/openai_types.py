@@ -5,6 +5,7 @@ most fields share; None, or a field left out, is the model's or the server's def
 """
 
 from functools import cache
+from itertools import islice
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -34,10 +35,17 @@ class Body(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _without_nulls(cls, given: Any) -> Any:
-        if not isinstance(given, dict) or None not in given.values():
+        if not isinstance(given, dict):
             return given
-        kept = _nullable(cls)
-        return {name: value for name, value in given.items() if value is not None or name in kept}
+        known, kept = cls.model_fields, _nullable(cls)
+        found = {
+            name: given[name]
+            for name in known
+            if name in given and (given[name] is not None or name in kept)
+        }
+        # The first one that is not known is enough to refuse: an error is noted for each.
+        unknown = (pair for pair in given.items() if pair[0] not in known and pair[1] is not None)
+        return found | dict(islice(unknown, 1))
 
 
 @cache
@@ -51,6 +59,7 @@ class StreamOptions(Body):
     """Options of a streamed answer."""
 
     include_usage: Flag = False
+    continuous_usage_stats: Flag = False  # vLLM's: with every chunk, of its choice so far
     include_obfuscation: Flag = False  # no padding is added either way
 
 
@@ -112,7 +121,33 @@ class CompletionRequest(SamplingFields):
     return_token_ids: Flag = False  # vLLM's
 
 
-class ChatRequest(SamplingFields):
+class Thinking(Body):
+    """DeepSeek's and Z.ai's switch for reasoning."""
+
+    type: Literal["enabled", "disabled"]
+    clear_thinking: Flag | None = None
+
+
+class ChatOptions(Body):
+    """Fields that say how a conversation becomes a prompt."""
+
+    chat_template_kwargs: Object | None = None
+    reasoning_effort: Effort | None = None
+    thinking: Thinking | None = None
+
+    def encoding(self) -> dict[str, Any]:
+        """Options of :meth:`dsa_compile.chat.ChatFormat.encode`."""
+        options: dict[str, Any] = {
+            "effort": self.reasoning_effort,
+            "template_kwargs": self.chat_template_kwargs,
+        }
+        if self.thinking is not None:
+            options["thinking"] = self.thinking.type == "enabled"
+            options["drop_thinking"] = self.thinking.clear_thinking
+        return options
+
+
+class ChatRequest(SamplingFields, ChatOptions):
     """``POST /v1/chat/completions``."""
 
     messages: Objects
@@ -124,8 +159,6 @@ class ChatRequest(SamplingFields):
     tool_choice: Text | Object | None = None
     parallel_tool_calls: Flag | None = None
     response_format: Object | None = None
-    chat_template_kwargs: Object | None = None
-    reasoning_effort: Effort | None = None
     modalities: list[Literal["text"]] | None = None
     return_token_ids: Flag = False  # vLLM's
 
@@ -148,7 +181,7 @@ class ResponsesRequest(SamplingFields):
     previous_response_id: Text | None = None
 
 
-class TokenizeRequest(Body):
+class TokenizeRequest(ChatOptions):
     """``POST /tokenize``: a text, or the conversation that a chat request would send."""
 
     model: Text | None = None
@@ -156,7 +189,6 @@ class TokenizeRequest(Body):
     add_special_tokens: Flag = True
     messages: Objects | None = None
     tools: Objects | None = None
-    chat_template_kwargs: Object | None = None
     add_generation_prompt: Flag = True
     return_token_strs: Flag = False
 

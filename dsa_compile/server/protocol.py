@@ -5,7 +5,7 @@ the life of an engine process; an engine sends one :class:`Step` for each step, 
 of all its requests.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -32,7 +32,7 @@ class EngineOptions(msgspec.Struct, frozen=True):
 
     artifact: str
     address: str
-    engine: dict[str, str | int | float | bool | None]
+    engine: dict[str, Any]
     log_format: str = "text"
     log_level: str = "info"
 
@@ -56,7 +56,8 @@ class Add(msgspec.Struct, tag=True, array_like=True, frozen=True):
 
 
 class Abort(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """End requests now and send nothing more of them; unknown and finished ones are skipped."""
+    """End requests, and the compilation of grammars, now and send nothing more of them; unknown and
+    finished ones are skipped."""
 
     request_ids: list[str]
 

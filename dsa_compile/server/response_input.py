@@ -7,38 +7,104 @@ from typing import Any
 from dsa_compile.server.errors import ApiError, bad_request, unsupported
 
 _TEXT_PARTS = ("input_text", "output_text", "text")
+_FIELDS = {  # by the names in chats, where they have others
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "reasoning_effort": "reasoning.effort",
+    "response_format": "text.format",
+    "response_format.json_schema": "text.format",
+}
 
 
 class Conversation:
-    """The messages of a request, and the field that each comes from.
+    """The messages of a request, and where each part of them comes from.
 
     Attributes:
         messages: in the form of chats.
-        fields: as many names, such as ``input[3]``.
+        fields: names of fields by those of chats: ``input[3]`` by ``messages[1].tool_calls[0]``.
     """
 
     def __init__(self) -> None:
         self.messages: list[dict[str, Any]] = []
-        self.fields: list[str] = []
+        self.fields: dict[str, str] = dict(_FIELDS)
 
     def own_name(self, error: ApiError) -> ApiError:
         """An error about a field of chats, by the field's name in responses."""
-        for pattern, own in (
-            (r"messages\[(\d+)\]", lambda found: self.fields[int(found[1])]),
-            (r"^messages\b", lambda _: "input"),
-            (r"^(tools\[\d+\])\.function\b", lambda found: found[1]),
-            (r"^response_format(\.json_schema)?", lambda _: "text.format"),
-        ):
-            error.param = error.param and re.sub(pattern, own, error.param)
-            error.message = re.sub(pattern, own, error.message)
+        error.param = error.param and self._own(error.param)
+        named = re.match(r"[\w.\[\]]*", error.message)
+        if named is not None:
+            error.message = self._own(named[0]) + error.message[named.end() :]
         return error
+
+    def _own(self, name: str) -> str:
+        name = re.sub(r"^(tools\[\d+\])\.function\b", r"\1", name)
+        for known in sorted(self.fields, key=len, reverse=True):
+            rest = name[len(known) :]
+            if name.startswith(known) and rest[:1] in ("", ".", "["):
+                return self.fields[known] + rest
+        return name
+
+    def add(self, item: Mapping[str, Any], param: str) -> None:
+        """Add an item of the input.
+
+        Reasoning and calls are items of their own in responses; here they are an assistant
+        message's, with the text beside them.
+
+        Raises:
+            ApiError: it is of an unknown kind (400).
+        """
+        match item.get("type", "message"):
+            case "message" if item.get("role") == "assistant":
+                content = _text(item.get("content"), f"{param}.content", _TEXT_PARTS)
+                self._answer(param, new="content" in self._last())["content"] = content
+                self._name("content", f"{param}.content")
+            case "message":
+                content = _text(item.get("content"), f"{param}.content", _TEXT_PARTS)
+                self._begin({"role": item.get("role"), "content": content}, param)
+            case "reasoning":
+                texts = item.get("content") or item.get("summary") or []
+                text = _text(texts, param, ("reasoning_text", "summary_text"))
+                self._answer(param, new=True)["reasoning_content"] = text
+                self._name("reasoning_content", f"{param}.content")
+            case "function_call":
+                function = {"name": item.get("name"), "arguments": item.get("arguments")}
+                call = {"id": item.get("call_id"), "type": "function", "function": function}
+                calls = self._answer(param).setdefault("tool_calls", [])
+                for name, own in (("", ""), (".function", ""), (".id", ".call_id")):
+                    self._name(f"tool_calls[{len(calls)}]{name}", param + own)
+                calls.append(call)
+            case "function_call_output":
+                content = _text(item.get("output"), f"{param}.output", _TEXT_PARTS)
+                call_id = item.get("call_id")
+                self._begin({"role": "tool", "tool_call_id": call_id, "content": content}, param)
+                self._name("tool_call_id", f"{param}.call_id")
+                self._name("content", f"{param}.output")
+            case kind:
+                problem = "known: message, reasoning, function_call, function_call_output"
+                raise unsupported(f"{param}.type", f"{kind!r:.80}; {problem}")
+
+    def _begin(self, message: dict[str, Any], param: str) -> None:
+        self.fields[f"messages[{len(self.messages)}]"] = param
+        self.messages.append(message)
+
+    def _name(self, field: str, own: str) -> None:
+        """Note where a field of the last message comes from."""
+        self.fields[f"messages[{len(self.messages) - 1}].{field}"] = own
+
+    def _last(self) -> dict[str, Any]:
+        """The last message if it is an assistant's whose answer has begun; else an empty one."""
+        last = self.messages[-1] if self.messages else {}
+        return last if last.get("role") == "assistant" else {}
+
+    def _answer(self, param: str, new: bool = False) -> dict[str, Any]:
+        """The assistant message that the next item belongs to."""
+        if new or not self._last():
+            self._begin({"role": "assistant"}, param)
+        return self.messages[-1]
 
 
 def conversation_of(given: str | list[Any], instructions: str | None) -> Conversation:
     """The conversation of a request.
-
-    Reasoning and calls are items of their own in responses; here they are an assistant message's,
-    with the text beside them.
 
     Args:
         given: ``input``: a text, or items.
@@ -48,56 +114,14 @@ def conversation_of(given: str | list[Any], instructions: str | None) -> Convers
         ApiError: an item is of another kind (400).
     """
     made = Conversation()
-    messages, fields = made.messages, made.fields
     if instructions:
-        messages.append({"role": "system", "content": instructions})
-        fields.append("instructions")
+        made.add({"role": "system", "content": instructions}, "instructions")
     if isinstance(given, str):
-        messages.append({"role": "user", "content": given})
-        fields.append("input")
+        made.add({"role": "user", "content": given}, "input")
         return made
     for number, item in enumerate(given):
-        param = f"input[{number}]"
-        match item.get("type", "message"):
-            case "message":
-                _add_message(messages, item, param)
-            case "reasoning":
-                texts = item.get("content") or item.get("summary") or []
-                text = _text(texts, param, ("reasoning_text", "summary_text"))
-                _assistant(messages, new=True)["reasoning_content"] = text
-            case "function_call":
-                function = {"name": item.get("name"), "arguments": item.get("arguments")}
-                call = {"id": item.get("call_id"), "type": "function", "function": function}
-                _assistant(messages).setdefault("tool_calls", []).append(call)
-            case "function_call_output":
-                content = _text(item.get("output"), f"{param}.output", _TEXT_PARTS)
-                call_id = item.get("call_id")
-                messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
-            case kind:
-                problem = "known: message, reasoning, function_call, function_call_output"
-                raise unsupported(f"{param}.type", f"{kind!r:.80}; {problem}")
-        fields += [param] * (len(messages) - len(fields))
+        made.add(item, f"input[{number}]")
     return made
-
-
-def _add_message(messages: list[dict[str, Any]], item: Mapping[str, Any], param: str) -> None:
-    content = _text(item.get("content"), f"{param}.content", _TEXT_PARTS)
-    if item.get("role") == "assistant":
-        _assistant(messages, new="content" in _last(messages))["content"] = content
-    else:
-        messages.append({"role": item.get("role"), "content": content})
-
-
-def _last(messages: list[dict[str, Any]]) -> dict[str, Any]:
-    """The last message if it is an assistant's whose answer has begun; else an empty one."""
-    return messages[-1] if messages and messages[-1]["role"] == "assistant" else {}
-
-
-def _assistant(messages: list[dict[str, Any]], new: bool = False) -> dict[str, Any]:
-    """The assistant message that the next item belongs to."""
-    if new or not _last(messages):
-        messages.append({"role": "assistant"})
-    return messages[-1]
 
 
 def _text(content: Any, param: str, kinds: tuple[str, ...]) -> Any:

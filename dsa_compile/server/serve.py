@@ -6,11 +6,13 @@ status 1.
 """
 
 import asyncio
+import gc
 import logging
 import signal
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import uvicorn
 
@@ -36,7 +38,7 @@ the server does not close one just as a request comes, which the client would se
 _LOG = logging.getLogger(__name__)
 
 
-def engine_arguments(settings: Settings, digest: str) -> dict[str, str | int | float | bool | None]:
+def engine_arguments(settings: Settings, digest: str) -> dict[str, Any]:
     """Arguments of ``Engine.load`` that make the engine's artifact the server's.
 
     The engine gets a digest whether or not the caller named one, so it alone does not make the
@@ -46,8 +48,8 @@ def engine_arguments(settings: Settings, digest: str) -> dict[str, str | int | f
         settings: of the server.
         digest: of the artifact whose tokenizer the server has read.
     """
-    trusted = settings.digest is not None
-    return {"digest": digest, "shipped_kernels": trusted, **settings.engine}
+    trusted = settings.engine.get("digest") is not None
+    return {"shipped_kernels": trusted, **settings.engine, "digest": digest}
 
 
 def serve(settings: Settings) -> int:
@@ -58,7 +60,9 @@ def serve(settings: Settings) -> int:
             cannot be listened on, or traces cannot be made.
     """
     set_up_logging(settings.log_format, settings.log_level)
-    text = load_artifact_text(settings.artifact, settings.digest)
+    # A body of many small lists would be walked through again and again while it is read.
+    gc.set_threshold(50_000, 20, 50)
+    text = load_artifact_text(settings.artifact, settings.engine.get("digest"))
     engine = engine_arguments(settings, text.digest)
     tracing = _tracing(settings)
     options = EngineOptions(
@@ -101,8 +105,9 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=2048)
-    except OSError as error:
-        raise UserError(f"cannot listen on {host}:{port}: {error.strerror}") from None
+    except (OSError, ValueError) as error:  # no name that a host may have; an address in use
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"cannot listen on {host:.80}:{port}: {reason}") from None
 
 
 class _Server:

@@ -1,14 +1,14 @@
 """Service that the routes share: the artifact's text side, the engine, admission and metrics."""
 
-import asyncio
 import secrets
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
+from starlette.requests import Request
+
+from dsa_compile.chat import StreamParser
 from dsa_compile.errors import RequestError
 from dsa_compile.runtime.requests.detokenizer import Tokenizer
 from dsa_compile.runtime.requests.grammar import Grammar
@@ -22,14 +22,23 @@ from dsa_compile.server.engine_client import EngineClient
 from dsa_compile.server.errors import ApiError, bad_request, from_request_error, unsupported
 from dsa_compile.server.metrics import Metrics
 from dsa_compile.server.openai_types import SamplingFields
+from dsa_compile.server.prompt_encoding import (
+    LEAST_BOUND,
+    encoder,
+    in_thread,
+    require_fits,
+    require_text_fits,
+)
 from dsa_compile.server.request_record import RequestRecord
 from dsa_compile.server.settings import Settings
+from dsa_compile.server.streaming import unless_gone
 from dsa_compile.server.structured import grammar_of
 from dsa_compile.server.supervisor import Supervisor
 from dsa_compile.server.tracing import Tracing
 
-# Characters or tokens: encoding them takes less time than the way to a thread and back.
-_SHORT = 1024
+_MOST_LISTED = 1 << 18  # tokens in lists of parameters, of all answers of a request together
+
+_MOST_SCORES = 1 << 22  # log-probabilities of prompts, of a request; some 100 bytes each
 
 
 class Job:
@@ -91,39 +100,57 @@ class Service:
         if not 0 <= count <= most:
             raise bad_request(f"{param} must be in [0, {most}]; got {count}", param)
 
-    def check_count(self, count: int) -> None:
-        """Refuse more answers in one request than the server gives."""
+    def check_count(self, body: SamplingFields, count: int) -> None:
+        """Refuse more answers in one request than the server gives, or too many tokens listed for
+        them: each answer has parameters of its own, in both processes."""
         most = self.settings.max_choices
         if count > most:
             raise bad_request(f"{count} answers in one request; at most {most}", "n")
+        for param in ("logit_bias", "stop_token_ids"):
+            listed = len(getattr(body, param) or ())
+            if listed and listed > (most := min(self.engine.vocab_size, _MOST_LISTED // count)):
+                problem = f"{listed} tokens for each of {count} answers; at most {most}"
+                raise bad_request(f"{param}: {problem}", param)
 
-    async def encode(self, prompt: str | Sequence[int], *, special: bool = True) -> list[int]:
-        """Token ids of a prompt, of a long one in a thread, where it holds up no other request.
+    @property
+    def longest(self) -> int:
+        """Tokens of a prompt and its answer at most."""
+        limits = self.engine.limits
+        return min(limits.max_model_len, limits.capacity)
+
+    async def encode(
+        self, prompt: str | Sequence[int], param: str, *, special: bool = True
+    ) -> list[int]:
+        """Token ids of a prompt.
 
         Args:
             prompt: a text or token ids.
+            param: the field that has it.
             special: add the tokens that the tokenizer puts around a text.
 
         Raises:
-            ApiError: it cannot be served (400).
+            ApiError: it cannot be served, or is far longer than what can (400).
         """
-        if len(prompt) <= _SHORT:
-            return self._encode(prompt, special, _encode_at_once)
-        return await asyncio.to_thread(self._encode, prompt, special, _encode_unlocked)
+        most = max(self.longest, LEAST_BOUND)
+        if not isinstance(prompt, str):
+            require_fits(len(prompt), most, param)
+        return await in_thread(len(prompt), self._encode, prompt, param, special, most)
 
     def _encode(
-        self, prompt: str | Sequence[int], special: bool, encode: Callable[..., Any]
+        self, prompt: str | Sequence[int], param: str, special: bool, most: int
     ) -> list[int]:
         tokenizer = self.text.tokenizer
-        if tokenizer is not None:
-            tokenizer = SimpleNamespace(encode=partial(encode, tokenizer, special))
+        if tokenizer is not None and isinstance(prompt, str):
+            require_text_fits(tokenizer, prompt, most, param)
         try:
-            return token_ids_of("prompt", prompt, self.engine.vocab_size, tokenizer)
+            given = encoder(tokenizer, special)
+            return token_ids_of("prompt", prompt, self.engine.vocab_size, given)
         except RequestError as error:
             raise from_request_error(error, "prompt") from None
 
     async def grammar(
         self,
+        request: Request,
         body: SamplingFields,
         response_format: dict[str, Any] | None,
         after: str = "",
@@ -132,6 +159,7 @@ class Service:
         """The grammar of a request, compiled by the engine; None if it asks for none.
 
         Args:
+            request: of the client, who may leave meanwhile.
             body: of the request.
             response_format: of the request.
             after: see :class:`Grammar`.
@@ -139,16 +167,17 @@ class Service:
 
         Raises:
             ApiError: it is malformed, too large or cannot be compiled (400).
+            ClientGoneError: the client left.
         """
         grammar, param = grammar_of(body, response_format, after, forced)
         if grammar is not None:
-            await self.engine.compile_grammar(new_id("grammar"), grammar, param)
+            work = self.engine.compile_grammar(new_id("grammar"), grammar, param)
+            await unless_gone(request, work)
         return grammar
 
     def room(self, prompt: Sequence[int]) -> int:
         """Tokens that may be generated after a prompt at most; at least 1."""
-        limits = self.engine.limits
-        return max(1, min(limits.max_model_len, limits.capacity) - len(prompt))
+        return max(1, self.longest - len(prompt))
 
     def start(
         self,
@@ -158,6 +187,7 @@ class Service:
         body: SamplingFields,
         tokenizer: Tokenizer | None,
         scores: bool = False,
+        parser: Callable[[], StreamParser | None] = lambda: None,
     ) -> Job:
         """Queue ``n`` answers to each prompt, the answers of the first prompt first.
 
@@ -168,6 +198,7 @@ class Service:
             body: has ``n``, ``priority``, ``cache_salt`` and ``timeout``.
             tokenizer: makes the texts; None for a model without one.
             scores: see :class:`Choice`.
+            parser: makes the parser of each answer.
 
         Raises:
             ApiError: a prompt does not fit (400), the queue is full (429), or there is no engine
@@ -175,7 +206,6 @@ class Service:
         """
         engine, n = self.engine, body.n or 1
         count = n * len(prompts)
-        self.check_count(count)
         if not 0 <= body.priority < 1 << 31:
             raise bad_request(f"priority must be in [0, 2**31); got {body.priority}", "priority")
         try:
@@ -186,6 +216,7 @@ class Service:
         for prompt, chosen in zip(prompts, params, strict=True):
             self._check_fits(body, len(prompt), chosen.max_tokens)
             self._check_token_ids(chosen)
+        _check_scores(n, prompts, params)
         if tokenizer is None and any(chosen.stop_strings for chosen in params):
             raise bad_request("stop needs a tokenizer, and the model has none", "stop")
         places = ExitStack()
@@ -211,6 +242,7 @@ class Service:
                             body.cache_salt,
                             timeout,
                             scores,
+                            parser(),
                         )
                     )
         except BaseException:
@@ -223,7 +255,7 @@ class Service:
         try:
             limits.check_fits("", prompt_len, max_tokens)
         except RequestError as error:
-            most = min(limits.max_model_len, limits.capacity)
+            most = self.longest
             fields = type(body).model_fields
             given = next(name for name in ("prompt", "messages", "input") if name in fields)
             # clients look for these words, or for the code
@@ -245,13 +277,17 @@ class Service:
                 raise bad_request(f"{param}: the model's token ids are below {size}", param)
 
 
-def _encode_at_once(tokenizer: Any, special: bool, text: str) -> Any:
-    return tokenizer.encode(text, add_special_tokens=special)
-
-
-def _encode_unlocked(tokenizer: Any, special: bool, text: str) -> Any:
-    """Encode to the same ids while other threads run, which ``encode`` does not let them."""
-    return tokenizer.encode_batch_fast([text], add_special_tokens=special)[0]
+def _check_scores(
+    n: int, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]
+) -> None:
+    wanted = n * sum(
+        len(prompt) * (chosen.prompt_logprobs + 1)
+        for prompt, chosen in zip(prompts, params, strict=True)
+        if chosen.prompt_logprobs is not None
+    )
+    if wanted > _MOST_SCORES:
+        problem = f"{wanted} log-probabilities of prompts; at most {_MOST_SCORES} in one request"
+        raise bad_request(problem, "prompt_logprobs")
 
 
 def _of_copy(params: SamplingParams, copy: int) -> SamplingParams:

@@ -2,76 +2,74 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from dsa_compile.errors import UserError
+from dsa_compile.common.option_keywords import has_options
+from dsa_compile.common.options import check, option
+from dsa_compile.errors import OptionValueError
+from dsa_compile.server.logs import FORMATS, LEVELS
 
 
+@has_options
 @dataclass(frozen=True)
 class Settings:
     """Settings of a server of one artifact.
 
     Args:
         artifact: the directory.
-        digest: serve the artifact with this digest and no other, and run the machine code in it
-            unless ``engine`` says not to.
-        host: address to listen on.
-        port: likewise; 0 takes a free one, which is logged.
-        served_model_name: names that requests may use, the first of which answers carry.
-        api_key: keys of which a request must carry one; none lets everyone in.
-        max_queued_requests: requests that may wait beyond those an engine step holds; more get 429.
-        max_request_bytes: longest body of a request.
-        request_read_timeout: seconds that a body may take to arrive.
-        request_timeout: seconds after which a request that has no ``timeout`` of its own ends with
-            an error; None for never.
-        max_choices: most ``n`` times prompts of one request.
-        max_logprobs: most alternatives reported with each token.
-        allowed_origins: origins of web pages that may use the server (CORS).
-        timeout_graceful_shutdown: seconds that running requests have after SIGTERM; None for all
-            the time they need.
-        otlp_traces_endpoint: URL of an OpenTelemetry collector; None for no traces.
-        log_format: see :mod:`dsa_compile.server.logs`.
-        log_level: likewise.
-        engine: arguments of ``Engine.load``.
+        engine: options of ``Engine.load``. With ``digest`` the server serves the artifact that has
+            it and no other, and runs the machine code in it unless ``shipped_kernels`` says not to.
 
     Raises:
         UserError: a value is out of its range.
     """
 
     artifact: Path
-    digest: str | None = None
-    host: str = "127.0.0.1"
-    port: int = 8000
-    served_model_name: tuple[str, ...] = ()
-    api_key: tuple[str, ...] = field(default=(), repr=False)
-    max_queued_requests: int = 1024
-    max_request_bytes: int = 8 << 20
-    request_read_timeout: float = 60.0
-    request_timeout: float | None = None
-    max_choices: int = 128
-    max_logprobs: int = 20
-    allowed_origins: tuple[str, ...] = ()
-    timeout_graceful_shutdown: float | None = None
-    otlp_traces_endpoint: str | None = None
-    log_format: str = "text"
-    log_level: str = "info"
-    engine: dict[str, str | int | float | bool | None] = field(default_factory=dict)
+    host: str = option("127.0.0.1", "address to listen on", metavar="HOST")
+    port: int = option(
+        8000, "port to listen on; 0 takes a free one, which is logged", least=0, most=(1 << 16) - 1
+    )
+    served_model_name: tuple[str, ...] = option(
+        (), "names for requests to use, the first of which answers carry", several="words",
+        metavar="NAME", unset="the artifact's directory",
+    )  # fmt: skip
+    api_key: tuple[str, ...] = option(
+        (), "let in requests with one of these keys only", several="words", metavar="KEY",
+        unset="$DSA_API_KEY, or everyone", repr=False,
+    )  # fmt: skip
+    allowed_origins: tuple[str, ...] = option(
+        (), "web pages that may use the server, CORS", several="words", metavar="ORIGIN",
+        unset="none",
+    )  # fmt: skip
+    max_queued_requests: int = option(
+        1024, "requests that wait beyond those of a step; more get 429", unit="requests", least=0
+    )
+    max_request_bytes: int = option(8 << 20, "longest body of a request", unit="bytes", least=1)
+    request_read_timeout: float = option(
+        60.0, "time for a body to arrive", unit="seconds", least=0, most=10**6, above=True
+    )
+    request_timeout: float | None = option(
+        None, "time for a request to end that has no timeout of its own", unit="seconds",
+        unset="none", least=0, most=10**6, above=True,
+    )  # fmt: skip
+    max_choices: int = option(128, "most answers to one request: its n times its prompts", least=1)
+    max_logprobs: int = option(20, "most alternatives reported with each token", least=0)
+    timeout_graceful_shutdown: float | None = option(
+        None, "time that requests have after SIGTERM", unit="seconds", unset="all they need",
+        least=0, most=10**6,
+    )  # fmt: skip
+    otlp_traces_endpoint: str | None = option(
+        None, "OpenTelemetry collector for a span of each request, OTLP over HTTP", unset="none",
+        metavar="URL",
+    )  # fmt: skip
+    log_format: str = option("text", "form of log lines", choices=FORMATS)
+    log_level: str = option("info", "least to log", choices=LEVELS, also=("uvicorn_log_level",))
+    engine: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not 0 <= self.port < 1 << 16:
-            raise UserError(f"--port must be in [0, 65535]; got {self.port}")
-        for name, low in (
-            ("max_queued_requests", 0),
-            ("max_request_bytes", 1),
-            ("max_choices", 1),
-            ("max_logprobs", 0),
-        ):
-            if getattr(self, name) < low:
-                flag = name.replace("_", "-")
-                raise UserError(f"--{flag} must be at least {low}; got {getattr(self, name)}")
-        if self.request_timeout is not None and not 0 < self.request_timeout <= 1e6:
-            raise UserError(f"--request-timeout must be in (0, 1e6]; got {self.request_timeout}")
+        check(self)
         if any(not key for key in self.api_key):
-            raise UserError("--api-key must not be empty")
+            raise OptionValueError("{api_key} must not be empty")
 
     @property
     def model_names(self) -> tuple[str, ...]:

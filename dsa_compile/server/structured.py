@@ -64,6 +64,8 @@ def _of_response_format(value: dict[str, Any] | None) -> list[tuple[str, str, An
     match value.get("type"):
         case "text":
             return []
+        case "json_object" if value.get("schema") is not None:  # as llama.cpp and others take it
+            return [(f"{field}.schema", "json", value["schema"])]
         case "json_object":
             return [(field, "json_object", True)]
         case "json_schema":

@@ -38,13 +38,15 @@ class ToolChoice:
         Raises:
             ApiError: there is no tool to call, or no known syntax (400).
         """
+        if self.tools and not form.reads_calls:
+            field = _FIELD if self.required else "tools"
+            raise unsupported(field, "the model's template writes calls in no known syntax")
         if not self.required:
             return None
         try:
             many &= self.only is None
             tag = form.forced_calls(prompt, self.tools or (), only=self.only, many=many)
-            if tag is None:
-                raise unsupported(_FIELD, "the model's template writes calls in no known syntax")
+            assert tag is not None, "the format reads calls"
             return Grammar.structural_tag(tag)
         except ParameterError as error:
             problem = str(error).partition("structural_tag ")[2]

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from dsa_compile.server.choice import Choice
+from dsa_compile.server.openai_types import StreamOptions
 
 
 def usage(
@@ -27,3 +28,12 @@ def usage(
     if reasoning is not None:
         counts["completion_tokens_details"] = {"reasoning_tokens": reasoning}
     return counts
+
+
+def chunk_usage(
+    options: StreamOptions | None, choice: Choice, reasoning: int | None = None
+) -> dict[str, Any]:
+    """The ``usage`` of a chunk with text: None or that of its choice so far, if there is one."""
+    if options is not None and options.continuous_usage_stats:
+        return {"usage": usage([choice.prompt], [choice], reasoning)}
+    return {"usage": None} if options is not None and options.include_usage else {}

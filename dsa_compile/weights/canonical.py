@@ -6,7 +6,7 @@ fused: ``gate_up_proj`` [experts, 2 * intermediate, hidden] (gate rows first) an
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -48,6 +48,15 @@ def canonical_parameters(spec: ModelSpec, layers: Sequence[int]) -> dict[str, Pa
     }
 
 
+def replaced_by_sharing(spec: ModelSpec, layer: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Parameters that a layer would have if it did not use an earlier layer's result instead."""
+    kind = spec.kind_of(layer)
+    alone = dict(_attention(spec, replace(kind, latents="own")))
+    alone |= {} if kind.indexer else {f"indexer.{name}": it for name, it in _indexer(spec)}
+    has = dict(_attention(spec, kind))
+    yield from ((f"model.layers.{layer}.self_attn.{n}", alone[n]) for n in alone if n not in has)
+
+
 def template_of(key: str) -> str:
     """The template of a parameter that the traced module of a region calls ``key``.
 
@@ -62,7 +71,12 @@ def keep_fp32(name: str, softmax_router: bool = False) -> bool:
     So does the router's matrix where its scores are a softmax (``softmax_router``), which has no
     bias that would be kept instead.
     """
-    return name.endswith(_FP32_SUFFIXES) or (softmax_router and name.endswith(".mlp.gate.weight"))
+    return name.endswith(_FP32_SUFFIXES) or (softmax_router and is_router(name))
+
+
+def is_router(name: str) -> bool:
+    """Whether a parameter is the matrix by which experts are chosen."""
+    return name.endswith(".mlp.gate.weight")
 
 
 def compute_dtype(

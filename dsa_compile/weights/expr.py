@@ -173,6 +173,18 @@ def loads(expr: Expr) -> Iterator[str]:
             pass
 
 
+def taken_in_blocks(expr: Expr) -> Iterator[str]:
+    """Yield the key templates of parameters whose FP8 blocks ``expr`` takes as they are stored."""
+    match expr:
+        case QuantizedValues(Load(key)) | QuantizedScales(Load(key)):
+            yield key
+        case Concat():
+            for part in expr.parts:
+                yield from taken_in_blocks(part)
+        case Narrow() | Shard() | Reshape() | Transpose():
+            yield from taken_in_blocks(expr.of)
+
+
 def infer_shape(
     expr: Expr, variables: Mapping[str, str], lookup: Callable[[str], tuple[int, ...]]
 ) -> Shape:

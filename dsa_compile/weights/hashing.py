@@ -58,9 +58,9 @@ class Hashes:
 
     def _digest(self, path: Path) -> str:
         try:
-            if self._trusts and (name := _hub_cache_name(path)):
+            if self._trusts and (blob := hub_blob(path)):
                 self._advance(path.stat().st_size)
-                return name
+                return blob.name
             sha256 = hashlib.sha256()
             with open_regular(path) as file:
                 while not self._stopped.is_set() and (chunk := file.read(_CHUNK)):
@@ -87,7 +87,8 @@ def hash_files(
     return Hashes(paths, error, trust_hub_cache=trust_hub_cache, progress=progress).result()
 
 
-def _hub_cache_name(path: Path) -> str | None:
+def hub_blob(path: Path) -> Path | None:
+    """The file in a Hugging Face hub cache that a link leads to, called by its SHA-256; or None."""
     blob = path.resolve()
     is_blob = path.is_symlink() and blob.parent.name == "blobs" and _SHA256.fullmatch(blob.name)
-    return blob.name if is_blob else None
+    return blob if is_blob else None

@@ -49,17 +49,34 @@ class Part:
         shape: the shape it must have.
         expert: index into the parameter's first dimension, or None for the whole parameter.
         row: first row within the expert's matrix.
+        common_scales: the name of the block scales of the whole parameter, where it has some, as
+            transformers saves experts that it has quantised itself; empty where the part has its
+            own.
+        scaled: the parameter's shape, if it has.
     """
 
     key: str
     shape: tuple[int, ...]
     expert: int | None = None
     row: int = 0
+    common_scales: str = ""
+    scaled: tuple[int, ...] = ()
 
     @property
     def scale_key(self) -> str:
         """The name of its block scales, if it is quantised."""
-        return self.key + SCALE_SUFFIX
+        return self.common_scales or self.key + SCALE_SUFFIX
+
+    def scale_grid(self, block: tuple[int, int]) -> tuple[int, ...]:
+        """The shape of the stored scales, for blocks of so many rows and columns."""
+        *outer, rows, columns = self.scaled or self.shape
+        return (*outer, -(-rows // block[0]), -(-columns // block[1]))
+
+    def first_scales(self, block: tuple[int, int]) -> int:
+        """The row of the stored scales, counted through all experts, that its own begin at."""
+        if not self.scaled:
+            return 0
+        return (self.expert or 0) * self.scale_grid(block)[1] + self.row // block[0]
 
 
 @dataclass(frozen=True)
@@ -159,7 +176,9 @@ def _expert_parts(name: str, shape: tuple[int, ...], present: Container[str]) ->
     experts, rows, columns = shape
     projections = ("gate_proj", "up_proj") if leaf == "gate_up_proj" else ("down_proj",)
     height = rows // len(projections)
+    common = _stored_name(name + SCALE_SUFFIX, present)
+    scales = (common, shape) if common in present else ()
     for expert in range(experts):
         for number, projection in enumerate(projections):
             key = _stored_name(f"{prefix}.{expert}.{projection}.weight", present)
-            yield Part(key, (height, columns), expert, number * height)
+            yield Part(key, (height, columns), expert, number * height, *scales)

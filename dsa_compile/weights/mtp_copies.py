@@ -49,17 +49,22 @@ def copies(spec: ModelSpec, present: Container[str]) -> dict[str, str]:
 
 
 def require_equal(reader: Reader, copy: str, original: str) -> None:
-    """Compare a copy with its original, some rows at a time.
+    """Compare a copy with its original by value, some rows at a time; their types may differ.
 
     Raises:
         CheckpointError: they differ.
     """
-    dtypes = [reader.stored_dtype(name) for name in (copy, original)]
-    if dtypes[0] != dtypes[1] or not all(_rows_equal(reader, copy, original, dtypes[0])):
+    dtypes = {reader.stored_dtype(name) for name in (copy, original)}
+    if not all(_rows_equal(reader, copy, original, _common(dtypes))):
         raise CheckpointError(
             f"{copy!r} differs from {original!r}: drafting with an embedding or a head of the MTP "
             "layer's own is not supported; compile without --draft"
         )
+
+
+def _common(dtypes: set[torch.dtype]) -> torch.dtype:
+    """A type that holds values of all of them exactly."""
+    return dtypes.pop() if len(dtypes) == 1 else torch.float32
 
 
 def _rows_equal(reader: Reader, copy: str, original: str, dtype: torch.dtype) -> Iterator[bool]:

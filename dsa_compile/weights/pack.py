@@ -180,10 +180,11 @@ class PackedWeights:
     ) -> None:
         """Read a weight into ``out``: see :class:`WeightSource`."""
         file, stored = self._stored(stem, key)
-        if stored.shape != entry.shape or stored.dtype != entry.torch_dtype:
+        tag = SAFETENSORS_TAGS[entry.torch_dtype]
+        if stored.shape != entry.shape or stored.tag != tag:
             raise ArtifactError(
-                f"{file.path}: {key!r} is {stored.dtype} {list(stored.shape)}, "
-                f"the weight plan says {entry.torch_dtype} {list(entry.shape)}"
+                f"{file.path}: {key!r} is {stored.tag} {list(stored.shape)}, "
+                f"the weight plan says {tag} {list(entry.shape)}"
             )
         if out.device.type == "cpu" and out.is_contiguous():
             file.read_elements(key, 0, out)

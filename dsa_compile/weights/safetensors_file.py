@@ -19,7 +19,7 @@ from torch import Tensor
 from dsa_compile.common.regular_files import open_regular
 from dsa_compile.common.strict_json import loads_strictly
 from dsa_compile.errors import UserError
-from dsa_compile.weights.dtypes import SAFETENSORS_DTYPES
+from dsa_compile.weights.dtypes import SAFETENSORS_BITS, SAFETENSORS_DTYPES
 
 # safetensors' own limit on the header
 _MAX_HEADER = 100_000_000
@@ -27,11 +27,16 @@ _MAX_HEADER = 100_000_000
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """One tensor in a file: its dtype, its shape, and where its row-major data starts."""
+    """One tensor in a file: its type, its shape, and where its row-major data starts."""
 
-    dtype: torch.dtype
+    tag: str  # the type as the header names it, known or not
     shape: tuple[int, ...]
     offset: int  # bytes from the start of the file
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type in torch; KeyError if torch has none."""
+        return SAFETENSORS_DTYPES[self.tag]
 
 
 @dataclass(frozen=True)
@@ -139,22 +144,27 @@ def _parse_header(
         fault = "truncated" if start + end > size else "longer than its header says"
         raise error(f"{path}: {fault}: expected {start + end} bytes, it has {size}")
     return {
-        name: StoredTensor(dtype, shape, start + first)
-        for name, (dtype, shape, first, _) in spans.items()
+        name: StoredTensor(tag, shape, start + first)
+        for name, (tag, shape, first, _) in spans.items()
     }
 
 
-def _parse_tensor(name: str, value: object) -> tuple[torch.dtype, tuple[int, ...], int, int]:
-    """Dtype, shape and byte range (relative to the data) of one header entry; else ValueError."""
+def _parse_tensor(name: str, value: object) -> tuple[str, tuple[int, ...], int, int]:
+    """Type, shape and byte range (relative to the data) of one header entry; else ValueError.
+
+    The byte range of a type that is not known is believed: perhaps no weight needs the tensor.
+    """
     if not isinstance(value, dict) or value.keys() != {"dtype", "shape", "data_offsets"}:
         raise ValueError(f"entry {name!r} is malformed")
-    dtype = SAFETENSORS_DTYPES.get(str(value["dtype"]))
-    if dtype is None:
-        raise ValueError(f"{name!r} has an unknown dtype {value['dtype']!r}")
-    shape, offsets = value["shape"], value["data_offsets"]
+    tag, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
+    if not isinstance(tag, str):
+        raise ValueError(f"entry {name!r} is malformed")
     for numbers in (shape, offsets):
         if not isinstance(numbers, list) or any(type(n) is not int or n < 0 for n in numbers):
             raise ValueError(f"entry {name!r} is malformed")
-    if len(offsets) != 2 or offsets[1] - offsets[0] != math.prod(shape) * dtype.itemsize:
+    if len(offsets) != 2 or offsets[0] > offsets[1]:
+        raise ValueError(f"entry {name!r} is malformed")
+    bits = SAFETENSORS_BITS.get(tag)
+    if bits is not None and 8 * (offsets[1] - offsets[0]) != math.prod(shape) * bits:
         raise ValueError(f"{name!r}: its byte range does not hold its shape")
-    return dtype, tuple(shape), offsets[0], offsets[1]
+    return tag, tuple(shape), offsets[0], offsets[1]

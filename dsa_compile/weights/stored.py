@@ -103,17 +103,13 @@ class StoredReader:
             scales: one a block of the window.
 
         Raises:
-            CheckpointError: stored in blocks of another size.
+            CheckpointError: see :meth:`check_blocks`.
         """
+        self.check_blocks(part)
         home = self._homes[part.key]
         if home.tensors[part.key].dtype != FP8:
             self._quantize(part, matrix, window, values, scales)
             return
-        if self._block != (BLOCK, BLOCK):
-            raise CheckpointError(
-                f"{home.path}: {part.key} is quantised in blocks of {self._block}, recipe fp8 "
-                f"takes {BLOCK}x{BLOCK}; compile with --recipe bf16"
-            )
         rows, columns = window
         if scales is not None:
             across = slice(columns.start // BLOCK, blocks(columns.stop))
@@ -129,6 +125,19 @@ class StoredReader:
             start = matrix.first + (rows.start + row) * matrix.width + columns.start
             home.read_rows(part.key, start, matrix.width, slab)
             target.copy_(slab)
+
+    def check_blocks(self, part: Part) -> None:
+        """Refuse a tensor that :meth:`read_matrix` cannot give in blocks of 128×128.
+
+        Raises:
+            CheckpointError: stored in blocks of another size.
+        """
+        home = self._homes[part.key]
+        if home.tensors[part.key].dtype == FP8 and self._block != (BLOCK, BLOCK):
+            raise CheckpointError(
+                f"{home.path}: {part.key} is quantised in blocks of {self._block}, recipe fp8 "
+                f"takes {BLOCK}x{BLOCK}; compile with --recipe bf16"
+            )
 
     def _quantize(
         self,
@@ -166,11 +175,16 @@ class StoredReader:
 
     def _scales(self, part: Part, rows: slice) -> Tensor:
         """fp32 [block rows, block columns]."""
+        assert self._block is not None
         home = self._homes[part.scale_key]
-        width = home.tensors[part.scale_key].shape[1]
-        scale = torch.empty((rows.stop - rows.start, width), dtype=torch.float32)
-        home.read_elements(part.scale_key, rows.start * width, scale)
-        return scale
+        width = home.tensors[part.scale_key].shape[-1]
+        first = part.first_scales(self._block) + rows.start
+        dtype = home.tensors[part.scale_key].dtype
+        scale = torch.empty((rows.stop - rows.start, width), dtype=dtype)
+        home.read_elements(part.scale_key, first * width, scale)
+        if dtype == torch.uint8:  # exponents as bytes
+            scale = scale.view(torch.float8_e8m0fnu)
+        return scale.float()
 
 
 def _block_rows(start: int, stop: int, height: int) -> Iterator[tuple[int, int]]:

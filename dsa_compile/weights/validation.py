@@ -1,20 +1,18 @@
 """Validation of a checkpoint's keys, files and headers, before a byte of its data is read."""
 
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import torch
 
 from dsa_compile.errors import CheckpointError
-from dsa_compile.facts.model_spec import ModelSpec
-from dsa_compile.weights.dtypes import dtype_name
+from dsa_compile.facts.block_quantization import BlockQuantization
+from dsa_compile.weights.dtypes import SAFETENSORS_TAGS
 from dsa_compile.weights.layout import Part
 from dsa_compile.weights.safetensors_file import SafetensorsFile
 
 FP8 = torch.float8_e4m3fn
-_PLAIN = (torch.float32, torch.bfloat16, torch.float16)
-_LAYER = re.compile(r"(?:model\.)?layers\.(\d+)\.")
+_PLAIN = ("F32", "BF16", "F16")
 
 
 def require_keys(model_dir: Path, keys: Iterable[str], index: Mapping[str, str]) -> None:
@@ -58,12 +56,17 @@ def open_homes(
     return {key: opened[name] for key, name in names.items()}
 
 
+def is_quantized(part: Part, homes: Mapping[str, SafetensorsFile]) -> bool:
+    """Whether a stored tensor is in FP8, and so has scales."""
+    return homes[part.key].tensors[part.key].tag == SAFETENSORS_TAGS[FP8]
+
+
 def check_part(
-    part: Part, homes: Mapping[str, SafetensorsFile], block: tuple[int, int] | None
+    part: Part, homes: Mapping[str, SafetensorsFile], quantization: BlockQuantization | None
 ) -> None:
     """Raise CheckpointError unless a stored tensor has its shape, a dtype we read, and its scales.
 
-    ``block`` is the size of quantisation blocks, None where config.json names none.
+    ``quantization`` is what config.json says of it, None if nothing.
     """
     home = homes[part.key]
     stored = home.tensors[part.key]
@@ -72,61 +75,36 @@ def check_part(
         raise CheckpointError(
             f"{where} has shape {list(stored.shape)}, config.json asks for {list(part.shape)}"
         )
-    if stored.dtype in _PLAIN:
-        if part.scale_key in homes:
-            raise CheckpointError(
-                f"{homes[part.scale_key].path}: {part.scale_key!r} gives scales, "
-                f"but the weight is plain {dtype_name(stored.dtype)}"
-            )
+    if stored.tag in _PLAIN:
         return
-    if stored.dtype != FP8 or len(part.shape) != 2:
-        allowed = "F32, BF16, F16" + (", or F8_E4M3 with scales" if len(part.shape) == 2 else "")
-        raise CheckpointError(f"{where} is stored as {dtype_name(stored.dtype)}; wanted {allowed}")
-    if block is None:
+    if not is_quantized(part, homes) or len(part.shape) != 2:
+        allowed = ", ".join(_PLAIN)
+        allowed += ", or F8_E4M3 with scales" if len(part.shape) == 2 else ""
+        raise CheckpointError(f"{where} is stored as {stored.tag}; wanted {allowed}")
+    if quantization is None:
         raise CheckpointError(f"{where} is FP8, but config.json has no quantization_config")
     if part.scale_key not in homes:
         raise CheckpointError(f"{where} is FP8, but its scales {part.scale_key!r} are missing")
-    _check_scale(part, homes[part.scale_key], block)
+    _check_scale(part, homes[part.scale_key], quantization)
 
 
-def _check_scale(part: Part, home: SafetensorsFile, block: tuple[int, int]) -> None:
+def _check_scale(part: Part, home: SafetensorsFile, quantization: BlockQuantization) -> None:
     scale = home.tensors[part.scale_key]
     where = f"{home.path}: {part.scale_key!r}"
-    if scale.dtype != torch.float32:
-        raise CheckpointError(f"{where} is stored as {dtype_name(scale.dtype)}; scales must be F32")
-    grid = tuple(-(-size // step) for size, step in zip(part.shape, block, strict=True))
+    types = quantization.scale_types
+    if scale.tag not in types:
+        raise CheckpointError(
+            f"{where} is stored as {scale.tag}; scales must be {', '.join(types)}"
+        )
+    block = quantization.block
+    grid = part.scale_grid(block)
     if scale.shape != grid:
         raise CheckpointError(
-            f"{where} has shape {list(scale.shape)}, but {list(part.shape)} in blocks of "
-            f"{list(block)} needs {list(grid)}"
+            f"{where} has shape {list(scale.shape)}, but {list(part.scaled or part.shape)} in "
+            f"blocks of {list(block)} needs {list(grid)}"
         )
-
-
-def set_aside(
-    model_dir: Path, unused: Iterable[str], spec: ModelSpec, layers: Sequence[int]
-) -> tuple[str, ...]:
-    """Notes on what is skipped on purpose; raises CheckpointError for what should not be there."""
-    first, last = spec.num_hidden_layers, spec.num_hidden_layers + spec.num_nextn_predict_layers
-    skipped: dict[int, int] = {}
-    beside = 0
-    unexpected = []
-    for key in unused:
-        if key.startswith(spec.other_parts):
-            beside += 1
-            continue
-        match = _LAYER.match(key)
-        layer = int(match[1]) if match else last
-        if layer >= last or layer in layers:
-            unexpected.append(key)
-        elif layer >= first:
-            skipped[layer] = skipped.get(layer, 0) + 1
-    if unexpected:
-        listed = ", ".join(sorted(unexpected)[:3]) + (", …" if len(unexpected) > 3 else "")
+    if part.scaled and part.shape[0] % block[0]:
         raise CheckpointError(
-            f"{model_dir}: {len(unexpected)} tensors do not belong to this model: {listed}; "
-            "does config.json belong to these weights?"
+            f"{where} gives scales of gate and up projections together, whose {part.shape[0]} rows "
+            f"are no whole blocks of {block[0]}"
         )
-    notes = (f"{beside} tensors beside the text model skipped",) if beside else ()
-    return notes + tuple(
-        f"MTP layer {layer}: {count} tensors skipped" for layer, count in sorted(skipped.items())
-    )

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from dsa_compile.artifact.manifest import Manifest
 from dsa_compile.artifact.records import CacheRecord
-from dsa_compile.errors import UserError
+from dsa_compile.errors import OptionValueError
 
 GIB = 2**30
 
@@ -65,14 +65,14 @@ def make_caches(
         needed = num_blocks * page_bytes(manifest)
         room, none = "", "none"
         if free is not None:
-            none = "none and a lower gpu_memory_utilization"
+            none = "none and a lower {gpu_memory_utilization}"
             most = int(free / needed * num_blocks)
             room = f" and the GPU had {free / GIB:.1f} free (for {most} blocks at the most)"
         keys = dict.fromkeys(cache.key for caches in owners.values() for cache in caches)
-        raise UserError(
-            f"num_blocks={num_blocks}: no memory for the caches ({', '.join(keys)}), which need "
-            f"{needed / GIB:.1f} GiB in {len(owners)} layers{room}; give a smaller num_blocks, or "
-            f"{none}"
+        raise OptionValueError(
+            f"{{num_gpu_blocks_override}}={num_blocks}: no memory for the caches "
+            f"({', '.join(keys)}), which need {needed / GIB:.1f} GiB in {len(owners)} layers"
+            f"{room}; give a smaller number, or {none}"
         ) from None
     return {owner: made[caches if shared else owner] for owner, caches in owners.items()}
 

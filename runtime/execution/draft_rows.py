@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dsa_compile.kernels.cuda.draft_rows import parts_apart
 from dsa_compile.runtime.execution.step_shape import StepShape
 from dsa_compile.runtime.execution.token_options import STEP, options_at, options_of_drafts
 
@@ -99,8 +100,11 @@ class DraftedRows:
         return self.places.shape[1]
 
     def first_drafts(self, state: RowState) -> Tensor:
-        """Memory for the drafts of the step, int64 ``[W - 1, Y]``, with the first ones written."""
-        drafts = self.start.new_empty(self.width - 1, len(self.rows))
+        """Memory for the drafts of the step, int64 ``[W - 1, Y]``, with the first ones written.
+
+        Those of a depth are inputs of kernels, some of which are compiled for where inputs begin.
+        """
+        drafts = parts_apart(self.width - 1, (len(self.rows),), self.start)
         drafts[0] = state.first[self.rows]
         return drafts
 

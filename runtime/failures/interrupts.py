@@ -1,6 +1,7 @@
 """Interrupts (Ctrl-C and other signals) put off while what must change together is changed."""
 
 import signal as names
+import sys
 import threading
 
 # What ``signal`` wraps: its own functions make enums of what they are given, 10 µs a call.
@@ -74,3 +75,39 @@ class Uninterrupted:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._pending[number] = frame
+
+
+class SoleCall:
+    """Lets one call of a function run at a time, whatever ended the calls before it.
+
+    A lock would stay taken where an interrupt comes between the end of a call and its release. Held
+    here is the call itself, and whether it still runs is seen on the stacks of all threads.
+    """
+
+    __slots__ = ("_calls",)
+
+    def __init__(self) -> None:
+        self._calls: dict[str, FrameType] = {}
+
+    def enter(self) -> bool:
+        """Whether the caller may run, for no other call does that entered before it."""
+        caller = sys._getframe(1)
+        entered = self._calls.setdefault("sole", caller)
+        if entered is not caller and _runs(entered):
+            return False
+        self._calls["sole"] = caller
+        return True
+
+    def leave(self) -> None:
+        """The caller, which has entered, is done."""
+        self._calls.clear()
+
+
+def _runs(call: FrameType) -> bool:
+    for frame in sys._current_frames().values():
+        above: FrameType | None = frame
+        while above is not None and above is not call:
+            above = above.f_back
+        if above is call:
+            return True
+    return False

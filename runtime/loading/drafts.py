@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dsa_compile.artifact.manifest import Manifest
-from dsa_compile.errors import UserError
+from dsa_compile.errors import OptionValueError, UserError
 from dsa_compile.ir.plan import DRAFT
 from dsa_compile.runtime.engine_options import EngineOptions
 
@@ -54,10 +54,10 @@ def _wanted(path: Path, manifest: Manifest, options: EngineOptions) -> Drafts:
     method = options.draft or ("mtp" if has_plan else None)
     if method is None or method == "none" or wanted == 0:
         if method is None and wanted:
-            raise UserError(
-                f"num_speculative_tokens={wanted}: {path} has no draft plan; compile with "
-                "--draft mtp, or load with draft='ngram' (--draft ngram)"
-            )
+            raise OptionValueError(
+                "{num_speculative_tokens}={}: {} has no draft plan; compile with --draft mtp, or "
+                "load with {draft}='ngram'", wanted, path,
+            )  # fmt: skip
         return Drafts(0, False)
     default = _LOOKED_UP if method == "ngram" else manifest.compile.num_speculative_tokens or 1
     count = default if wanted is None else wanted
@@ -66,15 +66,15 @@ def _wanted(path: Path, manifest: Manifest, options: EngineOptions) -> Drafts:
 
 
 def _check(count: int, method: str, options: EngineOptions) -> None:
-    if options.overlap and method == "ngram":
-        raise UserError(
-            "overlap=True: drafts that are looked up need the tokens of the step before; leave it "
-            "out, or draft with draft='mtp' or not at all (num_speculative_tokens=0)"
+    if options.async_scheduling and method == "ngram":
+        raise OptionValueError(
+            "{async_scheduling}: drafts that are looked up need the tokens of the step before; "
+            "leave it out, or draft by {draft}='mtp' or not at all ({draft}='none')"
         )
     needed = options.rows * (1 + count)
-    if needed > options.max_batched_tokens:
-        raise UserError(
-            f"num_speculative_tokens={count}: steps of max_batched_tokens="
-            f"{options.max_batched_tokens} have no room for the drafts of max_running="
-            f"{options.rows} requests; use at least {needed}, or fewer requests"
-        )
+    if needed > options.max_num_batched_tokens:
+        raise OptionValueError(
+            "{num_speculative_tokens}={}: steps of {max_num_batched_tokens}={} have no room for "
+            "the drafts of {max_num_seqs}={} requests; use at least {}, or fewer requests",
+            count, options.max_num_batched_tokens, options.rows, needed,
+        )  # fmt: skip

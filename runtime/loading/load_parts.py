@@ -61,7 +61,7 @@ def load_parts(path: Path, options: EngineOptions) -> LoadedParts:
     started = started_rank()
     if started is not None and started.rank and layout.world > 1 and not replayed:
         end_as_follower(started)
-    tokenizer = None if options.skip_tokenizer else load_tokenizer(artifact)
+    tokenizer = None if options.skip_tokenizer_init else load_tokenizer(artifact)
     config = GenerationConfig.parse(
         artifact.tokenizer_bytes(FILE), str(artifact.path / "tokenizer" / FILE)
     )

@@ -12,7 +12,7 @@ import torch
 from dsa_compile.artifact.interface import read_regions
 from dsa_compile.artifact.manifest import Manifest
 from dsa_compile.artifact.reader import Artifact
-from dsa_compile.errors import ArtifactError, UserError
+from dsa_compile.errors import ArtifactError, OptionValueError, UserError
 from dsa_compile.facts.layout import ONE_RANK
 from dsa_compile.ir.plan import SHORT
 from dsa_compile.kernels.cuda.shipped import NO_KERNELS, ShippedKernels
@@ -64,7 +64,7 @@ def load_runner(
     """
     options, peers = options or EngineOptions(), peers or Alone()
     model_dir = None if options.model_dir is None else Path(options.model_dir)
-    rows, num_blocks = options.padded_rows, options.num_blocks
+    rows, num_blocks = options.padded_rows, options.num_gpu_blocks_override
     clock = _Clock()
     with ExitStack() as opened:
         opened.enter_context(kernels_expected())
@@ -80,7 +80,9 @@ def load_runner(
                 "(--draft none)"
             )
         if num_blocks is not None and num_blocks > most:
-            raise UserError(f"num_blocks={num_blocks} must be from 1 to {most}")
+            raise OptionValueError(
+                "{num_gpu_blocks_override} must be from 1 to {}; got {}", most, num_blocks
+            )
         if model_dir is not None and manifest.weights.mode == "pack":
             raise UserError(
                 f"{artifact.path}: holds its weights itself and takes none from {model_dir}; "
@@ -104,12 +106,12 @@ def load_runner(
         if device.type == "cuda":
             # A deterministic decode step is padded to so many rows; drafts are rows of their own.
             most_rows = max(rows * (1 + drafts.count), DETERMINISTIC_ROWS)
-            limits = StepLimits(context, options.max_batched_tokens, most_rows)
+            limits = StepLimits(context, options.max_num_batched_tokens, most_rows)
             with shipped.in_use():
                 prepared = prepare_kernels(manifest, regions.values(), limits)
             clock.done(prepared.describe())
         plan = None
-        captured = options.cuda_graphs and not options.debug_launches
+        captured = not (options.enforce_eager or options.debug_launches)
         captured = captured and (drafts.planned or not drafts.count)
         if captured and device.type == "cuda":
             plan = GraphPlan.of(
@@ -124,7 +126,7 @@ def load_runner(
         mixed = None
         if plan is not None and options.mixed_graph_tokens:
             mixed = MixedPlan.of(
-                [min(size, options.max_batched_tokens) for size in options.mixed_graph_tokens],
+                [min(size, options.max_num_batched_tokens) for size in options.mixed_graph_tokens],
                 max_running=rows,
                 max_model_len=context,
                 block_size=manifest.block_size,
@@ -135,7 +137,7 @@ def load_runner(
             tokens = min(DEFAULT_CACHE_TOKENS, longest)
             num_blocks = -(-tokens // manifest.block_size)
             if device.type == "cuda":
-                sizes = StepSizes(options.max_batched_tokens, rows, context, 1 + drafts.count)
+                sizes = StepSizes(options.max_num_batched_tokens, rows, context, 1 + drafts.count)
                 share = options.gpu_memory_utilization
                 peers.least("weights", 0)  # steps of all ranks run together
                 memory = measure_memory(
@@ -246,12 +248,12 @@ def _capture(runner: ModelRunner, plan: GraphPlan | MixedPlan, max_running: int)
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        raise UserError(
-            f"GPU memory: no room to capture {what} of up to {max_running} requests beside "
-            f"num_blocks={runner.num_blocks}: {shortage(error)}; "
-            "lower max_running, num_blocks or gpu_memory_utilization, or load without CUDA graphs "
-            "(cuda_graphs=False, --no-cuda-graphs)"
-        ) from None
+        raise OptionValueError(
+            "GPU memory: no room to capture {} of up to {} requests beside {} blocks: {}; lower "
+            "{max_num_seqs}, {num_gpu_blocks_override} or {gpu_memory_utilization}, or load "
+            "without CUDA graphs, {enforce_eager}",
+            what, max_running, runner.num_blocks, shortage(error),
+        ) from None  # fmt: skip
 
 
 def _no_memory_for_weights(artifact: Artifact, device: torch.device) -> str:

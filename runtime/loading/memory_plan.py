@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dsa_compile.artifact.manifest import Manifest
-from dsa_compile.errors import UserError
+from dsa_compile.errors import OptionValueError
 from dsa_compile.ir.region import Region
 from dsa_compile.kernels.cuda.shipped import NO_KERNELS, ShippedKernels
 from dsa_compile.runtime.execution.batch import Batch
@@ -99,13 +99,13 @@ def plan_memory(
     num_blocks = min(max(0, rest) // page, most_blocks)
     plan = MemoryPlan(total, usable, resident, step, graphs, page, num_blocks, most_blocks)
     if num_blocks < needed_blocks:
-        raise UserError(
+        raise OptionValueError(
             f"GPU memory: the caches of one request of full length need "
             f"{needed_blocks * page / GIB:.1f} GiB and {max(0, rest) / GIB:.1f} are left of "
             f"{usable / GIB:.1f} usable ({total / GIB:.1f} x {utilization:g}): weights and context "
             f"take {resident / GIB:.1f}, the largest step {step / GIB:.1f}, graphs "
-            f"{graphs / GIB:.1f}; lower max_model_len or max_batched_tokens, raise "
-            "gpu_memory_utilization, or leave out CUDA graphs"
+            f"{graphs / GIB:.1f}; lower {{max_model_len}} or {{max_num_batched_tokens}}, raise "
+            "{gpu_memory_utilization}, or leave out CUDA graphs, {enforce_eager}"
         )
     return plan
 
@@ -191,12 +191,13 @@ def measure_memory(
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        raise UserError(
+        raise OptionValueError(
             f"GPU memory: the largest steps, a prefill of {min(sizes.tokens, sizes.context):,} "
             f"tokens and a decode step of {sizes.rows:,} requests, each at a context of "
             f"{sizes.context:,}, do not fit beside the weights ({(total - free) / GIB:.1f} of "
-            f"{total / GIB:.1f} GiB): {shortage(error)}; lower max_batched_tokens, max_running or "
-            "max_model_len"
+            f"{total / GIB:.1f} GiB): {{}}; lower {{max_num_batched_tokens}}, {{max_num_seqs}} or "
+            "{max_model_len}",
+            shortage(error),
         ) from None
     count, with_prompts = (
         0 if plan is None else len(list(plan.graphs())) for plan in (graphs, mixed)

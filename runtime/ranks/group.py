@@ -245,7 +245,7 @@ def load_ranks(path: Path | str, target: str, options: EngineOptions, layout: La
     watch: Watch | None = None
     try:
         # the first rank checks the files for all
-        theirs = replace(options, verify="header", skip_tokenizer=True)
+        theirs = replace(options, verify="header", skip_tokenizer_init=True)
         where, threads = str(Path(path).absolute()), torch.get_num_threads()
         for other in others:
             start = Start(other.rank, layout, port, where, target, theirs, threads)

@@ -29,9 +29,9 @@ class ChatPrompt:
         """A parser of one answer's text, in pieces."""
         return self._format.parser(self.text, self._tools)
 
-    def parse(self, text: str) -> Answer:
-        """Reasoning, content and tool calls of a whole answer."""
-        return self.parser().parse(text)
+    def parse(self, text: str, cut: bool = False) -> Answer:
+        """Reasoning, content and tool calls of a whole answer; ``cut`` if it breaks off."""
+        return self.parser().parse(text, cut)
 
     def events(self, outputs: Iterable[RequestOutput]) -> Iterator[Event]:
         """Reasoning, content and tool calls as they come.
@@ -40,9 +40,11 @@ class ChatPrompt:
             outputs: of a request with this prompt, such as :meth:`Engine.stream` gives.
         """
         parser = self.parser()
+        cut = True
         for output in outputs:
             yield from parser.feed(output.new_text or "")
-        yield from parser.finish()
+            cut = output.finish_reason != "stop"
+        yield from parser.finish(cut)
 
 
 @dataclass(frozen=True)

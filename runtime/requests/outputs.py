@@ -5,7 +5,9 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from dsa_compile.chat import Event, StreamParser
 from dsa_compile.errors import RequestError
+from dsa_compile.runtime.requests.answer_reader import AnswerReader
 from dsa_compile.runtime.requests.detokenizer import Detokenizer, Tokenizer
 from dsa_compile.runtime.requests.draft_counts import DraftCounts
 from dsa_compile.runtime.requests.logprobs import TokenLogprobs
@@ -205,6 +207,11 @@ class Completion:
         params: the request's options.
         eos_ids: the model's own end tokens.
         tokenizer: makes the text; None for a model without one.
+        parser: of the answer to a chat, in whose text alone stop strings are looked for; a fresh
+            one. None looks for them in all of the text.
+
+    Attributes:
+        reasoning_tokens: of those generated, as far as a parser says so; tags count as none.
 
     Raises:
         RequestError: stop strings were given and there is no tokenizer to find them with.
@@ -215,6 +222,7 @@ class Completion:
         params: SamplingParams,
         eos_ids: Iterable[int],
         tokenizer: Tokenizer | None = None,
+        parser: StreamParser | None = None,
     ) -> None:
         if params.stop_strings and tokenizer is None:
             raise RequestError(
@@ -228,7 +236,10 @@ class Completion:
         self._detokenizer = (
             None if tokenizer is None else Detokenizer(tokenizer, params.skip_special_tokens)
         )
-        self._stops = StopStrings(params.stop_strings, params.include_stop_str_in_output)
+        stops = params.stop_strings, params.include_stop_str_in_output
+        self._reader = None if parser is None else AnswerReader(parser, *stops)
+        self._stops = self._reader or StopStrings(*stops)
+        self.reasoning_tokens = 0
         self._pieces: list[str] = []
 
     @property
@@ -241,9 +252,23 @@ class Completion:
         """The text that is certain so far, all of it once finished; None without a tokenizer."""
         return None if self._detokenizer is None else "".join(self._pieces)
 
+    def events(self) -> list[Event]:
+        """What the parser has found since this was called last; nothing without one."""
+        if self._reader is None:
+            return []
+        found, self._reader.events = self._reader.events, []
+        return found
+
     def append(self, token_id: int) -> FinishReason | None:
         """Add a token; return why the request ends with it, or None when it goes on."""
         assert self.finish_reason is None, "the request has ended"
+        before = self._reader is not None and self._reader.reasoning
+        reason = self._append(token_id)
+        if before and self._reader is not None and self._reader.reasoning:
+            self.reasoning_tokens += 1
+        return reason
+
+    def _append(self, token_id: int) -> FinishReason | None:
         self._count += 1
         may_end = self._count > self._params.min_tokens
         ended = may_end and token_id in self._end_ids
@@ -262,10 +287,13 @@ class Completion:
         self.finish_reason = reason
         if self._detokenizer is None:
             return
+        if self._reader is not None:
+            self._reader.cut = reason != "stop"
         may_end = self._count > self._params.min_tokens
-        if self._push(self._detokenizer.finish(), may_end) and reason == "length":
+        if not self._push(self._detokenizer.finish(), may_end):
+            self._show(self._stops.finish())
+        if self._stops.stopped and reason == "length":
             self.finish_reason = "stop"
-        self._show(self._stops.finish())
 
     def _push(self, text: str, may_end: bool) -> bool:
         shown, stopped = self._stops.push(text, live=may_end)

@@ -13,6 +13,9 @@ class StopStrings:
     Args:
         strings: non-empty stop strings; may be none.
         include: keep the matched string in the text.
+
+    Attributes:
+        stopped: whether one was found.
     """
 
     def __init__(self, strings: Sequence[str], include: bool = False) -> None:
@@ -21,6 +24,12 @@ class StopStrings:
         self._matched = [0] * len(self._strings)
         self._held = ""
         self._include = include
+        self.stopped = False
+
+    @property
+    def held(self) -> int:
+        """Number of characters held back."""
+        return len(self._held)
 
     def push(self, text: str, live: bool = True) -> tuple[str, bool]:
         """Add text.
@@ -40,6 +49,7 @@ class StopStrings:
             found = self._advance(char)
             if found and live:
                 self._held = ""
+                self.stopped = True
                 return seen[: at if self._include else at - found], True
         release = len(seen) - max(self._matched)
         self._held = seen[release:]

@@ -22,7 +22,9 @@ from dsa_compile.runtime.sampling.penalties import TokenCounts, add_bias, mask_t
 _CHUNK_LOGITS = 1 << 22
 
 BAD_LOGITS = "the model's logits hold NaN or +inf, or no finite value"
-NOTHING_LEFT = "the request's sampling options leave no token with a finite logit"
+NOTHING_LEFT = (
+    "the request's sampling options leave no token with a finite logit, or its grammar is too slow"
+)
 
 
 class SampledToken(NamedTuple):

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from dsa_compile.errors import RequestError, UserError
+from dsa_compile.errors import OptionValueError, RequestError, UserError
 
 _AT_LEAST_ONE = ("num_blocks", "block_size", "max_batched_tokens", "max_running", "max_model_len")
 
@@ -46,10 +46,10 @@ class SchedulerConfig:
             if type(value) is not int or value < 1:
                 raise UserError(f"{name} must be an integer >= 1; got {value!r}")
         if self.deterministic and self.max_batched_tokens < self.block_size:
-            raise UserError(
-                f"max_batched_tokens={self.max_batched_tokens}: a deterministic engine computes "
-                f"prompts in whole blocks; use at least {self.block_size}"
-            )
+            raise OptionValueError(
+                "{max_num_batched_tokens}={}: a deterministic engine computes prompts in whole "
+                "blocks; use at least {}", self.max_batched_tokens, self.block_size,
+            )  # fmt: skip
 
     @property
     def chunk(self) -> int:

@@ -34,7 +34,10 @@ class Residency:
     def __init__(
         self, config: SchedulerConfig, block_rows: NDArray[np.int32] | None = None, lane: int = 0
     ) -> None:
-        self.cache = PrefixCache(config.num_blocks, config.block_size)
+        # A deterministic engine reuses only what every request computes alike: whole chunks of
+        # prompts.
+        self._prompt_chunk = config.chunk if config.deterministic else None
+        self.cache = PrefixCache(config.num_blocks, config.block_size, self._prompt_chunk)
         self.pool = self.cache.pool
         self.in_flight: deque[ScheduledStep] = deque()
         self.prefix_hit_tokens = 0
@@ -43,9 +46,6 @@ class Residency:
         self._free_rows = list(reversed(self._rows))
         self._block_size = config.block_size
         self._reuse = config.enable_prefix_cache
-        # A deterministic engine reuses only what every request computes alike: whole chunks of
-        # prompts.
-        self._prompt_chunk = config.chunk if config.deterministic else None
 
     def admit(self, request: Request) -> bool:
         """Give a waiting request a row and blocks for all its known tokens, reusing its prefix.
@@ -112,7 +112,7 @@ class Residency:
             index = request.num_registered
             own = request.blocks[index]
             node = self.cache.insert(
-                request.node, request.token_ids[end - size : end], own, request.cache_salt
+                request.node, request.token_ids, end - size, own, request.cache_salt
             )
             request.node = node
             if node is None:  # a prefix of ours was forgotten: nothing can be found below it
@@ -178,12 +178,9 @@ class Residency:
 
     def _match(self, request: Request) -> list[PrefixNode]:
         known = request.num_tokens if self._prompt_chunk is None else request.prompt_len
-        chain = self.cache.match(request.token_ids[:known], request.cache_salt)
         if request.logits_from < request.prompt_len - 1:
-            chain = chain[: request.logits_from // self._block_size]
-        if self._prompt_chunk is None:
-            return chain
-        return chain[: len(chain) - len(chain) % (self._prompt_chunk // self._block_size)]
+            known = request.logits_from + 1
+        return self.cache.match(request.token_ids[:known], request.cache_salt)
 
     def _retire(self, blocks: list[int], rows: list[int]) -> None:
         if self.in_flight:

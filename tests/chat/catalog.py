@@ -3,6 +3,7 @@
 import itertools
 from typing import Any
 
+from dsa_compile.chat.deepseek_v31 import DEEPSEEK_V31
 from dsa_compile.chat.dsml import DSML
 from dsa_compile.chat.glm import GLM
 from dsa_compile.chat.parser import StreamParser
@@ -56,7 +57,7 @@ TOOLS = [
     tool("untyped"),
 ]
 
-GRAMMARS = {"deepseek_v32": DSML, "glm": GLM}
+GRAMMARS = {"deepseek_v32": DSML, "glm": GLM, "deepseek_v31": DEEPSEEK_V31}
 
 
 def new_parser(

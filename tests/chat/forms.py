@@ -44,3 +44,13 @@ GLM_TEMPLATE = """[gMASK]<sop>
 
 DEEPSEEK = DeepSeekV32Format()
 GLM_5 = TemplateFormat(ChatTemplate(GLM_TEMPLATE, "test"))
+
+_EFFORT = """[gMASK]<sop>
+{%- set known = reasoning_effort is defined and reasoning_effort in LEVELS -%}
+<|system|>Reasoning Effort: {{ (reasoning_effort if known else 'max') | capitalize }}"""
+
+
+def glm_with_efforts(*levels: str) -> TemplateFormat:
+    """A template that writes the effort as those of GLM-5.2 and 5.3 do: other names are ``max``."""
+    effort = _EFFORT.replace("LEVELS", str(list(levels)))
+    return TemplateFormat(ChatTemplate(GLM_TEMPLATE.replace("[gMASK]<sop>", effort), "test"))

@@ -129,3 +129,15 @@ def test_a_key_does_not_reach_into_the_next_call() -> None:
         answer = GLM_5.parser(prompt, TOOLS).parse(f"{said}</think>{call}")
         assert answer.reasoning == said
         assert [made.name for made in answer.tool_calls] == ["a"]
+
+
+@pytest.mark.parametrize("length", [128, 129, 500])
+def test_every_call_of_an_answer_can_be_sent_back(family, length) -> None:
+    form = DEEPSEEK if family == "deepseek" else GLM_5
+    prompt = form.encode([ASK], tools=TOOLS)
+    before = form.encode([ASK, calling("a", arguments='{"x": "y"}')], add_generation_prompt=False)
+    written = before.partition("</think>")[2].replace('"a"', f'"{"n" * length}"')
+    written = written.replace("<tool_call>a", "<tool_call>" + "n" * length)
+    answer = form.parser(prompt, TOOLS).parse(written)
+    assert len(answer.tool_calls) == (length == 128)
+    form.encode([ASK, answer.message(), ASK])

@@ -11,6 +11,7 @@ from dsa_compile.chat.template_format import TemplateFormat
 from dsa_compile.errors import ArtifactError, ChatError
 from tests.chat.catalog import TOOLS, tool
 from tests.chat.forms import GLM_5, GLM_TEMPLATE
+from tests.chat.walks import Walker
 
 ASK = {"role": "user", "content": "Hi"}
 CALL = {
@@ -114,6 +115,29 @@ def test_output_is_limited(monkeypatch) -> None:
         form(endless).encode([ASK])
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ 'a' * 1500000000 }}",
+        "{{ 1500000000 * ['a'] }}",
+        "{% set n = 'a' * 1000 %}{{ (n * 1000) * 1000 }}",
+        "{{ '%1500000000d' % 1 }}",
+        "{{ 'a'.ljust(1500000000) }}",
+        "{{ 'a' | center(1500000000) }}",
+        "{{ 'a' | indent(width=1500000000, first=true) }}",
+        "{{ 10 ** 1500000000 }}",
+    ],
+)
+def test_no_number_asks_for_gigabytes(source) -> None:
+    with pytest.raises(ChatError, match="more than 67108864 characters at once"):
+        form(source).encode([ASK])
+
+
+def test_numbers_of_a_usual_size() -> None:
+    source = "{{ 'ab' * 3 }}{{ 2 ** 10 }}{{ '%03d' % 7 }}{{ 'x' | center(3) }}{{ 7 % 4 }}"
+    assert form(source).encode([ASK]) == "ababab1024007 x 3"
+
+
 def test_size_is_limited() -> None:
     with pytest.raises(ArtifactError, match="characters, more than"):
         ChatTemplate("x" * (module.MAX_TEMPLATE + 1), "model")
@@ -168,6 +192,28 @@ def test_the_syntax_of_calls_is_the_templates() -> None:
         assert (call.name, json.loads(call.arguments)) == ("f", {"a": "1"})
     other = form("{{ messages[0].content }}").parser("", tools).parse(glm)
     assert (other.content, other.tool_calls) == (glm, ())
+
+
+V31 = (
+    "{{ tools | tojson if tools }}{% for m in messages %}{% for c in m.tool_calls or [] %}"
+    "{{ '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + c.function.name + '<｜tool▁sep｜>' "
+    "+ c.function.arguments + '<｜tool▁call▁end｜><｜tool▁calls▁end｜>' }}"
+    "{% endfor %}{% endfor %}</think>"
+)
+
+
+def test_deepseek_v31_writes_and_reads_its_calls() -> None:
+    tools = [tool("f", {"s": {"type": "string"}})]
+    asked = form(V31)
+    assert asked.reads_calls
+    prompt = asked.encode([ASK, HISTORY[2]], tools=tools)
+    written = prompt[prompt.index("<｜tool") :].removesuffix("</think>")
+    [call] = asked.parser(prompt, tools).parse(written).tool_calls
+    assert (call.name, call.arguments) == ("f", CALL["function"]["arguments"])
+    forced = asked.forced_calls(prompt, tools)
+    assert Walker().admits(forced, written.replace(', "n": [1, "ü"]', ""))
+    assert not Walker().admits(forced, written)
+    assert not form(V31.replace("'<｜tool▁sep｜>'", "'<｜tool▁sep｜>```json'")).reads_calls
 
 
 CALLS = "{% for m in messages %}{% for c in m.tool_calls or [] %}%s{% endfor %}{% endfor %}"

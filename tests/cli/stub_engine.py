@@ -1,5 +1,6 @@
 """An engine without a model, for what the commands print."""
 
+from dsa_compile.common.options import changed_fields
 from dsa_compile.errors import ArtifactError, RequestError
 from dsa_compile.runtime.engine_options import EngineOptions
 from dsa_compile.runtime.requests.logprobs import TokenLogprobs
@@ -29,8 +30,8 @@ class StubEngine:
         self.requests = {}
 
     @classmethod
-    def load(cls, path, **options):
-        cls.loaded = (path, options)
+    def load(cls, path, options):
+        cls.loaded = (path, dict(changed_fields(options)))
         if path == "missing":
             raise ArtifactError("missing: no such\ndirectory")
         return cls()

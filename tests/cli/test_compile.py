@@ -1,4 +1,3 @@
-import dataclasses
 import io
 import json
 import re
@@ -16,6 +15,7 @@ from dsa_compile.cli.compile import build_parser, main
 from dsa_compile.cli.progress import Display
 from dsa_compile.errors import ArtifactError
 from dsa_compile.facts.config import BLOCK_SIZES, RECIPES, TARGETS, WEIGHT_MODES, CompileConfig
+from dsa_compile.facts.layout import Layout
 from dsa_compile.lowering import compile_model as compiling
 from dsa_compile.passes.manager import pass_names
 from dsa_compile.testing.models import save_byte_tokenizer, save_hub, tiny_config, tiny_model
@@ -152,8 +152,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Options that reached the compiler, which refuses everything here."""
     seen: dict[str, Any] = {}
 
-    def refuse(model: str, out: Path, **options: Any) -> None:
-        seen.update(options, model=model, out=out)
+    def refuse(model: str, out: Path, config: CompileConfig, **options: Any) -> None:
+        seen.update(options, model=model, out=out, options=config)
         options["progress"].phase("imports")
         options["progress"].phase("read")
         raise ArtifactError("no\n  room")
@@ -164,26 +164,24 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 def test_options_reach_the_compiler(asked):
     run("m", "-o", "a")
-    del asked["progress"]
-    defaults = {f.name: f.default for f in dataclasses.fields(CompileConfig)}
-    del defaults["added_passes"]  # installed packages add them
-    given = {name: tuple(v) if isinstance(v, list) else v for name, v in asked.items()}
-    command = {"force": False, "revision": None, "model": "m", "out": "a"}
-    assert given == {**defaults, **command}
+    assert asked["options"] == CompileConfig()
+    assert {n: asked[n] for n in ("force", "revision", "model", "out")} == {
+        "force": False, "revision": None, "model": "m", "out": "a"
+    }  # fmt: skip
     command = (
         "m -o a --target cpu --recipe bf16 --weights pack --layers 2-5 --block-size 16 --force "
         "--disable fuse_add_norm,pack_swiglu --disable absorb_mla --stop-after token_major "
-        "--option overlap_streams.streams=3 --option a.b=c"
+        "--pass-options overlap_streams.streams=3 --option a.b=c --kernel x=y --no-records "
+        "--tensor-parallel-size 2 --dp 2 --profile p --no-compiled-kernels --draft mtp"
     )
     run(*command.split())
-    assert asked["recipe"] == "bf16"
-    assert asked["weights"] == "pack"
-    assert asked["layers"] == (2, 5)
-    assert asked["block_size"] == 16
     assert asked["force"] is True
-    assert asked["disable"] == ["fuse_add_norm", "pack_swiglu", "absorb_mla"]
-    assert asked["stop_after"] == "token_major"
-    assert asked["pass_options"] == ["overlap_streams.streams=3", "a.b=c"]
+    assert asked["options"] == CompileConfig(
+        target="cpu", recipe="bf16", weights="pack", layers=(2, 5), block_size=16,
+        disable=("fuse_add_norm", "pack_swiglu", "absorb_mla"), stop_after="token_major",
+        pass_options=("overlap_streams.streams=3", "a.b=c"), kernels=("x=y",), records=False,
+        layout=Layout(tp=2, dp=2), profile="p", compiled_kernels=False, draft="mtp",
+    )  # fmt: skip
 
 
 def test_a_refusal_is_one_line_and_status_2(asked):
@@ -240,6 +238,26 @@ def test_help_names_every_choice_and_default():
 
 
 _LISTED = r"^(\w+) \((?:bitwise|tolerance)(?:; (?:recipe|target) [\w, -]+|; with --[\w -]+)*\)$"
+
+
+def test_lists_are_data_where_that_is_asked_for() -> None:
+    listed = json.loads(run("--list-passes", "--json")[1])
+    assert [each["name"] for each in listed] == list(pass_names())
+    models = json.loads(run("--list-models", "--json")[1])
+    assert models["taken"]["axk2"]["recipes"] == ["fp32", "bf16"]
+    assert "hy_v4" in models["not_yet"]
+
+
+@pytest.mark.parametrize("option", ["--list-passes", "--help"])
+def test_a_reader_that_has_enough_is_no_error(option: str) -> None:
+    command = f"{sys.executable} -m dsa_compile.cli.compile {option}"
+    with subprocess.Popen(
+        command.split(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout
+        process.stdout.close()
+        _, error = process.communicate()
+    assert (process.returncode, error) == (0, "")
 
 
 def test_passes_are_listed_in_order():

@@ -85,7 +85,7 @@ def completions(module: str, line: str) -> list[str]:
 @pytest.mark.parametrize(
     ("module", "line", "offered"),
     [
-        ("compile", "dsa-compile m --rec", {"--recipe"}),
+        ("compile", "dsa-compile m --rec", {"--recipe", "--records"}),
         ("compile", "dsa-compile m --recipe fp8", {"fp8", "fp8-kv-tensor"}),
         ("compile", "dsa-compile m --stop-after absorb", {"absorb_mla"}),
         ("inspect.command", "dsa-inspect a near", {"near-miss"}),

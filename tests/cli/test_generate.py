@@ -4,11 +4,11 @@ import logging
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from dsa_compile.cli.generate import main
+from dsa_compile.runtime.engine_options import EngineOptions
 from dsa_compile.runtime.requests.sampling_params import SamplingParams
 from tests.cli.stub_engine import Letters
 
@@ -149,9 +149,9 @@ def test_a_terminal_is_streamed_to(engine_with_text, capsys, monkeypatch, termin
 def test_loading_is_shown_in_a_terminal(engine, capsys, monkeypatch, flag, shown):
     load = engine.load.__func__
 
-    def logging_load(cls, path, **options):
+    def logging_load(cls, path, options):
         logging.getLogger("dsa_compile.runtime.loading").info("weights: 1.00 GiB (0.1 s)")
-        return load(cls, path, **options)
+        return load(cls, path, options)
 
     engine.load = classmethod(logging_load)
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
@@ -172,6 +172,7 @@ def test_options_reach_the_engine(engine):
         "--frequency-penalty 0.3 --stop-token-ids 8 9 --logprobs 2 --ignore-eos --num-blocks 12 "
         "--max-batched-tokens 64 --model-dir weights --deterministic --no-overlap --no-cuda-graphs "
         "--generation-config none --debug-launches --gpu-memory-utilization 0.5 "
+        "--max-num-seqs 2 "
         f"--digest {'7' * 64} --mixed-graph-tokens 512,64"
     )
     assert main(command.split()) == 0
@@ -191,12 +192,13 @@ def test_options_reach_the_engine(engine):
         ignore_eos=True,
     )
     options = {
-        "num_blocks": 12,
-        "max_batched_tokens": 64,
-        "model_dir": Path("weights"),
+        "num_gpu_blocks_override": 12,
+        "max_num_batched_tokens": 64,
+        "model_dir": "weights",
         "deterministic": True,
-        "overlap": False,
-        "cuda_graphs": False,
+        "async_scheduling": False,
+        "enforce_eager": True,
+        "max_num_seqs": 2,
         "mixed_graph_tokens": (512, 64),
         "gpu_memory_utilization": 0.5,
         "generation_config": "none",
@@ -222,9 +224,9 @@ def test_machine_code_is_allowed_or_forbidden(engine, flags, options):
 def test_verbose_says_what_loading_does(engine, capsys):
     load = engine.load.__func__
 
-    def logging_load(cls, path, **options):
+    def logging_load(cls, path, options):
         logging.getLogger("dsa_compile.runtime.loading").info("weights: 1.00 GiB (0.1 s)")
-        return load(cls, path, **options)
+        return load(cls, path, options)
 
     engine.load = classmethod(logging_load)
     assert main(["art", "--prompt-ids", "1", "--verbose"]) == 0
@@ -247,12 +249,11 @@ def test_help_states_the_defaults_that_hold(capsys):
         main(["--help"])
     assert caught.value.code == 0
     text = " ".join(capsys.readouterr().out.split())
-    default = r"\(default:? (?:the model's, or )?([\d.]+)[:)]"
-    stated = dict(re.findall(rf"--([a-z-]+) [XN] [^(]*{default}", text))
-    del stated["max-batched-tokens"], stated["gpu-memory-utilization"]
-    assert len(stated) == 8
+    stated = dict(re.findall(r"--([a-z-]+) [XN] (?:(?!--).)*?\(default: ([\d.]+)[;)]", text))
+    params, options = vars(SamplingParams()), vars(EngineOptions())
+    assert {"temperature", "top-k", "max-tokens"} < stated.keys()
     for name, value in stated.items():
-        assert float(value) == getattr(SamplingParams(), name.replace("-", "_")), name
+        assert float(value) == (params | options)[name.replace("-", "_")], name
 
 
 def test_an_interrupt_is_one_line(engine, capsys, monkeypatch):

@@ -27,7 +27,7 @@ def engines(monkeypatch):
     """The engines that were loaded."""
     made = []
 
-    def load(path, **options):
+    def load(path, options):
         made.append(Engine(HashRunner(256, 4, VOCAB)))
         return made[-1]
 

@@ -14,6 +14,7 @@ from dsa_compile.cli.generate import main
         (["art", "--prompt-ids", "1", "--prompt", "a"], "not allowed with argument"),
         (["art", "--prompt-ids", "1", "--json", "--stream"], "not allowed with argument"),
         (["art", "--prompt-ids", "1", "--top-p", "2"], "top_p must be a number in (0, 1]; got 2.0"),
+        (["art", "--prompt-ids", "1", "--max-num-seqs", "0"], "--max-num-seqs must be an integer"),
         (["art", "--prompt-ids", "1", "--top-p", "x"], "--top-p: invalid float value: 'x'"),
         (["art", "--prompt-ids", "1", "--stop", "x"], "stop needs a tokenizer"),
         (["art", "--prompt-ids", "1", "--bogus"], "unrecognized arguments: --bogus"),

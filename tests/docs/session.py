@@ -13,7 +13,7 @@ from tests.docs.blocks import Block
 from tests.docs.commands import ROOT, SCRIPTS, ours, run
 
 # What a reader has who stands in the repository.
-LINKED = ("examples", "benchmarks", "tests", "Makefile", "passes")
+LINKED = ("examples", "benchmarks", "docs", "tests", "Makefile", "passes")
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,14 @@
-"""docs/cli.md has every option of every command."""
+"""docs/cli.md and docs/options.md have every option of every command."""
 
-from tests.docs import cli_page
+from types import ModuleType
+
+import pytest
+
+from tests.docs import cli_page, options_page
 from tests.docs.commands import ROOT
 
 
-def test_the_page_is_what_the_parsers_say() -> None:
-    written = (ROOT / cli_page.PAGE).read_text(encoding="utf-8")
-    assert written == cli_page.page(), "run python -m tests.docs.update docs/cli.md"
+@pytest.mark.parametrize("made", [cli_page, options_page])
+def test_the_page_is_what_the_parsers_say(made: ModuleType) -> None:
+    written = (ROOT / made.PAGE).read_text(encoding="utf-8")
+    assert written == made.page(), f"run python -m tests.docs.update {made.PAGE}"

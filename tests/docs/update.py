@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.docs import cli_page
+from tests.docs import cli_page, options_page
 from tests.docs.commands import ROOT
 from tests.docs.compared import matches
 from tests.docs.pages import PAGES, run_page, wrong
@@ -21,8 +21,9 @@ _ELIDED = "…"
 
 def main(pages: Sequence[str]) -> int:
     """Update pages, all of them if none is named; 1 if something failed for another reason."""
-    if not pages or cli_page.PAGE in pages:
-        (ROOT / cli_page.PAGE).write_text(cli_page.page(), encoding="utf-8")
+    for made in (cli_page, options_page):
+        if not pages or made.PAGE in pages:
+            (ROOT / made.PAGE).write_text(made.page(), encoding="utf-8")
     failed = False
     for page in pages or PAGES:
         with tempfile.TemporaryDirectory() as directory:

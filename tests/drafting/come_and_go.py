@@ -110,8 +110,8 @@ def check(make_engine, text, case):
         count,
         draft,
         num_blocks=num_blocks,
-        max_batched_tokens=max_batched_tokens,
-        enable_prefix_cache=reuse,
+        max_num_batched_tokens=max_batched_tokens,
+        enable_prefix_caching=reuse,
         **mode,
     )
     found = drive(engine, requests, text)

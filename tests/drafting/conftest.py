@@ -78,7 +78,9 @@ def make_engine(artifact: Path, tokenizer: Any) -> MakeEngine:
     @cache
     def runner(count: int, draft: str | None, deterministic: bool) -> Any:
         drafts = {"num_speculative_tokens": count, "draft": draft, "deterministic": deterministic}
-        return load_runner(artifact, EngineOptions(num_blocks=BLOCKS, max_running=8, **drafts))
+        return load_runner(
+            artifact, EngineOptions(num_gpu_blocks_override=BLOCKS, max_num_seqs=8, **drafts)
+        )
 
     def make(
         count: int,
@@ -93,6 +95,6 @@ def make_engine(artifact: Path, tokenizer: Any) -> MakeEngine:
         if padded:
             smaller.pad_to(sizes(smaller, options.get("draft_max_rows")))
         drafts = {"num_speculative_tokens": count, "draft": draft}
-        return Engine(smaller, EngineOptions(max_running=8, **drafts, **options), tokenizer)
+        return Engine(smaller, EngineOptions(max_num_seqs=8, **drafts, **options), tokenizer)
 
     return make

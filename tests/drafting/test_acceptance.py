@@ -24,7 +24,7 @@ def test_steps_accept_what_the_measure_predicts(make_engine, loaded, text):
 
 def test_chunks_and_reused_prefixes_change_nothing(make_engine, loaded, text):
     """Rows of the draft layer are written across chunks as they are within one."""
-    engine = make_engine(DEPTH, "mtp", max_batched_tokens=33)
+    engine = make_engine(DEPTH, "mtp", max_num_batched_tokens=33)
     for _ in range(2):
         check(engine, loaded, text)
     assert engine.stats().prefix_hit_tokens > 0
@@ -35,7 +35,7 @@ def test_unfused_norms_draft_the_same(loaded, text, tmp_path):
     path = tmp_path / "unfused"
     disable = ["fuse_add_norm_across_layers+"]
     compile_model(TRAINED, path, draft="mtp", block_size=16, disable=disable, records=False)
-    engine = Engine.load(path, num_blocks=40, num_speculative_tokens=DEPTH)
+    engine = Engine.load(path, num_gpu_blocks_override=40, num_speculative_tokens=DEPTH)
     for prompt in prompts_of(text):
         found = walk_by_engine(engine, prompt)
         predicted = walk_by_measure(loaded, prompt, found.tokens)

@@ -28,7 +28,7 @@ def test_the_draft_plan_calls_the_models_regions(artifact):
 
 
 def test_embedding_head_and_layer_are_loaded_once(artifact):
-    runner = load_runner(artifact, EngineOptions(num_blocks=2))
+    runner = load_runner(artifact, EngineOptions(num_gpu_blocks_override=2))
     weights = runner._weights
 
     def shared(one, other, key):
@@ -69,7 +69,7 @@ def test_packed_weights_hold_what_is_shared_once(artifact, tmp_path):
     params = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
     outputs = []
     for path in (artifact, packed):
-        engine = Engine.load(path, num_blocks=8, num_speculative_tokens=3)
+        engine = Engine.load(path, num_gpu_blocks_override=8, num_speculative_tokens=3)
         outputs.append((engine.generate([[5, 6, 7]], params)[0].token_ids, engine.stats().accepted))
     assert outputs[0] == outputs[1]
 

@@ -92,7 +92,7 @@ def test_prompts_are_scored_alike(make_engine, text):
     wanted, found = (
         [
             (output.token_ids, [(entry.token_id, entry.rank) for entry in output.prompt_logprobs])
-            for output in make_engine(count, max_batched_tokens=40).generate(prompts, params)
+            for output in make_engine(count, max_num_batched_tokens=40).generate(prompts, params)
         ]
         for count in (0, 2)
     )

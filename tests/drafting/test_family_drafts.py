@@ -40,7 +40,9 @@ class Made:
     artifact: Path
 
     def runner(self, drafts: int) -> Any:
-        options = EngineOptions(num_blocks=60, max_running=8, num_speculative_tokens=drafts)
+        options = EngineOptions(
+            num_gpu_blocks_override=60, max_num_seqs=8, num_speculative_tokens=drafts
+        )
         return load_runner(self.artifact, options)
 
 
@@ -68,9 +70,11 @@ def test_tokens_are_those_without_drafts(made: Made, padded: bool) -> None:
     runner = made.runner(3)
     if padded:
         runner.pad_to(sizes(runner, None))
-    engine = Engine(runner, EngineOptions(max_running=8, overlap=padded, max_batched_tokens=40))
+    engine = Engine(
+        runner, EngineOptions(max_num_seqs=8, async_scheduling=padded, max_num_batched_tokens=40)
+    )
     found = engine.generate(some, params)
-    wanted = Engine(made.runner(0), EngineOptions(max_running=8)).generate(some, params)
+    wanted = Engine(made.runner(0), EngineOptions(max_num_seqs=8)).generate(some, params)
     assert [output.token_ids for output in found] == [output.token_ids for output in wanted]
     assert engine.stats().accepted[0] > 0
 
@@ -80,7 +84,7 @@ def test_states_of_drafts_are_those_of_transformers(made: Made) -> None:
     runner = made.runner(3)
     seen: dict[int, torch.Tensor] = {}
     runner.drafter.observer = lambda depth, states: seen.setdefault(depth, states["normed"][0])
-    engine = Engine(runner, EngineOptions(max_running=1, num_speculative_tokens=3))
+    engine = Engine(runner, EngineOptions(max_num_seqs=1, num_speculative_tokens=3))
     params = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)
     first = engine.generate([prompt], params)[0].token_ids[0]
     model = HfModel(made.model_dir, Artifact.open(made.artifact).manifest.model.spec)

@@ -178,12 +178,12 @@ def agrees(engine, text, right):
 
 
 def test_without_a_fault_everything_agrees(make_engine, text, right):
-    assert agrees(record(make_engine(DEPTH, "mtp", max_batched_tokens=64)), text, right)
+    assert agrees(record(make_engine(DEPTH, "mtp", max_num_batched_tokens=64)), text, right)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_planted_fault_is_found(make_engine, text, right, monkeypatch, name):
-    engine = record(make_engine(DEPTH, "mtp", max_batched_tokens=64))
+    engine = record(make_engine(DEPTH, "mtp", max_num_batched_tokens=64))
     FAULTS[name](monkeypatch, engine._runner)
     assert not agrees(engine, text, right)

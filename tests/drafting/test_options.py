@@ -14,25 +14,25 @@ from dsa_compile.runtime.loading.load_runner import load_runner
     [
         ({"draft": "mtp"}, "has no draft plan; compile with --draft mtp"),
         ({"num_speculative_tokens": 2}, "has no draft plan; compile with --draft mtp"),
-        ({"draft": "ngram", "overlap": True}, "drafts that are looked up need"),
+        ({"draft": "ngram", "async_scheduling": True}, "drafts that are looked up need"),
         (
-            {"draft": "ngram", "num_speculative_tokens": 4, "max_batched_tokens": 39,
-             "max_running": 8},
-            "have no room for the drafts of max_running=8 requests; use at least 40",
+            {"draft": "ngram", "num_speculative_tokens": 4, "max_num_batched_tokens": 39,
+             "max_num_seqs": 8},
+            "have no room for the drafts of max_num_seqs=8 requests; use at least 40",
         ),
     ],
 )  # fmt: skip
 def test_loading_reports_what_cannot_be_drafted(plain, options, message):
     with pytest.raises(UserError, match=message):
-        load_runner(plain, EngineOptions(num_blocks=4, **options))
+        load_runner(plain, EngineOptions(num_gpu_blocks_override=4, **options))
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_speculative_tokens": 5}, "must be from 0 to 4"),
-        ({"num_speculative_tokens": True}, "must be from 0 to 4"),
-        ({"draft": "eagle"}, "draft='eagle': choose one of mtp, ngram, none"),
+        ({"num_speculative_tokens": 5}, r"must be an integer in \[0, 4\]"),
+        ({"num_speculative_tokens": True}, r"must be an integer in \[0, 4\]"),
+        ({"draft": "eagle"}, "unknown draft 'eagle'; choose one of mtp, ngram, none"),
         ({"draft": "none", "num_speculative_tokens": 1}, "contradicts draft='none'"),
     ],
 )
@@ -70,7 +70,9 @@ def test_stats_count_drafts_by_depth(make_engine, text):
 
 
 def test_a_runner_gives_up_its_graphs_and_its_drafts(artifact):
-    runner = load_runner(artifact, EngineOptions(num_blocks=4, num_speculative_tokens=1))
+    runner = load_runner(
+        artifact, EngineOptions(num_gpu_blocks_override=4, num_speculative_tokens=1)
+    )
     runner._padded._captured["a graph"] = object()
     runner.drop_graphs()
     assert not runner._padded._captured

@@ -117,7 +117,7 @@ def test_an_evaluation_is_recorded_by_text_and_changes_no_checksum(measured, art
             (c.drafts, c.accepted) for c in text.depths
         ]
     assert len([text for text in record.texts if text.sampled]) == 2
-    engine = Engine.load(path, num_blocks=40, num_speculative_tokens=2)
+    engine = Engine.load(path, num_gpu_blocks_override=40, num_speculative_tokens=2)
     engine.generate([[5, 6, 7]], LONG)
     assert not engine.stats().acceptance_problem
     assert AcceptanceRecord.read(path, "0" * 64) is None  # of another compilation
@@ -131,7 +131,7 @@ def test_an_engine_warns_when_drafting_breaks(artifact, tmp_path, text, monkeypa
     monkeypatch.setattr(
         draft_rows, "following_tokens", lambda *given: torch_zeros(tokens_of(*given))
     )
-    with Engine.load(path, num_blocks=200, num_speculative_tokens=1) as engine:
+    with Engine.load(path, num_gpu_blocks_override=200, num_speculative_tokens=1) as engine:
         prompts = [text[1000 * n : 1000 * n + 20] for n in range(4)]
         with caplog.at_level(logging.WARNING, "dsa_compile.runtime"):
             engine.generate(prompts, LONG)

@@ -141,9 +141,9 @@ def test_tokens_are_those_without_drafts(
     runner = runner_of(shared, DEPTH, num_blocks=13, **fixed)
     if padded:
         runner.pad_to(sizes(runner, None))
-    engine = Engine(runner, EngineOptions(max_running=8, max_batched_tokens=48, **options))
+    engine = Engine(runner, EngineOptions(max_num_seqs=8, max_num_batched_tokens=48, **options))
     found = engine.generate(some, params)
-    plain = Engine(runner_of(shared, 0, **fixed), EngineOptions(max_running=8, **fixed))
+    plain = Engine(runner_of(shared, 0, **fixed), EngineOptions(max_num_seqs=8, **fixed))
     assert [o.token_ids for o in found] == [o.token_ids for o in plain.generate(some, params)]
     assert engine.stats().accepted[0] > 0
     assert engine.stats().preemptions > 0
@@ -156,7 +156,9 @@ def test_ranks_share_their_own_selections(model_dir: Path, shared: Path, tmp_pat
     params = SamplingParams(max_tokens=24, ignore_eos=True, temperature=0.0)
     answers, accepted = [], []
     for path in (shared, tmp_path / "two"):
-        engine = Engine.load(path, num_blocks=60, max_running=8, num_speculative_tokens=DEPTH)
+        engine = Engine.load(
+            path, num_gpu_blocks_override=60, max_num_seqs=8, num_speculative_tokens=DEPTH
+        )
         try:
             answers.append([o.token_ids for o in engine.generate(prompts([9, 14, 40]), params)])
             accepted.append(engine.stats().accepted)
@@ -172,7 +174,7 @@ def test_states_of_drafts_are_those_of_transformers(shared: Path, model_dir: Pat
     runner = runner_of(shared, DEPTH)
     seen: dict[int, torch.Tensor] = {}
     runner.drafter.observer = lambda depth, states: seen.setdefault(depth, states["normed"][0])
-    engine = Engine(runner, EngineOptions(max_running=1, num_speculative_tokens=DEPTH))
+    engine = Engine(runner, EngineOptions(max_num_seqs=1, num_speculative_tokens=DEPTH))
     params = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
     first = engine.generate([prompt], params)[0].token_ids[0]
     model = HfModel(model_dir, Artifact.open(shared).manifest.model.spec)

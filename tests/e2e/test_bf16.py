@@ -18,7 +18,7 @@ def test_logits_are_no_further_from_fp32_than_those_of_the_reference(tmp_path):
     save_hf(model, tmp_path / "model")
     compile_model(tmp_path / "model", tmp_path / "artifact", block_size=16, recipe="bf16")
     exact = copy.deepcopy(model).float()
-    runner = load_runner(tmp_path / "artifact", EngineOptions(num_blocks=40))
+    runner = load_runner(tmp_path / "artifact", EngineOptions(num_gpu_blocks_override=40))
     ours, theirs = [], []
     for seed in range(4):
         generator = torch.Generator().manual_seed(seed)

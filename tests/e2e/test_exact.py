@@ -37,7 +37,7 @@ def test_tokens_of_thirty_two_interleaved_requests(case, name):
     lengths = torch.randint(1, 6 * c.topk, (32,), generator=generator).tolist()
     prompts = c.prompts(lengths, seed=1)
     params = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
-    engine = Engine.load(c.artifact, max_batched_tokens=57)
+    engine = Engine.load(c.artifact, max_num_batched_tokens=57)
     outs = engine.generate(prompts, params)
     for prompt, out in zip(prompts, outs, strict=True):
         assert out.token_ids == c.reference(prompt, params.max_tokens), len(prompt)
@@ -51,7 +51,7 @@ def test_logits(case, name):
     with torch.no_grad():
         want = c.model(torch.tensor([prompt]), use_cache=False).logits[0]
     for pieces in ([len(prompt)], [c.topk, 3, 1, 2 * c.topk, len(prompt) - 3 * c.topk - 4]):
-        runner = load_runner(c.artifact, EngineOptions(num_blocks=40))
+        runner = load_runner(c.artifact, EngineOptions(num_gpu_blocks_override=40))
         got, start = [], 0
         for count in pieces:
             got.append(runner.execute(one_request(prompt, start, count, runner.block_size)))

@@ -62,7 +62,7 @@ def test_tokens_of_thirty_two_requests_in_a_small_cache(
     lengths = torch.randint(1, 6 * c.topk, (30,), generator=generator).tolist()
     prompts = [settled(c, length, seed=100 * i) for i, length in enumerate(lengths)]
     prompts += [settled(c, lengths[i], before=prompts[0]) for i in (1, 2)]
-    engine = Engine.load(c.artifact, max_batched_tokens=57, num_blocks=c.topk)
+    engine = Engine.load(c.artifact, max_num_batched_tokens=57, num_gpu_blocks_override=c.topk)
     found = [out.token_ids for out in engine.generate(prompts, GREEDY)]
     assert found == [c.reference(prompt, TOKENS) for prompt in prompts]
     assert engine.stats().preemptions > 0
@@ -115,7 +115,7 @@ def test_published_fp8_blocks(published: tuple[Any, Path], recipe: str, tmp_path
         want = model(torch.tensor([prompt(SHORT)]), use_cache=False).logits[0]
     assert error(logits(tmp_path / "artifact", SHORT), want) < QUANTISATION
     # beyond the selection, where rounding decides it, a step of many tokens and many steps agree
-    runner = load_runner(tmp_path / "artifact", EngineOptions(num_blocks=40))
+    runner = load_runner(tmp_path / "artifact", EngineOptions(num_gpu_blocks_override=40))
     pieces = [
         runner.execute(one_request(prompt(60), start, 12, runner.block_size)).float()
         for start in range(0, 60, 12)
@@ -134,7 +134,7 @@ def test_logits_in_bf16(config: Callable[[], Any], tmp_path: Path) -> None:
     save_hf(model, tmp_path / "model")
     compile_model(tmp_path / "model", tmp_path / "artifact", block_size=16, recipe="bf16")
     exact = copy.deepcopy(model).float()
-    runner = load_runner(tmp_path / "artifact", EngineOptions(num_blocks=40))
+    runner = load_runner(tmp_path / "artifact", EngineOptions(num_gpu_blocks_override=40))
     ours, theirs = [], []
     for seed in range(16):
         tokens = prompt(SHORT, seed)

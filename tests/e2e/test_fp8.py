@@ -86,7 +86,7 @@ def prompt(length: int, seed: int = 0) -> list[int]:
 
 
 def logits(artifact: Path, length: int) -> torch.Tensor:
-    runner = load_runner(artifact, EngineOptions(num_blocks=40))
+    runner = load_runner(artifact, EngineOptions(num_gpu_blocks_override=40))
     return runner.execute(one_request(prompt(length), 0, length, runner.block_size)).float()
 
 
@@ -165,5 +165,5 @@ def test_each_pass_can_be_left_out(models, compiled, layout, recipe, name):
     artifact = compiled(layout, recipe, disable=with_users(recipe, name))
     assert error(logits(artifact, SHORT), wanted(models, layout)) < QUANTISATION
     prompts = [prompt(3), prompt(SHORT + 1), prompt(60)]
-    outputs = Engine.load(artifact, max_batched_tokens=50).generate(prompts, PARAMS)
+    outputs = Engine.load(artifact, max_num_batched_tokens=50).generate(prompts, PARAMS)
     assert [len(output.token_ids) for output in outputs] == [PARAMS.max_tokens] * 3

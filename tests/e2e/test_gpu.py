@@ -30,7 +30,7 @@ GLM = TRAINED.parents[1] / "tiny_glm" / "checkpoint" / "config.json"
 
 def load(path, **options):
     """An engine that leaves the GPU's memory to others."""
-    return Engine.load(path, num_blocks=200, **options)
+    return Engine.load(path, num_gpu_blocks_override=200, **options)
 
 
 def greedy(count=24, **options):
@@ -58,7 +58,7 @@ def test_shipped_kernels_need_no_compiler(trained, tmp_path):
     program = (
         "import sys; sys.modules['cuda.bindings.nvrtc'] = None\n"
         "from dsa_compile.runtime import Engine, SamplingParams\n"
-        "options = {'num_blocks': 200, 'max_running': 4, 'shipped_kernels': True}\n"
+        "options = {'num_gpu_blocks_override': 200, 'max_num_seqs': 4, 'shipped_kernels': True}\n"
         "engine = Engine.load(sys.argv[1], **options)\n"
         "engine.generate([[5, 6, 7]], SamplingParams(max_tokens=3))\n"
     )
@@ -76,7 +76,8 @@ def forced(path, sequences, prefill):
     size = Artifact.open(path).manifest.block_size
     blocks = -(-len(sequences[0]) // size)
     runner = load_runner(
-        path, EngineOptions(num_blocks=blocks * len(sequences), max_running=len(sequences))
+        path,
+        EngineOptions(num_gpu_blocks_override=blocks * len(sequences), max_num_seqs=len(sequences)),
     )
     heads = [sequence[:prefill] for sequence in sequences]
     batch = whole_batch(heads, [0] * len(heads), size)
@@ -240,7 +241,7 @@ def test_deterministic_tokens_do_not_depend_on_the_batch(trained, recipe):
     """To the last bit of the log-probabilities, from 1 to 32 requests at once."""
     asked = prompts([1 + 4 * n for n in range(32)])
     path = trained("sm_90a", recipe)
-    options = {"deterministic": True, "max_batched_tokens": 64}
+    options = {"deterministic": True, "max_num_batched_tokens": 64}
     found = []
     for at_once in (1, 5, 32):
         engine = load(path, max_running=at_once, **options)

@@ -46,7 +46,7 @@ def artifact(request, tmp_path_factory):
 
 
 def options(count, **others):
-    limits = {"num_blocks": BLOCKS, "max_running": 8, "max_model_len": 1024}
+    limits = {"num_gpu_blocks_override": BLOCKS, "max_num_seqs": 8, "max_model_len": 1024}
     return EngineOptions(num_speculative_tokens=count, **(limits | others))
 
 
@@ -94,7 +94,7 @@ def test_deterministic_tokens_are_those_without_drafts(artifact, count):
 def test_tokens_without_graphs_and_without_overlap_are_the_same(artifact):
     prompts, params = requests_of(artifact)
     found = []
-    for others in ({}, {"cuda_graphs": False}, {"overlap": False}):
+    for others in ({}, {"enforce_eager": True}, {"async_scheduling": False}):
         outputs = engine_of(artifact, 3, **others).generate(prompts, params)
         found.append([output.token_ids for output in outputs])
     same = [a == b for other in found[1:] for a, b in zip(found[0], other, strict=True)]
@@ -105,7 +105,7 @@ def test_tokens_without_graphs_and_without_overlap_are_the_same(artifact):
 
 def test_forced_lengths_are_those_of_captured_steps(artifact):
     prompts, params = requests_of(artifact)
-    for others in ({}, {"overlap": False}):
+    for others in ({}, {"async_scheduling": False}):
         engine = engine_of(artifact, 3, force_accept=2.5, load_format="dummy", **others)
         engine.generate(prompts[:5], params[:5])
         assert any(kind.graph != "eager" for kind in engine.stats().step_counts)

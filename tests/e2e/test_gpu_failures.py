@@ -57,7 +57,11 @@ def memory(extra):
 def test_steps_without_memory(artifact, overlap):
     """Smaller steps give the same tokens; who fails is told why; the engine goes on."""
     engine = Engine.load(
-        artifact, num_blocks=512, max_running=8, cuda_graphs=False, overlap=overlap
+        artifact,
+        num_gpu_blocks_override=512,
+        max_num_seqs=8,
+        enforce_eager=True,
+        async_scheduling=overlap,
     )
     asked = prompts([1900, 5, 700, 64, 1200, 30, 1500])
     want = [output.token_ids for output in engine.generate(asked, PARAMS)]
@@ -83,18 +87,20 @@ def test_no_memory_to_load(artifact):
     with memory(0), pytest.raises(UserError, match=r"GPU memory: the weights need \d"):
         load_runner(artifact)
     with memory(256 << 20), pytest.raises(UserError, match=r"num_blocks=\d+: no memory for the ca"):
-        load_runner(artifact, EngineOptions(num_blocks=200_000))
+        load_runner(artifact, EngineOptions(num_gpu_blocks_override=200_000))
 
 
 def test_no_memory_to_capture(artifact):
-    runner = load_runner(artifact, EngineOptions(num_blocks=64, max_running=256, cuda_graphs=False))
+    runner = load_runner(
+        artifact, EngineOptions(num_gpu_blocks_override=64, max_num_seqs=256, enforce_eager=True)
+    )
     plan = GraphPlan.of(max_running=256, max_model_len=2048, block_size=runner.block_size, topk=64)
     with memory(0), pytest.raises(UserError, match=r"no room to capture .* lower max_running"):
         loading._capture(runner, plan, 256)
     runner.capture(plan)
     engine = Engine(runner)
     asked = prompts([5, 70, 200])
-    want = Engine.load(artifact, num_blocks=64, max_running=8).generate(asked, PARAMS)
+    want = Engine.load(artifact, num_gpu_blocks_override=64, max_num_seqs=8).generate(asked, PARAMS)
     found = engine.generate(asked, PARAMS)
     assert [output.token_ids for output in found] == [output.token_ids for output in want]
 
@@ -112,7 +118,9 @@ def test_a_refused_launch_names_its_op(artifact, monkeypatch, cuda_graphs):
     monkeypatch.setattr(executor, "load", load)
 
     def serve():
-        engine = Engine.load(artifact, num_blocks=64, max_running=8, cuda_graphs=cuda_graphs)
+        engine = Engine.load(
+            artifact, num_gpu_blocks_override=64, max_num_seqs=8, enforce_eager=not cuda_graphs
+        )
         return engine.generate(prompts([5]), PARAMS)
 
     if cuda_graphs:
@@ -137,7 +145,7 @@ def test_a_request_that_its_op_refuses_fails_alone(artifact, monkeypatch, overla
     """One of 32: an op does not take a token of its prompt, which nobody else has."""
     options = {"num_blocks": 256, "max_running": 32, "max_batched_tokens": 512}
     asked = prompts([5 + 9 * number for number in range(32)])
-    want = Engine.load(artifact, **options, overlap=overlap).generate(asked, PARAMS)
+    want = Engine.load(artifact, **options, async_scheduling=overlap).generate(asked, PARAMS)
     seen = {token for output in want for token in output.prompt_token_ids + output.token_ids}
     refused = next(token for token in range(3, 1500) if token not in seen)
     asked[13][20] = refused
@@ -154,7 +162,7 @@ def test_a_request_that_its_op_refuses_fails_alone(artifact, monkeypatch, overla
         return refusing if op == "embedding" else found
 
     monkeypatch.setattr(executor, "load", load)
-    engine = Engine.load(artifact, **options, overlap=overlap)
+    engine = Engine.load(artifact, **options, async_scheduling=overlap)
     outputs = engine.generate(asked, PARAMS)
     bad = outputs.pop(13)
     assert (bad.finish_reason, bad.token_ids) == ("error", [])
@@ -219,8 +227,8 @@ def test_debug_launches_give_the_same_tokens(artifact):
     want, found = (
         [output.token_ids for output in engine.generate(asked, PARAMS)]
         for engine in (
-            Engine.load(artifact, num_blocks=64, max_running=8, cuda_graphs=False),
-            Engine.load(artifact, num_blocks=64, max_running=8, debug_launches=True),
+            Engine.load(artifact, num_gpu_blocks_override=64, max_num_seqs=8, enforce_eager=True),
+            Engine.load(artifact, num_gpu_blocks_override=64, max_num_seqs=8, debug_launches=True),
         )
     )
     assert found == want
@@ -234,7 +242,7 @@ def test_nan_in_one_row_stays_there(artifact, cuda_graphs):
     want = Engine.load(artifact, **options).generate(asked, PARAMS)
     runner = load_runner(artifact, EngineOptions(**options))
     runner._weights["embed"]["embed_tokens.weight"][999] = torch.nan
-    engine = Engine(runner, EngineOptions(max_running=8))
+    engine = Engine(runner, EngineOptions(max_num_seqs=8))
     spoiled = [prompt.copy() for prompt in asked]
     spoiled[1][20] = spoiled[2][150] = 999
     for _ in range(3):
@@ -246,7 +254,7 @@ def test_nan_in_one_row_stays_there(artifact, cuda_graphs):
 
 
 def test_an_abort_while_steps_are_in_flight(artifact):
-    engine = Engine.load(artifact, num_blocks=128, max_running=8)
+    engine = Engine.load(artifact, num_gpu_blocks_override=128, max_num_seqs=8)
     asked = prompts([5, 70, 200, 30])
     want = [output.token_ids for output in engine.generate(asked, PARAMS)]
     for number, prompt in enumerate(asked):

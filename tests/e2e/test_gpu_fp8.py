@@ -137,10 +137,10 @@ def test_an_engine_with_graphs_gives_the_tokens_of_one_without(path_of, material
     for graphs in (True, False):
         engine = Engine.load(
             path_of("sm_90a", recipe),
-            num_blocks=200,
-            max_running=8,
-            max_batched_tokens=128,
-            cuda_graphs=graphs,
+            num_gpu_blocks_override=200,
+            max_num_seqs=8,
+            max_num_batched_tokens=128,
+            enforce_eager=not graphs,
         )
         tokens.append([out.token_ids for out in engine.generate(prompts, params)])
     same = [a == b for with_, without in zip(*tokens, strict=True)

@@ -26,7 +26,10 @@ def artifact(request, trained):
 
 def load(artifact, **options):
     return load_runner(
-        artifact, EngineOptions(num_blocks=BLOCKS, max_running=8, max_model_len=1024, **options)
+        artifact,
+        EngineOptions(
+            num_gpu_blocks_override=BLOCKS, max_num_seqs=8, max_model_len=1024, **options
+        ),
     )
 
 
@@ -127,7 +130,7 @@ def test_tokens_of_short_and_long_graphs(artifact):
                 topk=TOPK if split else None,
             )
         )
-        engine = Engine(runner, EngineOptions(max_running=8, max_model_len=1024))
+        engine = Engine(runner, EngineOptions(max_num_seqs=8, max_model_len=1024))
         outs = [
             engine.generate(some, params)
             for some in (prompts[:1], prompts[:3], prompts[2:], prompts)
@@ -144,7 +147,9 @@ def test_deterministic_rows_do_not_depend_on_company(artifact):
     """A row's logits are the same bits in any company, at any place, in steps of 1 to 32 rows."""
     runner = load_runner(
         artifact,
-        EngineOptions(num_blocks=BLOCKS, max_running=32, max_model_len=1024, deterministic=True),
+        EngineOptions(
+            num_gpu_blocks_override=BLOCKS, max_num_seqs=32, max_model_len=1024, deterministic=True
+        ),
     )
     generator = np.random.default_rng(5)
     lengths = [int(n) for n in generator.integers(1, 300, 32)]
@@ -165,7 +170,7 @@ def test_the_memory_plan_is_kept(artifact, caplog):
     caplog.set_level("INFO", "dsa_compile.runtime")
     runner = load_runner(
         artifact,
-        EngineOptions(max_running=64, max_batched_tokens=512, gpu_memory_utilization=share),
+        EngineOptions(max_num_seqs=64, max_num_batched_tokens=512, gpu_memory_utilization=share),
     )
     assert any(line.startswith("memory: ") for line in caplog.messages)
     runner.forward(decode(runner, [40] * 64, list(range(64)), 1))

@@ -67,15 +67,15 @@ def released(tmp_path_factory):
 
 @pytest.mark.parametrize(
     "options",
-    [{"shipped_kernels": True}, {"shipped_kernels": False}, {"cuda_graphs": False}],
+    [{"shipped_kernels": True}, {"shipped_kernels": False}, {"enforce_eager": True}],
 )
 def test_prompts_of_200_lengths(released, options):
     engine = Engine.load(
         released,
         load_format="dummy",
         max_model_len=16_000,
-        max_batched_tokens=4096,
-        max_running=64,
+        max_num_batched_tokens=4096,
+        max_num_seqs=64,
         gpu_memory_utilization=0.5,
         **options,
     )
@@ -86,5 +86,7 @@ def test_prompts_of_200_lengths(released, options):
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_prompts_of_200_lengths_of_a_trained_model(trained, recipe, deterministic):
     path = trained("sm_90a", recipe)
-    engine = Engine.load(path, num_blocks=400, max_running=16, deterministic=deterministic)
+    engine = Engine.load(
+        path, num_gpu_blocks_override=400, max_num_seqs=16, deterministic=deterministic
+    )
     check(engine, 1500, 1000)

@@ -24,7 +24,10 @@ def artifact(request, trained):
 def load(artifact, **options):
     options = {"mixed_graph_tokens": (32, 128), **options}
     return load_runner(
-        artifact, EngineOptions(num_blocks=BLOCKS, max_running=8, max_model_len=1024, **options)
+        artifact,
+        EngineOptions(
+            num_gpu_blocks_override=BLOCKS, max_num_seqs=8, max_model_len=1024, **options
+        ),
     )
 
 
@@ -89,7 +92,7 @@ def test_tokens_under_load(artifact):
     for sizes in ((), (32, 128)):
         runner = load(artifact, mixed_graph_tokens=sizes, max_batched_tokens=128)
         engine = Engine(
-            runner, EngineOptions(max_running=8, max_model_len=1024, max_batched_tokens=128)
+            runner, EngineOptions(max_num_seqs=8, max_model_len=1024, max_num_batched_tokens=128)
         )
         found.append([out.token_ids for out in engine.generate(prompts, params)])
         stats = engine.stats()

@@ -45,7 +45,10 @@ def poison():
 def run(path, graphs, repeats):
     """Prefill, then decode the same step again and again: all logits, and the caches."""
     runner = load_runner(
-        path, EngineOptions(num_blocks=64, max_running=8, max_model_len=512, cuda_graphs=graphs)
+        path,
+        EngineOptions(
+            num_gpu_blocks_override=64, max_num_seqs=8, max_model_len=512, enforce_eager=not graphs
+        ),
     )
     rng = np.random.default_rng(0)
     found = []

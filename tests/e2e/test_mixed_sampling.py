@@ -37,7 +37,7 @@ def prompts(count: int) -> list[list[int]]:
 
 
 def load(path, **options) -> Engine:
-    return Engine.load(path, num_blocks=200, max_running=16, **options)
+    return Engine.load(path, num_gpu_blocks_override=200, max_num_seqs=16, **options)
 
 
 def numbers(entries: list[TokenLogprobs] | None) -> list[float]:

@@ -45,7 +45,7 @@ def replayed(monkeypatch):
 def test_tokens_are_those_of_steps_without_graphs(case, replayed):
     """Chunks alone and beside decoding requests, short and long, of all sizes that pad to 32."""
     c = case("grouped-4-layers")
-    options = EngineOptions(num_blocks=128, max_running=8, max_batched_tokens=32)
+    options = EngineOptions(num_gpu_blocks_override=128, max_num_seqs=8, max_num_batched_tokens=32)
     prompts = c.prompts([3, c.topk, 40, 2 * c.topk + 5, 17, 90, 31, 64, 12])
     params = SamplingParams(max_tokens=9, temperature=0.0, ignore_eos=True)
     tokens = []

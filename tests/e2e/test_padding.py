@@ -25,7 +25,7 @@ def rows_of(runner):
 
 def prefilled(c, lengths):
     """A runner with requests of these lengths, each in its own pages."""
-    runner = load_runner(c.artifact, EngineOptions(num_blocks=BLOCKS))
+    runner = load_runner(c.artifact, EngineOptions(num_gpu_blocks_override=BLOCKS))
     pages = BLOCKS // len(lengths)
     for row, prompt in enumerate(c.prompts(lengths)):
         runner.execute(step(runner, [prompt], [row * pages], [0], [row]))
@@ -141,7 +141,7 @@ def test_short_and_long_are_equivalent(case, name):
     lengths = [1, c.topk // 2, c.topk - 3]
     results = []
     for split in (True, False):
-        runner = load_runner(c.artifact, EngineOptions(num_blocks=BLOCKS))
+        runner = load_runner(c.artifact, EngineOptions(num_gpu_blocks_override=BLOCKS))
         if not split:
             del runner._calls[SHORT]
         engine = Engine(runner)
@@ -190,7 +190,9 @@ def test_deterministic_decode_steps_are_alike(case, monkeypatch):
 def test_random_weights_need_no_checkpoint(case, tmp_path):
     c = case("grouped-4-layers")
     compile_model(c.model_dir, tmp_path / "a", weights="none", block_size=16)
-    runner = load_runner(tmp_path / "a", EngineOptions(num_blocks=BLOCKS, load_format="dummy"))
+    runner = load_runner(
+        tmp_path / "a", EngineOptions(num_gpu_blocks_override=BLOCKS, load_format="dummy")
+    )
     logits = runner.execute(step(runner, [[5, 6, 7]], [0], [0], [0]))
     assert logits.isfinite().all()
     assert logits.std() > 0.1

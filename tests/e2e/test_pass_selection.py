@@ -53,7 +53,7 @@ def tokens(case, tmp_path_factory) -> Callable[[set[str]], list[list[int]]]:
         run_pipeline(program)
         with ArtifactWriter(out) as writer:
             emit(program, writer, c.model_dir, checkpoint, bind_kernels(program))
-        outs = Engine.load(out, max_batched_tokens=50).generate(prompts, PARAMS)
+        outs = Engine.load(out, max_num_batched_tokens=50).generate(prompts, PARAMS)
         return [o.token_ids for o in outs]
 
     run.reference = [c.reference(prompt, PARAMS.max_tokens) for prompt in prompts]

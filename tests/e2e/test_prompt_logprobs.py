@@ -17,7 +17,7 @@ def test_prompts(case, name) -> None:
     c = case(name)
     prompts = c.prompts([1, 2, c.topk + 1, 5 * c.topk], seed=4)
     prompts.append(prompts[-1][: 3 * c.topk] + prompts[1])
-    engine = Engine.load(c.artifact, max_batched_tokens=29, max_running=8)
+    engine = Engine.load(c.artifact, max_num_batched_tokens=29, max_num_seqs=8)
     engine.generate(prompts[-1:], SamplingParams(max_tokens=1))
     for prompt, output in zip(prompts, engine.generate(prompts, WANTED), strict=True):
         with torch.no_grad():

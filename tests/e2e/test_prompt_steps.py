@@ -52,12 +52,12 @@ def test_tokens_of_prompts_below_at_and_above_topk(case, ran, name):
     assert (ran[PROMPT], ran[LONG_PROMPT]) == (5, 2)
     ran.clear()
     for most in (4096, k, k // 2 + 3):
-        engine = Engine.load(c.artifact, max_batched_tokens=most)
+        engine = Engine.load(c.artifact, max_num_batched_tokens=most)
         outs = engine.generate(prompts[:5], PARAMS)
         assert [out.token_ids for out in outs] == wanted[:5]
         assert ran[PROMPT] >= 1
         ran.clear()
-    together = Engine.load(c.artifact, max_batched_tokens=4096)  # one above makes the step long
+    together = Engine.load(c.artifact, max_num_batched_tokens=4096)  # one above makes the step long
     assert [out.token_ids for out in together.generate(prompts, PARAMS)] == wanted
     assert (ran[PROMPT], ran[LONG_PROMPT]) == (0, 1)
 
@@ -82,7 +82,7 @@ def variant_of(runner, lengths, starts):
 
 def test_which_steps_run_it(case):
     c = case("ungrouped-6-layers")
-    runner = load_runner(c.artifact, EngineOptions(num_blocks=64))
+    runner = load_runner(c.artifact, EngineOptions(num_gpu_blocks_override=64))
     assert (c.topk, runner.variants) == (64, (LONG, SHORT, PROMPT, LONG_PROMPT))
     half, longest = LEAST_PROMPT_TOKENS // 2, runner.longest_prompt
     assert variant_of(runner, [half, half], [0, 0]) == PROMPT
@@ -95,7 +95,7 @@ def test_which_steps_run_it(case):
     assert variant_of(runner, [half, half, 65], [0, 1, 0]) == LONG  # a later chunk
     assert variant_of(runner, [half, longest], [0, 0]) == LONG_PROMPT
     assert variant_of(runner, [half, longest + 1], [0, 0]) == LONG
-    alike = load_runner(c.artifact, EngineOptions(num_blocks=64, deterministic=True))
+    alike = load_runner(c.artifact, EngineOptions(num_gpu_blocks_override=64, deterministic=True))
     assert variant_of(alike, [half, half], [0, 0]) == SHORT
     assert variant_of(alike, [half, half, 65], [0, 0, 0]) == LONG
 
@@ -113,7 +113,7 @@ def test_rows_and_logits_are_those_of_the_short_variant(case):
     prompts = c.prompts([c.topk, 3, c.topk - 1], seed=5)
     made = {}
     for least in (1, 10**6):
-        runner = load_runner(c.artifact, EngineOptions(num_blocks=64))
+        runner = load_runner(c.artifact, EngineOptions(num_gpu_blocks_override=64))
         runner.least_prompt_tokens = least
         for layer in runner.caches.values():
             for cache in layer.values():
@@ -132,7 +132,7 @@ def test_variants_differ_less_than_the_recipe_rounds(trained, recipe):
     tokens = torch.randint(3, 200, (60,), generator=torch.Generator().manual_seed(0)).tolist()
 
     def logits(recipe, least):
-        runner = load_runner(trained("cpu", recipe), EngineOptions(num_blocks=64))
+        runner = load_runner(trained("cpu", recipe), EngineOptions(num_gpu_blocks_override=64))
         runner.least_prompt_tokens = least
         batch = step(runner, [tokens[:40], tokens[40:]], [8, 2], [0, 0], [0, 1])
         assert runner.variant_of(batch) == (PROMPT if least == 1 else SHORT)

@@ -49,7 +49,7 @@ def load(case):
     c = case(NAME)
     generator = random.Random(3)
     prompts = c.prompts([generator.randint(1, 6 * c.topk) for _ in range(32)], seed=3)
-    engine = Engine.load(c.artifact, num_blocks=64, enable_prefix_cache=False)
+    engine = Engine.load(c.artifact, num_gpu_blocks_override=64, enable_prefix_caching=False)
     params = greedy(14)
     return prompts, params, [run(engine, [prompt], params)[0] for prompt in prompts]
 
@@ -59,7 +59,10 @@ def load(case):
 def test_thirty_two_requests_at_once(case, load, budget, reuse):
     prompts, params, want = load
     engine = Engine.load(
-        case(NAME).artifact, max_batched_tokens=budget, enable_prefix_cache=reuse, num_blocks=256
+        case(NAME).artifact,
+        max_num_batched_tokens=budget,
+        enable_prefix_caching=reuse,
+        num_gpu_blocks_override=256,
     )
     assert run(engine, prompts, params) == want
     assert engine.stats().preemptions == 0
@@ -71,7 +74,10 @@ def test_a_pool_four_times_too_small(case, load, budget):
     size = 16
     needed = sum(-(-(len(prompt) + params.max_tokens) // size) for prompt in prompts)
     engine = Engine.load(
-        case(NAME).artifact, num_blocks=needed // 4, max_batched_tokens=budget, verify="header"
+        case(NAME).artifact,
+        num_gpu_blocks_override=needed // 4,
+        max_num_batched_tokens=budget,
+        verify="header",
     )
     assert run(engine, prompts, params) == want
     assert engine.stats().preemptions > 0
@@ -80,7 +86,7 @@ def test_a_pool_four_times_too_small(case, load, budget):
 def test_requests_aborted_on_the_way(case, load):
     """At any step, waiting, in a prefill or decoding: the others do not notice."""
     prompts, params, want = load
-    engine = Engine.load(case(NAME).artifact, num_blocks=40, max_batched_tokens=41)
+    engine = Engine.load(case(NAME).artifact, num_gpu_blocks_override=40, max_num_batched_tokens=41)
     chance = random.Random(4)
     doomed = set(chance.sample(range(len(prompts)), 12))
     for i, prompt in enumerate(prompts):
@@ -112,7 +118,7 @@ def test_a_shared_prefix_warm_and_cold(case, name):
     params = greedy(8)
     for prefix in (shared, shared[: c.topk - 2]):
         for tail in tails:
-            recorder = Recorder(load_runner(c.artifact, EngineOptions(num_blocks=64)))
+            recorder = Recorder(load_runner(c.artifact, EngineOptions(num_gpu_blocks_override=64)))
             engine = Engine(recorder, EngineOptions())
             [cold] = engine.generate([prefix + tail], params)
             cold_logits, recorder.logits = torch.cat(recorder.logits), []
@@ -131,8 +137,8 @@ def test_index_pages_lost_at_random(case, load):
     """A prefix is found up to the lost page and no further, and no token changes."""
     prompts, params, want = load
     c = case(NAME)
-    runner = load_runner(c.artifact, EngineOptions(num_blocks=48))
-    engine = Engine(runner, EngineOptions(max_batched_tokens=37))
+    runner = load_runner(c.artifact, EngineOptions(num_gpu_blocks_override=48))
+    engine = Engine(runner, EngineOptions(max_num_batched_tokens=37))
     chance = random.Random(8)
     caches = index_caches(runner)
     for i, prompt in enumerate(prompts):
@@ -181,8 +187,8 @@ def test_what_pages_held_before_is_never_read(case, name):
     )
     results = []
     for filling in (0.0, torch.nan):
-        recorder = Recorder(load_runner(c.artifact, EngineOptions(num_blocks=80)))
-        engine = Engine(recorder, EngineOptions(max_batched_tokens=29))
+        recorder = Recorder(load_runner(c.artifact, EngineOptions(num_gpu_blocks_override=80)))
+        engine = Engine(recorder, EngineOptions(max_num_batched_tokens=29))
         run(engine, [first], greedy(1))  # keeps block 0, where clamped indices would lead
         recorder.logits = []
         for layer in recorder.caches.values():
@@ -201,7 +207,9 @@ def test_pages_of_a_failed_request_are_clean_for_the_next(case, load, monkeypatc
     prompts, params, _ = load
     bad = 7
     prompts = [[8 if token == bad else token for token in prompt] for prompt in prompts]
-    clean = Engine.load(case(NAME).artifact, num_blocks=40, enable_prefix_cache=False)
+    clean = Engine.load(
+        case(NAME).artifact, num_gpu_blocks_override=40, enable_prefix_caching=False
+    )
     want = [run(clean, [prompt], params)[0] for prompt in prompts]
 
     def spoiled(*args: Any) -> weight_loading.Weights:
@@ -211,7 +219,9 @@ def test_pages_of_a_failed_request_are_clean_for_the_next(case, load, monkeypatc
 
     load_weights = weight_loading.load_weights
     monkeypatch.setattr(weight_loading, "load_weights", spoiled)
-    engine = Engine.load(case(NAME).artifact, num_blocks=40, max_batched_tokens=step_tokens)
+    engine = Engine.load(
+        case(NAME).artifact, num_gpu_blocks_override=40, max_num_batched_tokens=step_tokens
+    )
     chance = random.Random(10)
     mixed, expected = [], []
     for prompt, tokens in zip(prompts, want, strict=True):

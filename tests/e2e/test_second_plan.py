@@ -84,20 +84,20 @@ def prompt(block_size: int, tokens: int = 20) -> Batch:
 def test_each_plan_computes_what_it_would_alone(
     model_dir: Path, artifact: Path, tmp_path: Path
 ) -> None:
-    runner = load_runner(artifact, EngineOptions(num_blocks=BLOCKS))
+    runner = load_runner(artifact, EngineOptions(num_gpu_blocks_override=BLOCKS))
     plans = Artifact.open(artifact).manifest.plans
     assert list(plans) == [MODEL, "second"]
     batch = prompt(runner.block_size)
     for name, options in {MODEL: {}, "second": {"layers": (LAST, LAST)}}.items():
         alone = tmp_path / name
         compile_model(model_dir, alone, **options)
-        wanted = load_runner(alone, EngineOptions(num_blocks=BLOCKS)).forward(batch)
+        wanted = load_runner(alone, EngineOptions(num_gpu_blocks_override=BLOCKS)).forward(batch)
         found = runner.variation(plan=plans[name]).forward(batch)
         assert torch.equal(found, wanted), name
 
 
 def test_plans_share_weights_and_not_caches(artifact: Path) -> None:
-    runner = load_runner(artifact, EngineOptions(num_blocks=BLOCKS))
+    runner = load_runner(artifact, EngineOptions(num_gpu_blocks_override=BLOCKS))
     head, draft_head = (runner._weights[name] for name in ("head", "draft_head"))
     assert head.keys() == draft_head.keys()
     assert all(head[key] is draft_head[key] for key in head)

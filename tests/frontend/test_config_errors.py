@@ -11,7 +11,8 @@ from dsa_compile.errors import ConfigError, UserError
 from dsa_compile.facts.config import CompileConfig
 from dsa_compile.facts.model_spec import ModelSpec
 from dsa_compile.frontend.architectures import load_config, spec_of
-from dsa_compile.frontend.build import load_spec, model_plan
+from dsa_compile.frontend.build import build_program, load_spec, model_plan
+from dsa_compile.frontend.model_checks import check_expert_widths
 from dsa_compile.testing.models import hub_config, tiny_config, tiny_glm_config, yarn_parameters
 
 CONFIGS = Path(__file__).parents[2] / "examples" / "configs"
@@ -50,8 +51,24 @@ def refused(model_dir: Path, changes: dict[str, Any]) -> str:
         ({"qk_head_dim": 64}, "qk_head_dim=64 must be qk_nope_head_dim + qk_rope_head_dim = 32"),
         (
             {"rope_parameters": {**yarn_parameters(), "partial_rotary_factor": 0.5}},
-            "rope_parameters has 'partial_rotary_factor'=0.5, which its model in transformers",
+            "rope_parameters with partial_rotary_factor=0.5 is not supported",
         ),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5 is not supported"),
+        (
+            {"rope_parameters": {"indexed_attention": yarn_parameters()}},
+            "rope_parameters with indexed_attention={",
+        ),
+        (
+            {"rope_parameters": {**yarn_parameters(), "mrope_section": [1]}},
+            "rope_parameters has 'mrope_section'=[1], which its model in transformers would ignore",
+        ),
+        (
+            {"sliding_window": 512, "extra": "x", "attention_sinks": True},
+            "ignore sliding_window=512, extra='x', attention_sinks=True, which its deepseek_v32",
+        ),
+        ({"n_heads": 4}, "n_heads=4 differs from num_attention_heads=8, which is what"),
+        ({"rope_factor": 30}, "rope_factor=30 differs from factor=40"),
+        ({"n_dense_layers": 1}, "n_dense_layers=1 differs from first_k_dense_replace=2"),
         ({"model_type": "DEEPSEEK_V32"}, "model_type='DEEPSEEK_V32' is not supported"),
         ({"indexer_rope_interleave": True}, "its reference model in transformers computes False"),
         ({"torch_dtype": "nn"}, "torch_dtype='nn' is no dtype"),
@@ -135,9 +152,11 @@ def test_the_published_fields_of_glm() -> None:
 
 
 @pytest.mark.parametrize("config", [tiny_config(4), tiny_glm_config(4)])
-def test_a_null_switch_is_off(config: Any) -> None:
-    fields = config.to_dict() | {"index_share_for_mtp_iteration": None}
-    assert not spec_of(fields).shared_draft_selection
+def test_null_means_none(config: Any) -> None:
+    null = dict.fromkeys(("index_share_for_mtp_iteration", "num_nextn_predict_layers"))
+    spec = spec_of(config.to_dict() | null)
+    assert not spec.shared_draft_selection
+    assert spec.num_nextn_predict_layers == 0
 
 
 @pytest.mark.parametrize(
@@ -158,6 +177,16 @@ def test_a_range_that_begins_with_a_borrowed_selection() -> None:
     assert [entry.index for entry in model_plan(spec, (1, 3)).layers] == [1, 2, 3]
     with pytest.raises(UserError, match="layer 3 has no indexer, it attends to keys that layer 1"):
         model_plan(spec, (3, 5))
+
+
+@pytest.mark.parametrize("name", ["hidden_size", "moe_intermediate_size"])
+@pytest.mark.parametrize("recipe", ["bf16", "fp8"])
+def test_widths_of_experts(name: str, recipe: str, tmp_path: Path) -> None:
+    config = tiny_config(2, first_k_dense_replace=1, **{name: 100}).to_dict()
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match=rf"{name}=100: recipe {recipe} takes .* multiples of 8"):
+        build_program(tmp_path, CompileConfig(recipe=recipe))
+    check_expert_widths("fp32", **{name: 100})
 
 
 def test_both_spellings_of_a_configuration_mean_the_same(tmp_path: Path) -> None:

@@ -137,16 +137,42 @@ def test_the_deeper_failure_of_a_commuting_call_is_told() -> None:
     )
 
 
-@pytest.mark.parametrize("casts", [0, 1, 2])
-def test_cast_looks_through_conversions(casts: int) -> None:
+def converted(*dtypes: torch.dtype) -> fx.Graph:
+    """``neg`` of the input ``x``, of the first dtype, converted to each of the others in turn."""
+
     def function(x):
-        for dtype in (torch.float32, torch.float16)[:casts]:
+        for dtype in dtypes[1:]:
             x = aten.to.dtype(x, dtype)
         return aten.neg.default(x)
 
-    found = only(graph_of(function, "x"), Call(aten.neg.default, Cast(Node("x"))))
+    return typed(graph_of(function, "x"), *dtypes)
+
+
+def typed(graph: fx.Graph, *dtypes: torch.dtype) -> fx.Graph:
+    """The graph, its first nodes of these dtypes."""
+    for node, dtype in zip(graph.nodes, dtypes, strict=False):
+        node.meta["val"] = torch.empty(2, dtype=dtype, device="meta")
+    return graph
+
+
+I32, F16, BF16, F32 = torch.int32, torch.float16, torch.bfloat16, torch.float32
+
+
+@pytest.mark.parametrize("dtypes", [(F32,), (BF16, F32), (I32, torch.int64, F32), (I32, BF16)])
+def test_cast_looks_through_conversions_that_keep_values(dtypes: tuple[torch.dtype, ...]) -> None:
+    found = only(converted(*dtypes), Call(aten.neg.default, Cast(Node("x"))))
     assert found["x"].name == "x"
-    assert len(found.interior) == 1 + casts
+    assert len(found.interior) == len(dtypes)
+
+
+@pytest.mark.parametrize("dtypes", [(F32, BF16), (F32, BF16, F32), (F32, F16, BF16), (F16, BF16)])
+def test_a_conversion_that_rounds_stays_outside(dtypes: tuple[torch.dtype, ...]) -> None:
+    graph = converted(*dtypes)
+    found = only(graph, Call(aten.neg.default, Cast(Node("x"))))
+    assert found["x"].target is aten.to.dtype
+    assert found["x"].meta["val"].dtype is [d for d in dtypes if d is not F32][-1]
+    whole = only(graph, Call(aten.neg.default, Cast(Node("x"), rounds=True)))
+    assert whole["x"].name == "x"
 
 
 def test_a_conversion_may_be_used_elsewhere_too() -> None:
@@ -154,7 +180,8 @@ def test_a_conversion_may_be_used_elsewhere_too() -> None:
         wide = aten.to.dtype(x, torch.float32)
         return aten.neg.default(wide), aten.cos.default(wide)
 
-    assert only(graph_of(function, "x"), Call(aten.neg.default, Cast(Node("x"))))
+    graph = typed(graph_of(function, "x"), BF16, F32)
+    assert only(graph, Call(aten.neg.default, Cast(Node("x"))))
 
 
 def test_interior_nodes_are_exclusive_unless_shared() -> None:

@@ -1,5 +1,7 @@
 """Pass machinery around every pass."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -128,6 +130,34 @@ def test_a_broken_promise_names_who_rewrote_there_last() -> None:
     assert str(error.value).endswith(
         "calls aten.abs.default where aten.neg.default was expected; "
         "rewritten there last by neg_to_abs (site 1)"
+    )
+
+
+def test_a_broken_promise_names_who_made_the_node_before_who_rewrote_there_last() -> None:
+    """The last rewrite of the same module may have nothing to do with it."""
+
+    def into(old: Any, new: Any) -> RegionPass:
+        class Into(RegionPass):
+            name = f"{old}_to_{new}"
+
+            def rewrite(self, edit: Editor, program: Program) -> None:
+                for m in edit.matches(Call(getattr(aten, old).default, Node("x"))):
+                    call = edit.call(getattr(aten, new).default, m["x"], before=m.root)
+                    edit.replace(m.root, call)
+
+        return Into()
+
+    @region("dense", X, outputs=("a", "b"), path="mlp")
+    def two(x):
+        return aten.cos.default(aten.neg.default(x)), aten.sin.default(x)
+
+    made = fragment(two, moe)
+    into("neg", "abs")(made)
+    into("sin", "tan")(made)
+    with pytest.raises(CompileError) as error:
+        CosToSin(1)(made)
+    assert str(error.value).endswith(
+        "; it was made by neg_to_abs site 1; rewritten there last by sin_to_tan (site 1)"
     )
 
 

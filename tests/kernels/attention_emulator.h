@@ -95,11 +95,10 @@ static int warp_id() { return threadIdx.x / 32; }
 
 // ---- shared memory -------------------------------------------------------------------------------
 
-static char anchor;
 static u32 smem_u32(const void* pointer) {
-  return u32(static_cast<const char*>(pointer) - &anchor);
+  return u32(static_cast<const char*>(pointer) - shared_origin());
 }
-static u8* at(u32 address) { return reinterpret_cast<u8*>(&anchor + int(address)); }
+static u8* at(u32 address) { return reinterpret_cast<u8*>(shared_origin() + int(address)); }
 static void store_cluster_pair(u32 to, float low, float high) {
   const float two[2] = {low, high};
   std::memcpy(at(to), two, 8);

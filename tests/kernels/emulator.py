@@ -89,7 +89,8 @@ def _library(source: str, name: str, defines: tuple[tuple[str, int | str], ...])
     )
     library = folder / "kernel.so"
     macros = [f"-D{key}={value}" for key, value in defines]
-    command = ["g++", "-std=c++20", "-O1", "-w", "-shared", "-fPIC", "-pthread", *macros]
+    flags = "-std=c++20 -O1 -U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=3 -w -shared -fPIC -pthread"
+    command = ["g++", *flags.split(), *macros]
     subprocess.run([*command, main, "-o", library], check=True)
     loaded = ctypes.CDLL(str(library))
     shutil.rmtree(folder)

@@ -122,7 +122,7 @@ def close(got, expected, magnitude):
         ([1, 2] * 20, [300, 50] * 20, 32, 4, None),
         ([1, 1], [0, 0], 64, 64, None),
     ],
-    ids=str,
+    ids=lambda value: str(value)[:40],
 )
 def test_paged_scores(rows, contexts, heads, block_size, window):
     requests = len(rows)
@@ -175,7 +175,6 @@ def test_paged_scores(rows, contexts, heads, block_size, window):
         ({"rows": (1, 5)}, "rows within 2"),
         ({"out": torch.zeros(2, 100)}, "out as float32"),
     ],
-    ids=str,
 )
 def test_wrong_operands_are_refused(change, message):
     arguments = {

@@ -143,11 +143,10 @@ static void add_from_below(u32& value, u32 step) {
 
 // ---- shared memory -------------------------------------------------------------------------------
 
-static char anchor;
 static u32 smem_u32(const void* pointer) {
-  return u32(static_cast<const char*>(pointer) - &anchor);
+  return u32(static_cast<const char*>(pointer) - shared_origin());
 }
-static u32* at(u32 address) { return reinterpret_cast<u32*>(&anchor + int(address)); }
+static u32* at(u32 address) { return reinterpret_cast<u32*>(shared_origin() + int(address)); }
 
 // Keys counted in histograms.
 static std::atomic<long> counted;

@@ -64,7 +64,7 @@ def make_engine(artifact, tokenizer) -> Iterator[MakeEngine]:
 
     @cache
     def runner(name: str, rank: int, **options: Any) -> Any:
-        given = EngineOptions(num_blocks=BLOCKS, max_running=ROWS, **options)
+        given = EngineOptions(num_gpu_blocks_override=BLOCKS, max_num_seqs=ROWS, **options)
         return load_runner(artifact(name), given, Alone(rank))
 
     def make(
@@ -91,7 +91,7 @@ def make_engine(artifact, tokenizer) -> Iterator[MakeEngine]:
             each.num_blocks = num_blocks
             each.pad_to(sizes(each, options.get("draft_max_rows")) if padded else None)
         group = group_of_threads(of_ranks, shape, ROWS)
-        chosen = EngineOptions(max_running=ROWS, **drafts, **options)
+        chosen = EngineOptions(max_num_seqs=ROWS, **drafts, **options)
         made.append(Engine(group, chosen, tokenizer))
         return made[-1]
 
@@ -174,7 +174,7 @@ def test_as_many_drafts_are_right_as_on_one_rank(make_engine, text, count: int) 
     """Whatever pads a step of a lane, its drafts see the states of their own request."""
     prompts = [text[300 * n : 300 * n + 20 + 27 * n] for n in range(5)]
     params = [greedy(20 + 3 * n) for n in range(5)]
-    found = make_engine(count, max_batched_tokens=64).generate(prompts, params)
+    found = make_engine(count, max_num_batched_tokens=64).generate(prompts, params)
     wanted = make_engine(count, layout="one").generate(prompts, params)
     assert list(map(drafts_of, found)) == list(map(drafts_of, wanted))
     assert sum(sum(output.accepted) for output in found) > 0
@@ -231,7 +231,7 @@ def test_drafts_are_the_same_whoever_chooses(make_engine, text) -> None:
     counts = (6, 20, 30, 20, 30)
     found = []
     for logprobs in (None, 0):
-        engine = make_engine(3, draft_max_rows=2, enable_prefix_cache=False)
+        engine = make_engine(3, draft_max_rows=2, enable_prefix_caching=False)
         params = [greedy(count) for count in counts[:-1]]
         outputs = engine.generate(prompts, [*params, greedy(counts[-1], logprobs=logprobs)])
         found.append(list(map(drafts_of, outputs)))
@@ -244,7 +244,7 @@ def test_the_host_chooses_for_all_lanes(make_engine, text) -> None:
     prompts = [text[600 * n : 600 * n + 40 + 9 * n] for n in range(4)]
     params = [greedy(14), greedy(18, logprobs=2, prompt_logprobs=1), greedy(12), greedy(15)]
     for draft in ("mtp", "ngram"):
-        found = make_engine(3, draft, max_batched_tokens=40).generate(prompts, params)
+        found = make_engine(3, draft, max_num_batched_tokens=40).generate(prompts, params)
         wanted = make_engine(0).generate(prompts, params)
         assert [o.token_ids for o in found] == [o.token_ids for o in wanted]
         for kind in ("logprobs", "prompt_logprobs"):

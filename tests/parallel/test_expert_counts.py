@@ -18,7 +18,9 @@ COMPUTED = sum(len(prompt) + GREEDY.max_tokens - 1 for prompt in PROMPTS)
 
 
 def counted(path, **options) -> dict[int, tuple[int, ...]]:
-    with Engine.load(path, num_blocks=32, max_batched_tokens=48, **options) as engine:
+    with Engine.load(
+        path, num_gpu_blocks_override=32, max_num_batched_tokens=48, **options
+    ) as engine:
         engine.generate(PROMPTS, GREEDY)
         return dict(engine.stats().expert_tokens)
 

@@ -68,7 +68,9 @@ def test_lanes_of_a_family_draft(compiled, model: str, layout: str) -> None:
     ]
 
     def answers(name: str, drafts: int) -> list[Any]:
-        options = EngineOptions(num_blocks=40, max_running=ROWS, num_speculative_tokens=drafts)
+        options = EngineOptions(
+            num_gpu_blocks_override=40, max_num_seqs=ROWS, num_speculative_tokens=drafts
+        )
         path, shape = compiled(model, name), LAYOUTS[name]
         runners = [load_runner(path, options, Alone(rank)) for rank in range(shape.world)]
         if model == GLM and drafts:

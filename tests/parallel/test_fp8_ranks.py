@@ -16,7 +16,7 @@ PROMPT = list(range(3, 120))
 
 def prompt_logprobs(artifact: Path) -> torch.Tensor:
     params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)
-    with Engine.load(artifact, num_blocks=16) as engine:
+    with Engine.load(artifact, num_gpu_blocks_override=16) as engine:
         (output,) = engine.generate([PROMPT], params)
     return torch.tensor([entry.logprob for entry in output.prompt_logprobs])
 

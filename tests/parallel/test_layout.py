@@ -66,10 +66,10 @@ def test_blocks_are_kept_whole_in_fp8_alone() -> None:
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
-        ({"tp": 0}, "tp=0"),
+        ({"tp": 0}, "tp must be an integer >= 1; got 0"),
         ({"tp": 4, "ep": 2}, "ep=2 with tp=4"),
         ({"ep": 2}, "ep=2 with tp=1"),
-        ({"dp": 0}, "dp=0"),
+        ({"dp": 0}, "dp must be an integer >= 1; got 0"),
         ({"tp": 2, "dp": 2, "ep": 2}, "ep=2 with tp=2 and dp=2: .* give ep=4 or ep=1"),
         ({"shard_embedding": True}, "needs several ranks"),
         ({"dp": 2, "shard_embedding": True}, "needs several ranks"),

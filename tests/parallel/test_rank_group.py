@@ -57,7 +57,7 @@ def gone(pid: int) -> bool:
 @pytest.fixture(scope="module")
 def wanted(artifact: Artifact) -> list[list[int]]:
     """The tokens of one rank."""
-    with Engine.load(artifact("one"), num_blocks=64) as engine:
+    with Engine.load(artifact("one"), num_gpu_blocks_override=64) as engine:
         return tokens(engine)
 
 
@@ -66,7 +66,11 @@ def wanted(artifact: Artifact) -> list[list[int]]:
 @pytest.mark.parametrize("overlap", [False, True])
 def test_two_ranks_give_the_tokens_of_one(artifact, wanted, layout, overlap) -> None:
     """With few blocks and short steps: through preemption, chunks of prompts, and prefixes."""
-    options = {"num_blocks": 13, "max_batched_tokens": 48, "overlap": overlap}
+    options = {
+        "num_gpu_blocks_override": 13,
+        "max_num_batched_tokens": 48,
+        "async_scheduling": overlap,
+    }
     with Engine.load(artifact(layout), **options) as engine:
         assert tokens(engine) == wanted
         assert engine.stats().preemptions > 0
@@ -93,12 +97,14 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 def test_ranks_run_steps_of_whole_prompts(artifact, wanted, ran, layout) -> None:
     """Two lanes may run different variants in one step."""
     within = [list(range(200 + 60 * n, 260 + 60 * n)) for n in range(6)]  # index_topk, which is 64
-    with Engine.load(artifact(layout), num_blocks=96) as engine:
+    with Engine.load(artifact(layout), num_gpu_blocks_override=96) as engine:
         assert tokens(engine) == wanted
         ours = [output.token_ids for output in engine.generate(within, GREEDY)]
     assert ran[PROMPT] > 0
     assert ran[LONG_PROMPT] > 0
-    with Engine.load(artifact("one"), num_blocks=96, max_batched_tokens=48) as engine:
+    with Engine.load(
+        artifact("one"), num_gpu_blocks_override=96, max_num_batched_tokens=48
+    ) as engine:
         assert [output.token_ids for output in engine.generate(within, GREEDY)] == ours
 
 
@@ -108,7 +114,11 @@ def test_ranks_run_steps_of_whole_prompts(artifact, wanted, ran, layout) -> None
 )
 def test_lanes_give_the_tokens_of_one(artifact, wanted, layout, overlap) -> None:
     """Likewise, with one request alone at first: the other lane runs steps of padding."""
-    options = {"num_blocks": 13, "max_batched_tokens": 48, "overlap": overlap}
+    options = {
+        "num_gpu_blocks_override": 13,
+        "max_num_batched_tokens": 48,
+        "async_scheduling": overlap,
+    }
     with Engine.load(artifact(layout), **options) as engine:
         (output,) = engine.generate([PROMPTS[0]], GREEDY)
         assert output.token_ids == wanted[0]
@@ -123,11 +133,11 @@ def test_lanes_give_the_tokens_of_one(artifact, wanted, layout, overlap) -> None
 @pytest.mark.parametrize(
     ("layout", "options"),
     [
-        ("tp2-mtp", {"num_speculative_tokens": 3, "overlap": True}),
+        ("tp2-mtp", {"num_speculative_tokens": 3, "async_scheduling": True}),
         ("tp2", {"draft": "ngram"}),
         ("dp2-mtp", {"num_speculative_tokens": 1}),
-        ("dp2ep2-mtp", {"num_speculative_tokens": 4, "overlap": True}),
-        ("tp2dp2-mtp", {"num_speculative_tokens": 2, "overlap": True}),
+        ("dp2ep2-mtp", {"num_speculative_tokens": 4, "async_scheduling": True}),
+        ("tp2dp2-mtp", {"num_speculative_tokens": 2, "async_scheduling": True}),
         ("dp2ep2", {"draft": "ngram"}),
     ],
 )
@@ -137,7 +147,7 @@ def test_ranks_that_draft_give_the_tokens_of_one(artifact, wanted, layout, optio
     params = [GREEDY] * len(PROMPTS)
     params[2] = SamplingParams(max_tokens=24, temperature=0.0, logprobs=1)
     params[1] = SamplingParams(max_tokens=24, temperature=0.0, prompt_logprobs=0)
-    limits = {"num_blocks": 13, "max_running": 9, "max_batched_tokens": 48}
+    limits = {"num_gpu_blocks_override": 13, "max_num_seqs": 9, "max_num_batched_tokens": 48}
     with Engine.load(artifact(layout), **limits, **options) as engine:
         (output,) = engine.generate([PROMPTS[0]], GREEDY)
         assert output.token_ids == wanted[0]
@@ -153,7 +163,7 @@ def test_ranks_that_draft_give_the_tokens_of_one(artifact, wanted, layout, optio
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", ["dp2ep2", "dp2ep2-mtp"])
 def test_a_lane_that_dies_ends_the_group_by_name(artifact, layout) -> None:
-    with Engine.load(artifact(layout), num_blocks=64) as engine:
+    with Engine.load(artifact(layout), num_gpu_blocks_override=64) as engine:
         (pid,) = engine._runner.pids
         engine.add_request("a", [5, 6, 7], SamplingParams(max_tokens=400, ignore_eos=True))
         engine.step()
@@ -166,7 +176,7 @@ def test_a_lane_that_dies_ends_the_group_by_name(artifact, layout) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", ["tp2", "dp2ep2", "dp2ep2-mtp"])
 def test_an_aborted_request_leaves_the_others_alone(artifact, wanted, layout) -> None:
-    limits = {"num_blocks": 64, "max_running": 9, "max_batched_tokens": 48}
+    limits = {"num_gpu_blocks_override": 64, "max_num_seqs": 9, "max_num_batched_tokens": 48}
     with Engine.load(artifact(layout), **limits) as engine:
         pids = engine._runner.pids
         for number, prompt in enumerate(PROMPTS[:3]):
@@ -193,7 +203,7 @@ def closed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.slow
 def test_a_rank_that_dies_ends_the_group_by_name(artifact, closed) -> None:
-    with Engine.load(artifact("tp2"), num_blocks=64) as engine:
+    with Engine.load(artifact("tp2"), num_gpu_blocks_override=64) as engine:
         (pid,) = engine._runner.pids
         engine.add_request("a", [5, 6, 7], SamplingParams(max_tokens=400, ignore_eos=True))
         engine.step()
@@ -214,7 +224,7 @@ def test_a_rank_that_dies_ends_the_group_by_name(artifact, closed) -> None:
 
 @pytest.mark.slow
 def test_a_rank_that_hangs_ends_the_group_by_name(artifact) -> None:
-    with Engine.load(artifact("tp2"), num_blocks=64, rank_timeout=15) as engine:
+    with Engine.load(artifact("tp2"), num_gpu_blocks_override=64, rank_timeout=15) as engine:
         (pid,) = engine._runner.pids
         os.kill(pid, signal.SIGSTOP)
         engine.add_request("a", [5, 6, 7], GREEDY)
@@ -228,7 +238,9 @@ def test_log_probabilities_of_a_prompt_are_those_of_one_rank(artifact, wanted) -
     params = SamplingParams(max_tokens=3, temperature=0.0, prompt_logprobs=1)
     found = []
     for layout in ("one", "tp2", "dp2ep2"):
-        with Engine.load(artifact(layout), num_blocks=64, max_batched_tokens=48) as engine:
+        with Engine.load(
+            artifact(layout), num_gpu_blocks_override=64, max_num_batched_tokens=48
+        ) as engine:
             (output,) = engine.generate([PROMPTS[1]], params)
             found.append([entry.logprob for entry in output.prompt_logprobs[1:]])
             assert output.token_ids == wanted[1][:3]
@@ -289,7 +301,7 @@ def test_a_rank_that_cannot_load_says_why(artifact, monkeypatch) -> None:
 
     monkeypatch.setattr(group, "start_process", start)
     with pytest.raises(UserError, match=r"rank 1 .* was killed by SIGTERM"):
-        Engine.load(artifact("tp2"), num_blocks=64)
+        Engine.load(artifact("tp2"), num_gpu_blocks_override=64)
     assert gone(started[0].process.pid)
 
 
@@ -326,7 +338,7 @@ def test_a_fork_leaves_the_ranks_alone(artifact, end: str) -> None:
 
 @pytest.mark.slow
 def test_ranks_end_with_the_engine_that_is_dropped(artifact, closed) -> None:
-    engine = Engine.load(artifact("tp2"), num_blocks=64)
+    engine = Engine.load(artifact("tp2"), num_gpu_blocks_override=64)
     (pid,) = engine._runner.pids
     engine.close()
     assert closed == [0]

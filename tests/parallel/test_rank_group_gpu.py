@@ -24,7 +24,12 @@ PROMPTS = [
     "def main():",
     *([number] * 14 for number in range(20, 26)),
 ]
-OPTIONS = {"num_blocks": 64, "max_batched_tokens": 64, "max_running": 8, "max_model_len": 1024}
+OPTIONS = {
+    "num_gpu_blocks_override": 64,
+    "max_num_batched_tokens": 64,
+    "max_num_seqs": 8,
+    "max_model_len": 1024,
+}
 Compiled = Callable[[str, str], Path]
 
 
@@ -65,7 +70,7 @@ def test_two_gpus_give_the_tokens_of_one(compiled, layout: str) -> None:
     # lanes' steps are padded to one length, and take no such option
     options = {} if layout.startswith("dp") else {"deterministic": True}
     assert tokens(path, GREEDY, cuda_graphs=False, **options) == wanted
-    assert tokens(path, GREEDY, num_blocks=13) == wanted
+    assert tokens(path, GREEDY, num_gpu_blocks_override=13) == wanted
     assert tokens(path, GREEDY, max_batched_tokens=1024) == wanted  # steps of whole prompts
 
 
@@ -74,7 +79,10 @@ def test_drafts_change_no_token_on_two_gpus(compiled, layout: str) -> None:
     """Each rank samples and counts accepted drafts for itself; lanes accept different numbers."""
     wanted = tokens(compiled("one", "fp32"), GREEDY, DRAWN, deterministic=True)
     path, fixed = compiled(layout, "fp32"), layout.startswith("tp")
-    for options in ({"num_speculative_tokens": 1}, {"num_speculative_tokens": 3, "num_blocks": 24}):
+    for options in (
+        {"num_speculative_tokens": 1},
+        {"num_speculative_tokens": 3, "num_gpu_blocks_override": 24},
+    ):
         assert tokens(path, GREEDY, DRAWN, deterministic=fixed, **options) == wanted
 
 
@@ -97,7 +105,7 @@ def test_lanes_exchange_tokens_either_way(compiled, recipe: str, graphs: bool) -
     by NCCL both times."""
     # the FP8 checkpoint has no tokenizer
     prompts = [prompt for prompt in PROMPTS if recipe != "fp8" or not isinstance(prompt, str)]
-    path, options = compiled("dp2ep2", recipe), {"cuda_graphs": graphs, "prompts": prompts}
+    path, options = compiled("dp2ep2", recipe), {"enforce_eager": not graphs, "prompts": prompts}
     nccl = tokens(path, GREEDY, **options)
     assert tokens(path, GREEDY, collectives="symmetric", **options) == nccl
 
@@ -107,7 +115,7 @@ def test_an_engine_loads_again_with_new_ranks(
     compiled, monkeypatch: pytest.MonkeyPatch, layout: str
 ) -> None:
     """This process shares memory with others than before; what it shared at first is freed."""
-    path, options = compiled(layout, "bf16"), {"cuda_graphs": False, "collectives": "symmetric"}
+    path, options = compiled(layout, "bf16"), {"enforce_eager": True, "collectives": "symmetric"}
     buffers: list[SharedBuffer] = []
     made = SharedBuffer.__init__
     monkeypatch.setattr(
@@ -123,7 +131,7 @@ import os, signal, sys
 from dsa_compile.runtime import DeviceLost, Engine, SamplingParams
 
 path, collectives, sent = sys.argv[1:]
-options = dict(num_blocks=64, max_running=8, max_model_len=1024, rank_timeout=20)
+options = dict(num_gpu_blocks_override=64, max_num_seqs=8, max_model_len=1024, rank_timeout=20)
 engine = Engine.load(path, collectives=collectives, **options)
 (pid,) = engine._runner.pids
 engine.add_request("a", [5, 6, 7], SamplingParams(max_tokens=400, ignore_eos=True))

@@ -27,7 +27,7 @@ def answers(path: Path, held: Collection[int] = (), **options: Any) -> list[Requ
         SamplingParams(max_tokens=16, temperature=0.0, grammar=grammar if n in held else None)
         for n in range(len(PROMPTS))
     ]
-    options |= {"num_blocks": 64, "max_running": 4, "max_batched_tokens": 48}
+    options |= {"num_gpu_blocks_override": 64, "max_num_seqs": 4, "max_num_batched_tokens": 48}
     with Engine.load(path, deterministic=True, **options) as engine:
         return engine.generate(PROMPTS, params)
 
@@ -52,7 +52,7 @@ def prompt_logprobs(path: Path) -> torch.Tensor:
     draws = torch.Generator().manual_seed(0)
     prompts = [torch.randint(512, (90,), generator=draws).tolist() for _ in range(6)]
     params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)
-    with Engine.load(path, num_blocks=64) as engine:
+    with Engine.load(path, num_gpu_blocks_override=64) as engine:
         outputs = engine.generate(prompts, params)
     return torch.tensor([e.logprob for o in outputs for e in (o.prompt_logprobs or ())[1:] if e])
 

@@ -58,7 +58,7 @@ def test_tokens_of_other_lanes_choose_other_experts() -> None:
 @pytest.mark.slow
 def test_a_rank_loads_its_part_of_the_weights(artifact) -> None:
     def weights(rank: int) -> dict[str, torch.Tensor]:
-        options = EngineOptions(collectives="replay", rank=rank, num_blocks=8)
+        options = EngineOptions(collectives="replay", rank=rank, num_gpu_blocks_override=8)
         runner = load_parts(artifact("tp2"), options).runner
         return {
             f"{call} {key}": tensor
@@ -100,7 +100,7 @@ def test_what_is_no_rank_of_the_artifact(artifact, layout, options, message) -> 
 
 def test_a_replayed_engine_serves_many_requests(artifact) -> None:
     params = SamplingParams(max_tokens=5, temperature=0.0, ignore_eos=True)
-    options = {"num_blocks": 13, "max_batched_tokens": 48}
+    options = {"num_gpu_blocks_override": 13, "max_num_batched_tokens": 48}
     with Engine.load(artifact("ep2"), collectives="replay", rank=0, **options) as engine:
         assert "projected: rank 0 of 2 alone" in repr(engine)
         outputs = engine.generate([list(range(3, 90)), [5] * 14, [7, 8]], params)
@@ -112,7 +112,12 @@ def test_a_replayed_engine_serves_many_requests(artifact) -> None:
 def test_a_replayed_lane_drafts(artifact, draft: str) -> None:
     """Replayed lane meets copies of itself, of the shape of its own step."""
     params = SamplingParams(max_tokens=9, temperature=0.0, ignore_eos=True)
-    options = {"num_blocks": 13, "max_running": 4, "draft": draft, "num_speculative_tokens": 3}
+    options = {
+        "num_gpu_blocks_override": 13,
+        "max_num_seqs": 4,
+        "draft": draft,
+        "num_speculative_tokens": 3,
+    }
     name = "dp2ep2-mtp"
     with Engine.load(artifact(name), collectives="replay", rank=1, **options) as engine:
         outputs = engine.generate([list(range(3, 90)), [5] * 14], params)

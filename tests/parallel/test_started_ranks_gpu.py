@@ -45,7 +45,7 @@ def test_torchrun_starts_a_rank_on_each_gpu(compiled, layout: str, tmp_path: Pat
         status = subprocess.run(command, stdout=output, stderr=output, timeout=300).returncode
     said = log.read_text()
     assert status == 0, said
-    with Engine.load(compiled(layout), num_blocks=64) as engine:
+    with Engine.load(compiled(layout), num_gpu_blocks_override=64) as engine:
         (output,) = engine.generate([PROMPT], GREEDY)
     assert str(output.token_ids)[1:-1] in " ".join(said.split())
 
@@ -53,7 +53,12 @@ def test_torchrun_starts_a_rank_on_each_gpu(compiled, layout: str, tmp_path: Pat
 @pytest.mark.parametrize("graphs", [False, True])
 @pytest.mark.parametrize("layout", ["ep2", "dp2ep2"])
 def test_experts_are_counted_on_all_ranks(compiled, layout: str, graphs: bool) -> None:
-    options = {"num_blocks": 64, "max_running": 4, "max_model_len": 1024, "cuda_graphs": graphs}
+    options = {
+        "num_gpu_blocks_override": 64,
+        "max_num_seqs": 4,
+        "max_model_len": 1024,
+        "enforce_eager": not graphs,
+    }
     prompts = [list(range(3, 70)), PROMPT]
     counts = []
     for which in ("one", layout):

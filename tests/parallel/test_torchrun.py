@@ -173,7 +173,7 @@ def test_a_sharded_artifact_runs_under_torchrun(artifact, tmp_path: Path) -> Non
         command, capture_output=True, text=True, check=False, env={**os.environ, **threads}
     )
     assert done.returncode == 0, done.stderr
-    with Engine.load(artifact("tp2"), num_blocks=8) as engine:
+    with Engine.load(artifact("tp2"), num_gpu_blocks_override=8) as engine:
         params = SamplingParams(max_tokens=6, temperature=0.0)
         (output,) = engine.generate([[5, 6, 7]], params)
     assert str(output.token_ids)[1:-1] in " ".join(done.stdout.split())

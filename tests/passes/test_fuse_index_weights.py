@@ -27,6 +27,21 @@ def test_conversion_product_and_scale_become_one_op(check: PassCheck, dtype: tor
     check(FuseIndexWeights(), before, expected)
 
 
+def test_a_state_that_was_rounded_stays_rounded(check: PassCheck) -> None:
+    inputs = value("x", "T", HIDDEN), weight(WEIGHT, HEADS, HIDDEN)
+
+    @region("dense", *inputs)
+    def before(x, w):
+        wide = aten.to.dtype(aten.to.dtype(x, torch.bfloat16), torch.float32)
+        return aten.mul.Tensor(dsa.linear.default(wide, w), 0.25)
+
+    @region("dense", *inputs)
+    def expected(x, w):
+        return dsa.index_head_weights.default(aten.to.dtype(x, torch.bfloat16), w, 0.25)
+
+    check(FuseIndexWeights(), before, expected)
+
+
 def test_declines_a_product_in_bf16(check: PassCheck) -> None:
     narrow = torch.bfloat16
 

@@ -28,7 +28,10 @@ def compiled(tmp_path, quantization=MappingProxyType({})):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("given", "powers"), [({"scale_fmt": "ue8m0"}, True), ({}, False)])
+@pytest.mark.parametrize(
+    ("given", "powers"),
+    [({"scale_fmt": "ue8m0"}, True), ({"scale_fmt": "float"}, False), ({}, False)],
+)
 def test_every_activation_has_the_format_of_the_checkpoint(tmp_path, given, powers):
     program = compiled(tmp_path, given)
     found = set()
@@ -51,7 +54,5 @@ def test_a_weight_quantised_anew_is_reported(tmp_path, stored_in_fp8):
 
 
 def test_another_format_is_refused(tmp_path):
-    with pytest.raises(
-        UserError, match=r"scale_fmt must be 'ue8m0' or absent .fp32 scales., found"
-    ):
+    with pytest.raises(UserError, match=r"scale_fmt must be 'float' or 'ue8m0' or absent, found"):
         compiled(tmp_path, {"scale_fmt": "e5m3"})

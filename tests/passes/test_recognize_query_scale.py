@@ -19,9 +19,11 @@ POSITIONS = torch.arange(SIZES["B"] * SIZES["S"]).view(SIZES["B"], SIZES["S"])
 OUTPUTS = ("query_out", "index_query_out")
 
 
-def factor(positions, scale, bias, tokens, heads):
+def factor(positions, scale, bias, tokens, heads, rounded=torch.float32):
     after = aten.to.dtype(aten.add.Tensor(positions, 1), torch.float32)
-    column = aten.unsqueeze.default(aten.log.default(after), heads)
+    log = aten.log.default(after)
+    log = log if rounded is torch.float32 else aten.to.dtype(log, rounded)
+    column = aten.unsqueeze.default(log, heads)
     scale, bias = (
         aten.unsqueeze.default(aten.unsqueeze.default(x, 0), tokens) for x in (scale, bias)
     )
@@ -60,3 +62,14 @@ def test_declines_the_logarithm_of_another_number(check: PassCheck) -> None:
 
     message = check.declines(RecognizeQueryScale(), before, untouched=False, scaled_queries=True)
     assert message.startswith("pass recognize_query_scale: matched 1 of 2 sites in 'dense'")
+
+
+def test_declines_a_logarithm_that_is_rounded_and_queries_that_are_not(check: PassCheck) -> None:
+    @region("dense", *INPUTS, outputs=OUTPUTS, path="self_attn")
+    def before(query, index_query, positions, scale, bias, index_scale, index_bias):
+        of_query = factor(positions, scale, bias, 2, 1, torch.bfloat16)
+        of_index = factor(positions, index_scale, index_bias, 1, 2)
+        return aten.mul.Tensor(query, of_query), aten.mul.Tensor(index_query, of_index)
+
+    message = check.declines(RecognizeQueryScale(), before, untouched=False, scaled_queries=True)
+    assert "scales torch.float32 by a logarithm in torch.bfloat16" in message

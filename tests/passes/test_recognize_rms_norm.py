@@ -59,6 +59,18 @@ def test_rounds_before_the_weight_in_bf16(check: PassCheck) -> None:
     check(RecognizeRmsNorm(), before, expected)
 
 
+def test_declines_a_rounding_that_the_op_has_not(check: PassCheck) -> None:
+    @region("head", *INPUTS, path="norm")
+    def before(x, weight):
+        variance = aten.mean.dim(aten.pow.Tensor_Scalar(x, 2), [-1], True)
+        scale = aten.rsqrt.default(aten.add.Tensor(variance, 1e-6))
+        normed = aten.to.dtype(aten.mul.Tensor(x, scale), torch.bfloat16)
+        return aten.mul.Tensor(weight, normed)
+
+    message = check.declines(RecognizeRmsNorm(), before)
+    assert "multiplies the weight by torch.bfloat16, the input is torch.float32" in message
+
+
 def test_declines_a_mean_over_other_dimensions(check: PassCheck) -> None:
     @region("head", *INPUTS, path="norm")
     def before(x, weight):

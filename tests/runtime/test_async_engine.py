@@ -50,7 +50,7 @@ def greedy(count: int = 8) -> SamplingParams:
 @pytest.fixture(params=[HashRunner, AsyncHashRunner])
 def engine(request):
     runner = request.param(256, 4, VOCAB)
-    return Engine(runner, EngineOptions(overlap=runner.rows_ahead > 0, max_running=16))
+    return Engine(runner, EngineOptions(async_scheduling=runner.rows_ahead > 0, max_num_seqs=16))
 
 
 async def until(condition) -> None:

@@ -30,7 +30,7 @@ def cached(engine: Engine, name: str, salt: str | None, prompt: list[int] = PROM
 
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_a_prefix_is_found_under_its_own_salt_alone(deterministic):
-    engine = make_engine(deterministic=deterministic, max_batched_tokens=SIZE)
+    engine = make_engine(deterministic=deterministic, max_num_batched_tokens=SIZE)
     for salt in SALTS:
         assert cached(engine, f"first {salt}", salt) == 0
     for salt in SALTS:
@@ -59,7 +59,7 @@ def test_chains_of_two_salts_are_apart_in_the_tree():
     parent, blocks = cache.root, []
     for start in (0, SIZE):
         blocks.append(cache.pool.allocate())
-        node = cache.insert(parent, ids[start : start + SIZE], blocks[-1], b"a")
+        node = cache.insert(parent, ids, start, blocks[-1], b"a")
         assert node is not None
         parent = node
     assert [node.block for node in cache.match(ids, b"a")] == blocks

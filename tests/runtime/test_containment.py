@@ -37,7 +37,7 @@ class FaultyRunner(AsyncHashRunner):
 
 def make_engine(overlap, **config):
     runner = FaultyRunner(400, SIZE, VOCAB)
-    runner.engine = Engine(runner, EngineOptions(overlap=overlap, **config))
+    runner.engine = Engine(runner, EngineOptions(async_scheduling=overlap, **config))
     return runner.engine, runner
 
 
@@ -46,7 +46,7 @@ def make_engine(overlap, **config):
 @pytest.mark.parametrize("tokens", [0, 40, 52])
 def test_one_of_thirty_two(overlap, deterministic, tokens):
     """In its prompt's first chunk, in a later one, after some generated tokens."""
-    engine, runner = make_engine(overlap, max_batched_tokens=96, deterministic=deterministic)
+    engine, runner = make_engine(overlap, max_num_batched_tokens=96, deterministic=deterministic)
     rng = np.random.default_rng(tokens)
     prompts = {f"r{n}": rng.integers(0, VOCAB, 3 + n).tolist() for n in range(32)}
     prompts["r11"] = rng.integers(0, VOCAB, 45).tolist()
@@ -107,7 +107,7 @@ class FaultMachine(EngineMachine):
 
     def make(self, *args, **config):
         runner = FaultyRunner(*args, SIZE, VOCAB, eos_token_ids=(7,))
-        runner.engine = Engine(runner, EngineOptions(overlap=True, **config))
+        runner.engine = Engine(runner, EngineOptions(async_scheduling=True, **config))
         return runner.engine, runner
 
     @precondition(lambda self: self.asked)

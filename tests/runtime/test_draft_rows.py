@@ -117,6 +117,15 @@ def test_drafts_come_to_their_places(flat):
     assert not with_drafts(rows, drafts)[5:].any()
 
 
+def test_drafts_of_every_depth_begin_where_kernels_were_compiled_for():
+    """Triton compiles anew for memory that does not begin at a multiple of 16 bytes."""
+    state = state_of()
+    drafts = corrected_rows(padded(requests=3), state, BLOCK, flat=True).first_drafts(state)
+    assert drafts.shape == (WIDTH - 1, 3)
+    assert [row.data_ptr() % 16 for row in drafts] == [0] * (WIDTH - 1)
+    assert drafts[0, 0] == 43
+
+
 def test_a_deeper_draft_stands_where_its_state_comes_from():
     made = deeper_rows(corrected_rows(padded(), state_of(), BLOCK, flat=True), 2, BLOCK)
     assert made["positions"].tolist() == [5, 0, 0, 0]  # the other request wants one draft

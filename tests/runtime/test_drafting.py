@@ -14,7 +14,7 @@ from .test_step_pipeline import run as finish
 
 def make_engine(overlap, num_blocks=300, num_drafts=4, right=0.6, **config):
     runner = DraftingRunner(num_blocks, SIZE, VOCAB, num_drafts, right, eos_token_ids=(EOS,))
-    return Engine(runner, EngineOptions(overlap=overlap, **config)), runner
+    return Engine(runner, EngineOptions(async_scheduling=overlap, **config)), runner
 
 
 def prompts(count, longest=30):

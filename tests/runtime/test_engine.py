@@ -50,7 +50,7 @@ class Letters:
 
 
 def test_generate_returns_exact_tokens_in_order():
-    engine = make_engine(max_batched_tokens=16, max_running=8)
+    engine = make_engine(max_num_batched_tokens=16, max_num_seqs=8)
     batch = prompts(32, 40)
     outputs = engine.generate(batch, [greedy(1 + i % 12) for i in range(32)])
     for i, (prompt, output) in enumerate(zip(batch, outputs, strict=True)):
@@ -116,7 +116,7 @@ def test_sampled_tokens_do_not_depend_on_preemption_or_company():
         Engine(Flat(64, SIZE, VOCAB)).generate([p], q)[0]
         for p, q in zip(batch, params, strict=True)
     ]
-    engine = Engine(Flat(24, SIZE, VOCAB), EngineOptions(max_batched_tokens=16))
+    engine = Engine(Flat(24, SIZE, VOCAB), EngineOptions(max_num_batched_tokens=16))
     crowd = engine.generate(batch, params)
     assert engine.stats().preemptions > 0
     assert [o.token_ids for o in crowd] == [o.token_ids for o in alone]
@@ -124,7 +124,7 @@ def test_sampled_tokens_do_not_depend_on_preemption_or_company():
 
 
 def test_step_by_step_outputs_grow_and_do_not_change_afterwards():
-    engine = make_engine(max_batched_tokens=8)
+    engine = make_engine(max_num_batched_tokens=8)
     for i, prompt in enumerate(prompts(5, 20)):
         engine.add_request(f"r{i}", prompt, greedy(4))
     seen: dict[str, list] = {}
@@ -140,7 +140,7 @@ def test_step_by_step_outputs_grow_and_do_not_change_afterwards():
 
 
 def test_urgent_requests_run_first():
-    engine = make_engine(max_running=1)
+    engine = make_engine(max_num_seqs=1)
     for name, priority in (("later", 1), ("urgent", 0)):
         engine.add_request(name, [1, 2, 3], greedy(2), priority)
     assert list(run(engine)) == ["urgent", "later"]
@@ -281,8 +281,8 @@ def test_other_bad_calls_are_refused():
 def test_limits_are_checked_against_the_model():
     with pytest.raises(UserError, match="max_model_len=2001 exceeds the model's limit of 2000"):
         make_engine(max_model_len=2001)
-    with pytest.raises(UserError, match="max_batched_tokens must be an integer >= 1; got 0"):
-        make_engine(max_batched_tokens=0)
+    with pytest.raises(UserError, match="max_num_batched_tokens must be an integer >= 1; got 0"):
+        make_engine(max_num_batched_tokens=0)
 
 
 def test_no_prompts_give_no_outputs():
@@ -306,9 +306,9 @@ def test_arrays_and_tensors_are_prompts_too():
 def test_limits_never_change_tokens(sizes, num_blocks, budget, max_running, reuse):
     engine = make_engine(
         num_blocks,
-        max_batched_tokens=budget,
-        max_running=max_running,
-        enable_prefix_cache=reuse,
+        max_num_batched_tokens=budget,
+        max_num_seqs=max_running,
+        enable_prefix_caching=reuse,
     )
     batch = [np.random.default_rng(n % 3).integers(0, VOCAB, n).tolist() for n, _ in sizes]
     outputs = engine.generate(batch, [greedy(m) for _, m in sizes])

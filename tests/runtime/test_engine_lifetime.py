@@ -31,7 +31,7 @@ def test_it_shows_what_it_does():
     engine.add_request("b", [1, 2, 3], GREEDY)
     engine.step()
     assert repr(engine) == "<Engine over HashRunner: 1 of 32 blocks used, 1 running, 1 waiting>"
-    assert engine.options == EngineOptions(max_running=1)
+    assert engine.options == EngineOptions(max_num_seqs=1)
     assert (engine.tokenizer, engine.vocab_size, engine.eos_token_ids) == (None, VOCAB, ())
 
 

@@ -79,7 +79,7 @@ def planted(monkeypatch):
 
 def failing(artifact, faults, op, error, call=0):
     """Error of a step when an op raises, and the engine over the same runner."""
-    engine = Engine.load(artifact, num_blocks=32)
+    engine = Engine.load(artifact, num_gpu_blocks_override=32)
     assert faults, f"no region calls {op}"
     for fault in faults:
         fault.error, fault.call = error, call
@@ -124,7 +124,7 @@ def test_ops_of_torch_are_named_too(artifact, monkeypatch):
         raise RuntimeError("sizes do not match")
 
     monkeypatch.setitem(executor_module._DIRECT, torch.ops.aten.view.default, refuse)
-    engine = Engine.load(artifact, num_blocks=32)
+    engine = Engine.load(artifact, num_gpu_blocks_override=32)
     for output in engine.generate(PROMPTS, GREEDY):
         assert output.finish_reason == "error"
         assert ": layer 0, region dense.short: aten.view failed: RuntimeError" in output.error
@@ -151,7 +151,7 @@ def test_an_error_reported_late_blames_nobody_and_says_how_to_find_out(artifact,
 
 def test_waiting_for_every_op_names_the_one_to_blame(artifact):
     """The error appears when the op is waited for, as a GPU reports it."""
-    runner = load_runner(artifact, EngineOptions(num_blocks=32))
+    runner = load_runner(artifact, EngineOptions(num_gpu_blocks_override=32))
     waits = []
 
     def wait():
@@ -191,26 +191,30 @@ def test_options_of_loading_reach_the_loader(artifact, monkeypatch):
 
     monkeypatch.setattr(load_parts, "load_runner", spy)
     with pytest.raises(UserError, match="seen enough"):
-        Engine.load(artifact, debug_launches=True, cuda_graphs=False, verify="header")
+        Engine.load(artifact, debug_launches=True, enforce_eager=True, verify="header")
     (options,) = given
-    wanted = EngineOptions(debug_launches=True, cuda_graphs=False, verify="header")
+    wanted = EngineOptions(debug_launches=True, enforce_eager=True, verify="header")
     digest = Artifact.open(artifact).manifest.digest
     assert options == replace(wanted, digest=digest, shipped_kernels=False)
 
 
 def test_debug_launches_load_and_generate_the_same_tokens(artifact):
-    plain = Engine.load(artifact, num_blocks=32).generate(PROMPTS, GREEDY)
-    debugged = Engine.load(artifact, num_blocks=32, debug_launches=True).generate(PROMPTS, GREEDY)
+    plain = Engine.load(artifact, num_gpu_blocks_override=32).generate(PROMPTS, GREEDY)
+    debugged = Engine.load(artifact, num_gpu_blocks_override=32, debug_launches=True).generate(
+        PROMPTS, GREEDY
+    )
     assert [o.token_ids for o in debugged] == [o.token_ids for o in plain]
-    with pytest.raises(UserError, match="leave out overlap=True"):
-        Engine.load(artifact, debug_launches=True, overlap=True)
+    with pytest.raises(UserError, match="leave out async_scheduling"):
+        Engine.load(artifact, debug_launches=True, async_scheduling=True)
 
 
 @pytest.mark.parametrize("overlap", [True, False])
 def test_a_request_that_its_op_refuses_fails_alone(artifact, planted, overlap):
     """One of 32: an op does not take its second token, which nobody else has."""
     faults = planted("embedding")
-    engine = Engine.load(artifact, num_blocks=128, overlap=overlap, max_batched_tokens=64)
+    engine = Engine.load(
+        artifact, num_gpu_blocks_override=128, async_scheduling=overlap, max_num_batched_tokens=64
+    )
     prompts = [[number + 3, 4, 5] for number in range(32)]
     want = [output.token_ids for output in engine.generate(prompts, GREEDY)]
     seen = {token for tokens in prompts + want for token in tokens}
@@ -263,7 +267,7 @@ def hungry(engine, faults, context):
 
 def test_an_op_without_memory_fails_its_request_with_the_op_named(artifact, planted):
     faults = planted("experts")
-    engine = Engine.load(artifact, num_blocks=32)
+    engine = Engine.load(artifact, num_gpu_blocks_override=32)
     want = [o.token_ids for o in engine.generate(PROMPTS, GREEDY)]
     hungry(engine, faults, context=12)
     good, bad = engine.generate(PROMPTS, GREEDY)
@@ -278,7 +282,7 @@ def test_an_op_without_memory_fails_its_request_with_the_op_named(artifact, plan
 
 def test_nothing_of_a_step_without_memory_is_held_when_it_is_tried_again(artifact, planted):
     faults = planted("experts")
-    engine = Engine.load(artifact, num_blocks=32)
+    engine = Engine.load(artifact, num_gpu_blocks_override=32)
     left = hungry(engine, faults, context=6)
     held = []
     execute = engine._runner.execute

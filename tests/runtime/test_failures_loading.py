@@ -93,11 +93,11 @@ def test_caches_say_what_they_need_and_how_many_blocks_fit(artifact, gpu, monkey
     blocks = 6 * GIB // page
     with pytest.raises(UserError) as raised:
         make_caches(manifest, blocks, CUDA)
-    assert str(raised.value).startswith(f"num_blocks={blocks}: no memory for the caches (")
+    assert str(raised.value).startswith(f"num_gpu_blocks_override={blocks}: no memory for the cach")
     assert "which need 6.0 GiB in 2 layers and the GPU had 3.0 free (for " in str(raised.value)
     most = int(str(raised.value).partition("(for ")[2].split()[0])
     assert most * page <= 3 * GIB < (most + 2) * page
-    assert "give a smaller num_blocks, or none and a lower gpu_memory_util" in str(raised.value)
+    assert "give a smaller number, or none and a lower gpu_memory_util" in str(raised.value)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_the_plan_says_which_step_was_too_large(artifact, gpu, monkeypatch, erro
     message = str(raised.value)
     assert "a prefill of 2,048 tokens and a decode step of 64 requests, each at a con" in message
     assert "of 32,768, do not fit beside the weights (137.0 of 140.0 GiB): " in message
-    assert "wanted 2.00 GiB with 412.00 MiB free; lower max_batched_tokens, max_run" in message
+    assert "wanted 2.00 GiB with 412.00 MiB free; lower max_num_batched_tokens, ma" in message
 
 
 def test_other_errors_of_the_first_steps_pass_as_they_are(artifact, gpu, monkeypatch):
@@ -195,10 +195,10 @@ def test_no_memory_to_capture_says_what_and_which_options(monkeypatch):
     with pytest.raises(UserError) as raised:
         loading._capture(runner, None, 64)
     assert str(raised.value) == (
-        "GPU memory: no room to capture decode steps of up to 64 requests beside num_blocks=99: "
+        "GPU memory: no room to capture decode steps of up to 64 requests beside 99 blocks: "
         "wanted 2.00 GiB with 412.00 MiB free while a decode step of 2 rows was captured; lower "
-        "max_running, num_blocks or gpu_memory_utilization, or load without CUDA graphs "
-        "(cuda_graphs=False, --no-cuda-graphs)"
+        "max_num_seqs, num_gpu_blocks_override or gpu_memory_utilization, or load without CUDA "
+        "graphs, enforce_eager"
     )
 
 

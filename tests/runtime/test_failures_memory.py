@@ -18,7 +18,7 @@ from .test_step_pipeline import FLATNESS, SIZE, VOCAB, EngineMachine, alone, gre
 def engine_with(memory, overlap, **config):
     runner = AsyncHashRunner(200, SIZE, VOCAB)
     runner.memory = memory
-    return Engine(runner, EngineOptions(overlap=overlap, **config)), runner
+    return Engine(runner, EngineOptions(async_scheduling=overlap, **config)), runner
 
 
 def attempts(runner):
@@ -29,7 +29,7 @@ def attempts(runner):
 @pytest.mark.parametrize("overlap", [True, False])
 def test_a_prompt_whose_chunk_does_not_fit_is_computed_in_smaller_ones(overlap):
     prompt = list(range(40))
-    engine, runner = engine_with(memory=500, overlap=overlap, max_batched_tokens=64)
+    engine, runner = engine_with(memory=500, overlap=overlap, max_num_batched_tokens=64)
     output = engine.generate([prompt], greedy(6))[0]
     assert output.token_ids == reference_tokens(prompt, 6, VOCAB)
     assert attempts(runner) == [40, 20]
@@ -39,7 +39,7 @@ def test_a_prompt_whose_chunk_does_not_fit_is_computed_in_smaller_ones(overlap):
 
 @pytest.mark.parametrize("overlap", [True, False])
 def test_a_request_that_does_not_fit_fails_alone(overlap):
-    engine, runner = engine_with(10**9, overlap, max_batched_tokens=128)
+    engine, runner = engine_with(10**9, overlap, max_num_batched_tokens=128)
     prompts = {f"r{n}": [n] * 3 for n in range(7)} | {"long": list(range(48)) * 2}
     for name, prompt in prompts.items():
         engine.add_request(name, prompt, greedy(12))
@@ -56,7 +56,7 @@ def test_a_request_that_does_not_fit_fails_alone(overlap):
     assert re.fullmatch(
         "request 'long': out of memory even when computed alone, 1 token at position "
         f"{96 + known - 1}: wanted 2.00 GiB with 412.00 MiB free; load with a lower "
-        "gpu_memory_utilization or num_blocks, which leaves more to steps",
+        "gpu_memory_utilization or num_gpu_blocks_override, which leaves more to steps",
         bad.error,
     )
     done = run(engine)
@@ -68,7 +68,7 @@ def test_a_request_that_does_not_fit_fails_alone(overlap):
 
 def test_decoding_goes_on_while_a_prompt_is_cut_ever_smaller():
     """Every step that runs has a token for each of them."""
-    engine, runner = engine_with(10**9, overlap=False, max_batched_tokens=64)
+    engine, runner = engine_with(10**9, overlap=False, max_num_batched_tokens=64)
     for n in range(4):
         engine.add_request(f"r{n}", [n] * 2, greedy(30))
     engine.step()
@@ -126,7 +126,7 @@ def test_every_request_of_a_step_that_is_halved_makes_progress():
 
 
 def test_steps_grow_again_once_memory_is_back():
-    engine, runner = engine_with(memory=300, overlap=True, max_batched_tokens=32)
+    engine, runner = engine_with(memory=300, overlap=True, max_num_batched_tokens=32)
     engine.add_request("a", list(range(40)), greedy(1))
     run(engine)
     assert attempts(runner)
@@ -146,7 +146,7 @@ def test_steps_grow_again_once_memory_is_back():
 
 def test_few_steps_fail_where_memory_stays_short():
     """A step's size is remembered: not every step fails before it succeeds."""
-    engine, runner = engine_with(memory=2000, overlap=True, max_batched_tokens=64)
+    engine, runner = engine_with(memory=2000, overlap=True, max_num_batched_tokens=64)
     prompts = [[n] * 60 for n in range(40)]
     outputs = engine.generate(prompts, greedy(2))
     for prompt, output in zip(prompts, outputs, strict=True):
@@ -156,12 +156,12 @@ def test_few_steps_fail_where_memory_stays_short():
 
 def test_deterministic_prompts_are_not_cut_otherwise():
     """Chunks make deterministic prompts repeatable: the prompt whose chunk does not fit fails."""
-    engine, runner = engine_with(200, True, max_batched_tokens=16, deterministic=True)
+    engine, runner = engine_with(200, True, max_num_batched_tokens=16, deterministic=True)
     prompts = [[1] * 6, [2] * 40, [3] * 5]
     good, bad, other = engine.generate(prompts, greedy(5))
     assert bad.finish_reason == "error"
     assert "16 tokens at position 0" in bad.error
-    assert "or max_batched_tokens" in bad.error
+    assert "or max_num_batched_tokens" in bad.error
     assert good.token_ids == reference_tokens(prompts[0], 5, VOCAB)
     assert other.token_ids == reference_tokens(prompts[2], 5, VOCAB)
     sizes = {batch.num_tokens for batch in runner.steps if batch.num_tokens > batch.num_requests}
@@ -169,7 +169,7 @@ def test_deterministic_prompts_are_not_cut_otherwise():
 
 
 def test_a_request_aborted_while_it_waits_for_its_part():
-    engine, runner = engine_with(10**9, True, max_batched_tokens=64)
+    engine, runner = engine_with(10**9, True, max_num_batched_tokens=64)
     for n in range(4):
         engine.add_request(f"r{n}", [n] * 4, greedy(9))
     engine.step()

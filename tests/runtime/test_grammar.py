@@ -1,15 +1,19 @@
 """Grammars: their limits, and the tokens that a bitmask leaves."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer
 
 from dsa_compile.errors import ParameterError
 from dsa_compile.runtime import Grammar, SamplingParams
 from dsa_compile.runtime.sampling.grammar import GrammarCompiler, mask_disallowed
 from dsa_compile.runtime.sampling.sampler import Sampler, SamplingState
+
+CHECKPOINT = Path(__file__).parents[2] / "examples" / "tiny_v32" / "checkpoint"
 
 
 class Allows:
@@ -83,3 +87,21 @@ def test_a_grammar_is_plain_data() -> None:
     assert json.loads(grammar.text) == {"type": "object"}
     assert grammar == Grammar.json_schema({"type": "object"})
     assert hash(SamplingParams(grammar=grammar)) == hash(SamplingParams(grammar=grammar))
+
+
+def test_a_grammar_that_gets_slower_and_slower_ends_all_its_requests() -> None:
+    tokenizer = Tokenizer.from_file(str(CHECKPOINT / "tokenizer.json"))
+    compiler = GrammarCompiler(lambda: tokenizer, tokenizer.get_vocab_size())
+    slow = Grammar("regex", "((((a{0,100}){0,100}){0,100}){0,100}){0,100}")
+    begin = compiler.compile(slow, [1])
+    one, other = begin(), begin()
+    bitmask = np.zeros((1, tokenizer.get_vocab_size() // 32), np.int32)
+    for _ in range(60):
+        one.fill(bitmask, 0)
+        one.append(tokenizer.token_to_id("a"))
+    for state in (one, other, one.fork()):
+        state.fill(bitmask, 0)
+        assert not bitmask.any()
+    with pytest.raises(ParameterError, match="ms a token"):
+        compiler.compile(slow, [1])
+    assert compiler.compile(Grammar("regex", "a{0,100}"), [1]) is not None

@@ -75,7 +75,9 @@ class Interrupts:
 @pytest.mark.parametrize("runner", [HashRunner, AsyncHashRunner, DraftingRunner])
 def test_an_interrupted_engine_goes_on(runner, seed):
     made = runner(14, SIZE, VOCAB)
-    engine = Engine(made, EngineOptions(max_batched_tokens=8, overlap=made.rows_ahead > 0))
+    engine = Engine(
+        made, EngineOptions(max_num_batched_tokens=8, async_scheduling=made.rows_ahead > 0)
+    )
     interrupts = Interrupts(seed, longest=1500 + 40 * seed)
     known = {}
     for name, prompt in PROMPTS.items():
@@ -108,7 +110,7 @@ def test_an_interrupted_engine_goes_on(runner, seed):
 
 @pytest.mark.parametrize("seed", range(12))
 def test_generate_may_be_called_again(seed):
-    engine = Engine(AsyncHashRunner(14, SIZE, VOCAB), EngineOptions(overlap=True))
+    engine = Engine(AsyncHashRunner(14, SIZE, VOCAB), EngineOptions(async_scheduling=True))
     interrupts = Interrupts(seed, longest=4000)
     prompts = list(PROMPTS.values())
     outputs = None
@@ -121,6 +123,108 @@ def test_generate_may_be_called_again(seed):
     assert [o.token_ids for o in outputs] == [reference_tokens(p, 7, VOCAB) for p in prompts]
     assert not engine._live
     assert engine.stats().owned_blocks == 0
+
+
+class AtInstruction:
+    """Sends SIGINT before one instruction of the engine's own functions; counts all of them."""
+
+    files = ("runtime/engine.py", "runtime/output_stream.py")
+
+    def __init__(self, number=None):
+        self.number, self.count = number, 0
+
+    def __enter__(self):
+        sys._getframe().f_trace_opcodes = True  # Python 3.12 looks here whether any are wanted
+        sys.settrace(self.trace)
+
+    def __exit__(self, *_):
+        sys.settrace(None)
+
+    def trace(self, frame, event, _):
+        if not frame.f_code.co_filename.endswith(self.files):
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            self.count += 1
+            if self.count == self.number:
+                signal.raise_signal(signal.SIGINT)
+        return self.trace
+
+
+def short(tokens=2, prompts=1):
+    return [[1, 2, 3]] * prompts, SamplingParams(max_tokens=tokens, temperature=0.0)
+
+
+def run_generate(engine):
+    engine.generate(*short(prompts=2))
+
+
+def run_stream(engine):
+    (prompt,), params = short(3)
+    list(engine.stream(prompt, params))
+
+
+def leave_stream(engine):
+    (prompt,), params = short(9)
+    with engine.stream(prompt, params) as stream:
+        next(stream)
+
+
+def drop_stream(engine):
+    (prompt,), params = short(9)
+    next(engine.stream(prompt, params))
+
+
+@pytest.mark.parametrize("call", [run_generate, run_stream, leave_stream, drop_stream])
+def test_an_interrupt_at_any_instruction_leaves_an_idle_engine(monkeypatch, call):
+    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)  # of __del__; pytest's keeps streams
+    made = AsyncHashRunner(14, SIZE, VOCAB)
+    counting = AtInstruction()
+    with counting:
+        call(Engine(made, EngineOptions(overlap=True)))
+    assert counting.count > 100
+    for number in range(1, counting.count + 1):
+        engine = Engine(AsyncHashRunner(14, SIZE, VOCAB), EngineOptions(overlap=True))
+        try:
+            with AtInstruction(number):
+                call(engine)
+        except KeyboardInterrupt:
+            pass
+        found = []
+        thread = threading.Thread(target=lambda: found.append(engine.generate(*short())))  # noqa: B023
+        thread.start()
+        thread.join()
+        assert [output.token_ids for output in found[0]] == [reference_tokens([1, 2, 3], 2, VOCAB)]
+        assert not engine._live
+        assert engine.stats().owned_blocks == 0
+
+
+def test_a_stream_goes_on_after_an_interrupt_and_ends(monkeypatch):
+    """No instruction has it wait for a last output that is lost."""
+    step = Engine.step
+    (prompt,), params = short(3)
+    number = 0
+    interrupted = True
+    while interrupted:
+        number += 1
+        engine = Engine(AsyncHashRunner(14, SIZE, VOCAB), EngineOptions(overlap=True))
+        stream = engine.stream(prompt, params)
+        steps = iter(range(50))
+        monkeypatch.setattr(
+            engine, "step", lambda made=engine, left=steps: (next(left), step(made))
+        )
+        outputs = []
+        at = AtInstruction(number)
+        try:
+            with at:
+                outputs.extend(stream)
+        except KeyboardInterrupt:
+            outputs.extend(stream)
+        interrupted = at.count >= number
+        found = [token for output in outputs for token in output.new_token_ids]
+        want = reference_tokens(prompt, 3, VOCAB)
+        assert found == [token for token in want if token in found]
+        assert not engine._live
 
 
 def test_the_signal_waits_for_the_end_of_the_context():

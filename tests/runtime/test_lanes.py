@@ -35,7 +35,7 @@ class LanesRunner(HashRunner):
 
 
 def engine(num_blocks: int, lanes: int = 2, **options) -> Engine:
-    options = {"max_batched_tokens": 16, "max_running": ROWS, **options}
+    options = {"max_num_batched_tokens": 16, "max_num_seqs": ROWS, **options}
     return Engine(LanesRunner(num_blocks, lanes), EngineOptions(**options))
 
 

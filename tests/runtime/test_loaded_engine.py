@@ -4,6 +4,7 @@ import json
 import logging
 import shutil
 import weakref
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,7 @@ def artifact(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def engine(artifact):
-    with Engine.load(artifact, num_blocks=64) as engine:
+    with Engine.load(artifact, num_gpu_blocks_override=64) as engine:
         yield engine
 
 
@@ -60,6 +61,18 @@ def test_a_conversation(engine):
     assert "".join(event.text for event in events) == answer.content
 
 
+def test_stop_strings_end_the_text_of_a_conversation_and_not_its_reasoning(engine):
+    answer = engine.chat(QUESTION, GREEDY)
+    stop = answer.content[2:4]
+    params = replace(GREEDY, stop=stop)
+    stopped = engine.chat(QUESTION, params)
+    assert (stopped.content, stopped.finish_reason) == (answer.content.partition(stop)[0], "stop")
+    prompt = engine.chat_prompt(QUESTION)
+    prompt = replace(prompt, text=prompt.text.replace("</think>", "<think>"))
+    (reasoning,) = engine.generate([prompt], params)
+    assert reasoning.token_ids == answer.output.token_ids
+
+
 def test_a_stream_gives_the_text_of_generate(engine):
     (whole,) = engine.generate(["import os"], GREEDY)
     outputs = list(engine.stream("import os", GREEDY))
@@ -73,7 +86,7 @@ def test_a_conversation_that_cannot_be_encoded(engine):
 
 
 def test_without_a_tokenizer_there_are_no_texts(artifact):
-    with Engine.load(artifact, num_blocks=8, skip_tokenizer=True) as engine:
+    with Engine.load(artifact, num_gpu_blocks_override=8, skip_tokenizer_init=True) as engine:
         assert engine.tokenizer is None
         assert engine.generate([[0, 5]], GREEDY)[0].text is None
         with pytest.raises(RequestError, match="a conversation needs a tokenizer"):
@@ -81,7 +94,7 @@ def test_without_a_tokenizer_there_are_no_texts(artifact):
 
 
 def test_closing_frees_what_was_loaded(artifact):
-    engine = Engine.load(artifact, num_blocks=8)
+    engine = Engine.load(artifact, num_gpu_blocks_override=8)
     gone = weakref.ref(engine._runner)
     engine.generate(["a"], GREEDY)
     engine.close()
@@ -101,7 +114,7 @@ def test_generation_defaults_that_were_edited_are_refused(artifact, tmp_path):
 
 def test_a_chat_template_that_changed_since_is_not_used(artifact, tmp_path):
     shutil.copytree(artifact, tmp_path / "copy")
-    with Engine.load(tmp_path / "copy", num_blocks=8) as engine:
+    with Engine.load(tmp_path / "copy", num_gpu_blocks_override=8) as engine:
         (tmp_path / "copy" / "tokenizer" / "tokenizer_config.json").write_text("{}")
         with pytest.raises(ArtifactError, match=r"tokenizer_config.json: not the content"):
             engine.chat(QUESTION)
@@ -109,5 +122,5 @@ def test_a_chat_template_that_changed_since_is_not_used(artifact, tmp_path):
 
 def test_loading_logs_its_phases(artifact, caplog):
     caplog.set_level(logging.INFO, "dsa_compile.runtime")
-    Engine.load(artifact, num_blocks=8).close()
+    Engine.load(artifact, num_gpu_blocks_override=8).close()
     assert any(record.message.startswith("weights: ") for record in caplog.records)

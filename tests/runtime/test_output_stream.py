@@ -18,7 +18,7 @@ def greedy(count: int = 6) -> SamplingParams:
 @pytest.fixture(params=[HashRunner, AsyncHashRunner])
 def engine(request):
     runner = request.param(64, 4, VOCAB)
-    return Engine(runner, EngineOptions(overlap=runner.rows_ahead > 0))
+    return Engine(runner, EngineOptions(async_scheduling=runner.rows_ahead > 0))
 
 
 def test_new_tokens_come_one_step_at_a_time(engine):

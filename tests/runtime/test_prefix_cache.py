@@ -21,7 +21,7 @@ def store(cache: PrefixCache, ids: np.ndarray) -> list[int]:
     node = chain[-1] if chain else cache.root
     for start in range(len(chain) * SIZE, len(ids), SIZE):
         blocks.append(cache.pool.allocate())
-        node = cache.insert(node, ids[start : start + SIZE], blocks[-1])
+        node = cache.insert(node, ids, start, blocks[-1])
     for block in reversed(blocks):
         cache.pool.release(block)
     cache.check()
@@ -89,8 +89,8 @@ def test_a_lost_page_shortens_the_hit_until_it_is_computed_again(drop):
 def test_tokens_registered_first_win():
     cache = PrefixCache(8, SIZE)
     first, second = cache.pool.allocate(), cache.pool.allocate()
-    node = cache.insert(cache.root, tokens(1), first)
-    assert cache.insert(cache.root, tokens(1), second) is node
+    node = cache.insert(cache.root, tokens(1), 0, first)
+    assert cache.insert(cache.root, tokens(1), 0, second) is node
     assert node is not None
     assert node.block == first
     cache.pool.release(second)
@@ -105,6 +105,18 @@ def test_removing_a_prefix_forgets_everything_through_it():
     cache.check()
     assert hit(cache, tokens(1, 2, 3, tail=1)) == stored[:1]
     assert (cache.pool.num_free, cache.pool.num_cached) == (7, 1)
-    assert cache.insert(parent, tokens(9), cache.pool.allocate()) is None
+    assert cache.insert(parent, tokens(1, 2, 9), 2 * SIZE, cache.pool.allocate()) is None
     cache.remove(stored[1])
     assert len(cache) == 1
+
+
+def test_chunks_are_shared_whole_or_not_at_all():
+    cache = PrefixCache(16, SIZE, 2 * SIZE)
+    stored = store(cache, tokens(1, 2, 3, 4))
+    assert hit(cache, tokens(1, 2, 3, 4, tail=1)) == stored
+    assert hit(cache, tokens(1, 2, 3, 4)) == hit(cache, tokens(1, 2, 3, tail=1)) == stored[:2]
+    other = store(cache, tokens(1, 2, 3, 5))
+    assert other[:2] == stored[:2]
+    assert not {*other[2:]} & {*stored[2:]}, "computed in one step with other tokens"
+    cache.remove(stored[3])
+    assert hit(cache, tokens(1, 2, 3, 4, tail=1)) == stored[:2]

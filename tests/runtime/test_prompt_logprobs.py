@@ -46,7 +46,9 @@ PROMPTS = [likely(length, length) for length in (1, 2, 5, 16, 17, 40, 41)]
 def test_every_position_is_scored_once(budget: int, ahead: bool, deterministic: bool) -> None:
     made = AsyncHashRunner if ahead else HashRunner
     runner = made(64, SIZE, VOCAB, 2000)
-    options = EngineOptions(max_batched_tokens=budget, max_running=8, deterministic=deterministic)
+    options = EngineOptions(
+        max_num_batched_tokens=budget, max_num_seqs=8, deterministic=deterministic
+    )
     engine = Engine(runner, options)
     for _ in range(2):  # from the prefix cache, the second time
         wants = [params(prompt_logprobs=n % 3 if n != 4 else None) for n in range(len(PROMPTS))]
@@ -65,7 +67,7 @@ def test_every_position_is_scored_once(budget: int, ahead: bool, deterministic: 
 def test_a_preempted_request_is_scored_once() -> None:
     """In the middle of its prompt: what was scored before is not computed again."""
     runner = HashRunner(17, SIZE, VOCAB, 2000)
-    engine = Engine(runner, EngineOptions(max_batched_tokens=8))
+    engine = Engine(runner, EngineOptions(max_num_batched_tokens=8))
     batch, lengths = [likely(8, 1), likely(55, 2)], [24, 5]
     wanted = [
         SamplingParams(max_tokens=count, temperature=0.0, prompt_logprobs=0) for count in lengths
@@ -88,7 +90,7 @@ def test_other_requests_reuse_what_was_scored() -> None:
 
 
 def test_a_stream_has_them_once() -> None:
-    engine = Engine(HashRunner(64, SIZE, VOCAB, 2000), EngineOptions(max_batched_tokens=8))
+    engine = Engine(HashRunner(64, SIZE, VOCAB, 2000), EngineOptions(max_num_batched_tokens=8))
     outputs = list(engine.stream(PROMPTS[5], params(prompt_logprobs=1)))
     assert [len(output.new_prompt_logprobs) for output in outputs] == [39, 0, 0]
     assert len(outputs[0].to_dict()["prompt_logprobs"]) == 39

@@ -47,7 +47,7 @@ OPTIONS = [
 ]
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("options", OPTIONS, ids=" ".join)
 def test_draws_follow_the_defined_distribution(options):
     count = 4_000
     logits = random_logits(1, 24, seed=5, spread=2.0)

@@ -56,7 +56,7 @@ class Grammars:
 def make_engine(num_blocks=200, **config):
     runner = AsyncHashRunner(num_blocks, SIZE, VOCAB, eos_token_ids=(EOS,))
     runner.flatness = FLATNESS
-    engine = Engine(runner, EngineOptions(overlap=True, **config))
+    engine = Engine(runner, EngineOptions(async_scheduling=True, **config))
     engine._grammars = Grammars()
     return engine, runner
 
@@ -118,7 +118,7 @@ def test_a_compiled_grammar_gives_the_tokens_of_the_host(pattern):
     texts = []
     for runner, overlap in ((ahead, True), (host, False)):
         runner.eos_token_ids = (2,)
-        engine = Engine(runner, EngineOptions(overlap=overlap), tokenizer)
+        engine = Engine(runner, EngineOptions(async_scheduling=overlap), tokenizer)
         outputs = engine.generate(asked, params)
         texts.append([(out.text, out.finish_reason) for out in outputs])
     assert texts[0] == texts[1]

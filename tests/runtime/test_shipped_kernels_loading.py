@@ -46,7 +46,7 @@ def artifact(compiled, tmp_path):
 
 
 def load(artifact, **options):
-    return Engine.load(artifact, num_blocks=16, **options)
+    return Engine.load(artifact, num_gpu_blocks_override=16, **options)
 
 
 def held(engine):

@@ -21,7 +21,7 @@ FLATNESS = 4.0
 
 def make_engine(num_blocks=200, **config):
     runner = AsyncHashRunner(num_blocks, SIZE, VOCAB, eos_token_ids=(EOS,))
-    return Engine(runner, EngineOptions(overlap=True, **config)), runner
+    return Engine(runner, EngineOptions(async_scheduling=True, **config)), runner
 
 
 def greedy(max_tokens=8, **options):
@@ -179,7 +179,7 @@ def test_drained_pages_may_be_lost():
 
 def test_a_row_that_fails_does_so_alone():
     runner = AsyncHashRunner(200, SIZE, VOCAB, nan_token=VOCAB - 1)
-    engine = Engine(runner, EngineOptions(overlap=True))
+    engine = Engine(runner, EngineOptions(async_scheduling=True))
     batch = [[1, 2, 3], [4] * 9 + [VOCAB - 1], [6, 6]]
     good, bad, other = engine.generate(batch, greedy(4))
     assert bad.finish_reason == "error"
@@ -191,9 +191,12 @@ def test_a_row_that_fails_does_so_alone():
 
 def test_what_cannot_overlap_is_refused():
     with pytest.raises(UserError, match="keeps no tokens on its device"):
-        Engine(HashRunner(8, SIZE), EngineOptions(overlap=True))
-    with pytest.raises(UserError, match="max_running=9: the runner keeps tokens of 8 requests"):
-        Engine(AsyncHashRunner(8, SIZE, VOCAB, rows=8), EngineOptions(overlap=True, max_running=9))
+        Engine(HashRunner(8, SIZE), EngineOptions(async_scheduling=True))
+    with pytest.raises(UserError, match="max_num_seqs=9: the runner keeps tokens of 8 requests"):
+        Engine(
+            AsyncHashRunner(8, SIZE, VOCAB, rows=8),
+            EngineOptions(async_scheduling=True, max_num_seqs=9),
+        )
 
 
 def test_on_the_cpu_steps_do_not_overlap_by_themselves():

@@ -35,7 +35,7 @@ def test_the_wait_for_tokens_is_measured() -> None:
 
             return Waited()
 
-    engine = Engine(Slow(50, 4, 64), EngineOptions(overlap=False))
+    engine = Engine(Slow(50, 4, 64), EngineOptions(async_scheduling=False))
     assert engine.stats().wait_seconds == 0
     began = time.perf_counter()
     engine.generate([[1, 2, 3]], GREEDY)
@@ -44,7 +44,7 @@ def test_the_wait_for_tokens_is_measured() -> None:
 
 def test_when_a_request_was_first_scheduled() -> None:
     """A preempted request keeps it."""
-    engine = Engine(HashRunner(12, 4), EngineOptions(enable_prefix_cache=False))
+    engine = Engine(HashRunner(12, 4), EngineOptions(enable_prefix_caching=False))
     params = SamplingParams(max_tokens=20, temperature=0.0)
     began = time.perf_counter()
     for name in "ab":

@@ -106,7 +106,9 @@ def prompts(count):
 @pytest.mark.parametrize("num_blocks", [300, 40])
 def test_two_ranks_give_the_tokens_of_one(overlap, num_blocks):
     """With room for all, and where requests are preempted and prefixes used again."""
-    engine = Engine(RankGroup(num_blocks), EngineOptions(max_batched_tokens=32, overlap=overlap))
+    engine = Engine(
+        RankGroup(num_blocks), EngineOptions(max_num_batched_tokens=32, async_scheduling=overlap)
+    )
     asked = prompts(16)
     params = SamplingParams(max_tokens=12, temperature=0.0)
     for _ in range(2):
@@ -123,7 +125,7 @@ def test_two_ranks_give_the_tokens_of_one(overlap, num_blocks):
 def test_every_rank_draws_the_same_token(overlap, options):
     params = [SamplingParams(max_tokens=10, seed=n, **options) for n in range(6)]
     asked = prompts(6)
-    engine = Engine(RankGroup(300), EngineOptions(overlap=overlap))
+    engine = Engine(RankGroup(300), EngineOptions(async_scheduling=overlap))
     alone = Engine(HashRunner(300, SIZE, VOCAB))
     found = [output.token_ids for output in engine.generate(asked, params)]
     assert found == [output.token_ids for output in alone.generate(asked, params)]

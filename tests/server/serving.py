@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 PATIENCE = 300  # seconds; only a server that hangs takes them
+CHECKOUT = (sys.executable, "-m", "dsa_compile.cli.serve")
 _LISTENING = re.compile(r"listening on (http://[^\s\"]+)")
 
 
@@ -34,14 +35,21 @@ class Answer:
 
 
 class Server:
-    """``dsa-serve`` in a process of its own; its log is kept as lines."""
+    """``dsa-serve`` in a process of its own; its log is kept as lines.
 
-    def __init__(self, artifact: Path, *flags: str) -> None:
-        command = [sys.executable, "-m", "dsa_compile.cli.serve", str(artifact), "--port", "0"]
-        env = {**os.environ, "OMP_NUM_THREADS": "1"}
-        self.process = subprocess.Popen(
-            [*command, *flags], stderr=subprocess.PIPE, text=True, env=env
-        )
+    Args:
+        artifact: to serve.
+        flags: more of its options.
+        program: how it is called.
+        more: further arguments of :class:`subprocess.Popen`.
+    """
+
+    def __init__(
+        self, artifact: Path, *flags: str, program: Sequence[str] = CHECKOUT, **more: Any
+    ) -> None:
+        command = [*program, str(artifact), "--port", "0", *flags]
+        more["env"] = {**more.get("env", os.environ), "OMP_NUM_THREADS": "1"}
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, **more)
         self.log: list[str] = []
         self._news = threading.Condition()
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -136,9 +144,9 @@ class Server:
 
 
 @contextmanager
-def serving(artifact: Path, *flags: str) -> Iterator[Server]:
+def serving(artifact: Path, *flags: str, **more: Any) -> Iterator[Server]:
     """A server that is ready, and is gone afterwards."""
-    server = Server(artifact, *flags)
+    server = Server(artifact, *flags, **more)
     try:
         server.wait_until("/ready", 200)
         yield server

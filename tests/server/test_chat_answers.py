@@ -7,21 +7,29 @@ from pathlib import Path
 import pytest
 from tokenizers import AddedToken, Tokenizer
 
+from dsa_compile.chat import ChatFormat
 from dsa_compile.chat.deepseek_v32 import DeepSeekV32Format
+from dsa_compile.chat.template import ChatTemplate
+from dsa_compile.chat.template_format import TemplateFormat
 from dsa_compile.runtime.requests.generation_config import GenerationConfig
 from dsa_compile.runtime.scheduling.limits import SchedulerConfig
+from dsa_compile.server import artifact_text
 from dsa_compile.server.admission import Admission
 from dsa_compile.server.app import create_app
 from dsa_compile.server.artifact_text import ArtifactText
 from dsa_compile.server.errors import ApiError
 from dsa_compile.server.metrics import Metrics
+from dsa_compile.server.openai_types import ChatRequest
 from dsa_compile.server.protocol import Delta
 from dsa_compile.server.service import Service
 from dsa_compile.server.settings import Settings
+from dsa_compile.server.structured import grammar_of
 from dsa_compile.server.token_stream import TokenStream
+from tests.chat.forms import glm_with_efforts
 from tests.server.conftest import CHECKPOINT
 from tests.server.serving import events
 
+ASK = {"role": "user", "content": "Hi"}
 TOOLS = [
     {
         "type": "function",
@@ -84,12 +92,12 @@ class ScriptedSupervisor:
 class Chat:
     """The application over a scripted answer."""
 
-    def __init__(self, answer: str, a_step: int = 1) -> None:
+    def __init__(self, answer: str, a_step: int = 1, form: ChatFormat | None = None) -> None:
         self.tokenizer = Tokenizer.from_file(str(CHECKPOINT / "tokenizer.json"))
         self.tokenizer.add_special_tokens([AddedToken("｜DSML｜", special=True)])
         tokens = self.tokenizer.encode(answer, add_special_tokens=False).ids
         self.engine = ScriptedEngine(tokens, a_step)
-        text = ArtifactText("", self.tokenizer, DeepSeekV32Format(), GenerationConfig())
+        text = ArtifactText("", self.tokenizer, form or DeepSeekV32Format(), GenerationConfig())
         self.service = Service(
             Settings(Path("tiny")),
             text,
@@ -98,6 +106,10 @@ class Chat:
             Metrics("tiny"),
         )
         self._app = create_app(self.service)
+
+    def prompt(self) -> str:
+        """The prompt of the last request."""
+        return self.tokenizer.decode(self.engine.prompts[-1], skip_special_tokens=False)
 
     def post(self, path: str = "/v1/chat/completions", **body) -> bytes:
         if path == "/v1/chat/completions":
@@ -198,3 +210,171 @@ def test_the_rest_of_the_context_is_the_default_length() -> None:
     chat = Chat("word " * 3000)
     answer = json.loads(chat.post())
     assert answer["usage"]["total_tokens"] == chat.engine.limits.max_model_len
+
+
+@pytest.mark.parametrize(
+    ("options", "written"),
+    [
+        ({}, "Effort: Max"),
+        ({"reasoning_effort": "low"}, "Effort: High"),
+        ({"reasoning_effort": "max"}, "Effort: Max"),
+        ({"reasoning_effort": None}, "Effort: Max"),
+        ({"reasoning_effort": "minimal"}, "</think>"),
+        ({"reasoning_effort": "none"}, "</think>"),
+        ({"reasoning_effort": "high", "thinking": {"type": "disabled"}}, "</think>"),
+        ({"reasoning_effort": "high", "thinking": {"type": "enabled"}}, "Effort: High"),
+        ({"path": "/v1/responses", "reasoning": {"effort": "medium"}}, "Effort: High"),
+        ({"path": "/v1/responses", "reasoning": {"effort": "xhigh"}}, "Effort: Max"),
+        ({"path": "/v1/responses", "reasoning": {"effort": "none"}}, "</think>"),
+        ({"path": "/tokenize", "reasoning_effort": "high"}, "Effort: High"),
+        ({"path": "/tokenize", "thinking": {"type": "disabled"}}, "</think>"),
+    ],
+)
+def test_effort_reaches_the_prompt(options: dict, written: str) -> None:
+    chat = Chat("Hi.", form=glm_with_efforts("high"))
+    ask = [{"role": "user", "content": "Weather?"}]
+    path = options.get("path")
+    given = {"input": ask} if path == "/v1/responses" else {"messages": ask}
+    answer = json.loads(chat.post(**given, **options))
+    prompt = answer["prompt"] if path == "/tokenize" else chat.prompt()
+    assert prompt.endswith("<think>" if "Effort" in written else "</think>")
+    assert written in prompt
+
+
+@pytest.mark.parametrize("clear", [True, False])
+def test_reasoning_of_earlier_turns_is_kept_where_asked(clear: bool) -> None:
+    chat = Chat("Hi.")
+    first = {"role": "assistant", "content": "Hello.", "reasoning_content": "A greeting."}
+    ask = {"role": "user", "content": "Hi"}
+    chat.post(messages=[ask, first, ask], thinking={"type": "enabled", "clear_thinking": clear})
+    assert ("A greeting." in chat.prompt()) is not clear
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
+@pytest.mark.parametrize("stop", ["\n", ["a"], ["e", "I"], ["<"], ["</think>"], None])
+def test_stop_strings_leave_reasoning_and_calls_alone(path: str, stop: list[str] | str) -> None:
+    text = CALLS.replace("Let me see.", "")
+    chat = Chat(text)
+    tools = [{"type": "function", **TOOLS[0]["function"]}] if "responses" in path else TOOLS
+    ask = {"input": "Weather?"} if "responses" in path else {}
+    options = {**ask, "tools": tools, "chat_template_kwargs": {"thinking": True}, "stop": stop}
+    answer = json.loads(chat.post(path=path, **options))
+    if path == "/v1/responses":
+        assert [item["type"] for item in answer["output"]] == ["reasoning", *["function_call"] * 2]
+        assert answer["status"] == "completed"
+        return
+    (choice,) = answer["choices"]
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"]["reasoning_content"] == "I need the tool."
+    assert choice["message"]["content"] is None
+    assert len(choice["message"]["tool_calls"]) == 2
+
+
+@pytest.mark.parametrize("a_step", [1, 3, 1000])
+def test_a_stop_string_in_the_text_ends_the_answer(a_step: int) -> None:
+    chat = Chat(CALLS, a_step)
+    options = {"tools": TOOLS, "reasoning_effort": "high", "stop": [" see"]}
+    answer = json.loads(chat.post(**options))
+    (choice,) = answer["choices"]
+    assert (choice["message"]["content"], choice["finish_reason"]) == ("Let me", "stop")
+    assert "tool_calls" not in choice["message"]
+    counts = answer["usage"]
+    *chunks, last, _ = events(
+        chat.post(**options, stream=True, stream_options={"include_usage": True})
+    )
+    assert joined(chunks)["content"] == "Let me"
+    assert last["usage"] == counts
+    assert counts == json.loads(Chat(CALLS, 1).post(**options))["usage"]  # whatever the load
+    whole = len(chat.tokenizer.encode(CALLS).ids)
+    reasoning = len(chat.tokenizer.encode("I need the tool.", add_special_tokens=False).ids)
+    assert counts["completion_tokens_details"] == {"reasoning_tokens": reasoning}
+    assert reasoning < counts["completion_tokens"] < whole
+    assert choice["message"]["reasoning_content"] == "I need the tool."
+
+
+def test_both_ways_of_asking_count_the_same_tokens_of_reasoning() -> None:
+    for a_step in (1, 7, 1000):
+        chat = Chat(CALLS, a_step)
+        chats = json.loads(chat.post(tools=TOOLS, reasoning_effort="high"))["usage"]
+        tools = [{"type": "function", **TOOLS[0]["function"]}]
+        options = {"input": "Weather?", "tools": tools, "reasoning": {"effort": "high"}}
+        responses = json.loads(chat.post(path="/v1/responses", **options))["usage"]
+        reasoning = responses["output_tokens_details"]
+        assert reasoning == chats["completion_tokens_details"]
+        assert reasoning["reasoning_tokens"] == len(
+            chat.tokenizer.encode("I need the tool.", add_special_tokens=False).ids
+        )
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+@pytest.mark.parametrize("a_step", [1, 5])
+def test_usage_with_every_chunk(path: str, a_step: int) -> None:
+    """As guidellm asks for it."""
+    chat = Chat(CALLS, a_step)
+    options = {"path": path, "stream": True, "ignore_eos": True, "n": 2}
+    options |= {"prompt": "Weather?", "max_tokens": 50} if path == "/v1/completions" else {}
+    both = {"include_usage": True, "continuous_usage_stats": True}
+    *chunks, last, _ = events(chat.post(**options, stream_options=both))
+    for index in (0, 1):
+        counts = [each["usage"] for each in chunks if each["choices"][0]["index"] == index]
+        generated = [count["completion_tokens"] for count in counts]
+        assert generated == sorted(generated)
+        assert 2 * generated[-1] == last["usage"]["completion_tokens"]
+        assert generated[0] == 0 or path == "/v1/completions"
+        assert {count["prompt_tokens"] for count in counts} == {last["usage"]["prompt_tokens"]}
+    assert last["choices"] == []
+    alone = events(chat.post(**options, stream_options={"continuous_usage_stats": True}))
+    assert [chunk for chunk in alone[:-1] if not chunk["choices"]] == []
+    assert all(chunk["usage"] for chunk in alone[:-1])
+
+
+@pytest.mark.parametrize("required", [False, True])
+def test_an_answer_that_is_cut_in_the_tags_of_a_call_has_no_tags(required: bool) -> None:
+    text = CALLS.partition("</think>Let me see.")[2]
+    chat = Chat(text)
+    whole = chat.tokenizer.encode(text, add_special_tokens=False).ids
+    head = text.partition("Oslo")[0]
+    options = {"tools": TOOLS, "tool_choice": "required"} if required else {"tools": TOOLS}
+    chat.engine.compile_grammar = compiled  # type: ignore[attr-defined]
+    for most in range(1, len(whole)):
+        (choice,) = json.loads(chat.post(**options, max_tokens=most))["choices"]
+        content = choice["message"]["content"] or ""
+        assert choice["finish_reason"] == "length"
+        assert content.strip("" if required else "\n<") == ""
+        if len(chat.tokenizer.decode(whole[:most], skip_special_tokens=False)) < len(head):
+            assert not choice["message"].get("tool_calls")
+
+
+async def compiled(*_: object) -> None:
+    """Take any grammar."""
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
+def test_tools_whose_calls_could_not_be_read_are_refused(path: str, choice: str) -> None:
+    chat = Chat("Hi.", form=TemplateFormat(ChatTemplate("{{ messages[0].content }}", "test")))
+    tools = [{"type": "function", **TOOLS[0]["function"]}] if "responses" in path else TOOLS
+    ask = {"input": "Hi"} if "responses" in path else {"messages": [ASK]}
+    with pytest.raises(AssertionError, match="no known syntax"):
+        chat.post(path=path, tools=tools, tool_choice=choice, **ask)
+    chat.post(path=path, tools=tools, tool_choice="none", **ask)
+
+
+def test_why_there_are_no_chats(artifact: Path, monkeypatch, caplog) -> None:
+    monkeypatch.setattr(artifact_text, "chat_format", lambda *_: DeepSeekV32Format())
+    text = artifact_text.load_artifact_text(artifact)
+    assert text.chat is None
+    for said in (text.no_chat, caplog.text):
+        assert "does not know '｜DSML｜'" in said
+    chat = Chat("Hi.")
+    chat.service.text = text
+    with pytest.raises(AssertionError, match=r"chat format \(deepseek_v32\)"):
+        chat.post()
+
+
+def test_a_schema_inside_json_object_is_kept() -> None:
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}}
+    body = ChatRequest(messages=[ASK])
+    inside, _ = grammar_of(body, {"type": "json_object", "schema": schema})
+    form = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+    assert inside == grammar_of(body, form)[0] != grammar_of(body, {"type": "json_object"})[0]

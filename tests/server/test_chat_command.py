@@ -1,6 +1,9 @@
 """``dsa-chat`` against a real server."""
 
 import io
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
@@ -38,3 +41,48 @@ def test_an_error_of_the_server(server: Server, monkeypatch, capsys) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("hi\n"))
     assert main([server.url, "--model", "other"]) == 2
     assert "does not exist" in capsys.readouterr().err
+
+
+def delta(text: str) -> str:
+    return json.dumps({"choices": [{"delta": {"content": text}}]})
+
+
+@pytest.mark.parametrize(
+    ("stream", "status", "shown"),
+    [
+        (f": ping\n\ndata: {delta('a')}\n\n:\n\ndata:{delta('b')}\n\ndata: [DONE]\n\n", 0, "ab\n"),
+        (f"event: message\r\nid: 1\r\ndata:{delta('a')}\r\n\r\ndata:[DONE]\r\n\r\n", 0, "a\n"),
+        ('data: {"choices": [{"delta":\ndata: {"content": "a"}}]}\n\n', 0, "a\n"),
+        (f'data: {delta("a")}\n\ndata: {{"choices": [], "usage": {{}}}}\n\n', 0, "a\n"),
+        ('data: {"choices": [{"delta": null}]}\n\n', 0, "\n"),
+        (f"data: {delta('a')}", 0, "a\n"),
+        ('data: {"error": {"message": "no more"}}\n\n', 2, ""),
+        ("data: nonsense\n\n", 2, ""),
+        ("data: [1]\n\n", 2, ""),
+        ('data: {"choices": [{"delta": "a"}]}\n\n', 2, ""),
+    ],
+)
+def test_streams_of_other_servers(
+    stream: str, status: int, shown: str, monkeypatch, capsys
+) -> None:
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(stream.encode())
+
+        def log_message(self, *_: object) -> None: ...
+
+    other = HTTPServer(("127.0.0.1", 0), Handler)
+    serving = threading.Thread(target=other.serve_forever, daemon=True)
+    serving.start()
+    try:
+        monkeypatch.setattr("sys.stdin", io.StringIO("hi\n"))
+        assert main([f"http://127.0.0.1:{other.server_port}"]) == status
+    finally:
+        other.shutdown()
+        other.server_close()
+    told = capsys.readouterr()
+    assert told.out == shown
+    assert "Traceback" not in told.err

@@ -1,4 +1,4 @@
-"""lm-eval and aiperf as their projects ship them, each where it is installed.
+"""lm-eval, aiperf and guidellm as their projects ship them, each where it is installed.
 
 Both bring much with them, so they are in no extra: put their commands on the PATH.
 """
@@ -79,4 +79,31 @@ def test_aiperf(server: Server, tmp_path: Path, endpoint: str) -> None:
     )
     assert done.returncode == 0, done.stdout[-3000:]
     assert re.search(r"Request Count \(requests\) │ +6\.00", done.stdout), done.stdout[-3000:]
+    server.wait_for_idle()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("endpoint", ["chat/completions", "completions", "responses"])
+def test_guidellm(server: Server, tmp_path: Path, endpoint: str) -> None:
+    program = command("guidellm")
+    backend = f"kind=openai_http,target={server.url},request_format=/v1/{endpoint}"
+    report = tmp_path / "report.json"
+    done = subprocess.run(
+        [
+            *(program, "run", "--backend", backend, "--profile", "kind=concurrent,streams=2"),
+            *("--constraint", "kind=max_requests,count=4", "--disable-progress"),
+            *("--tokenizer", f"kind=hf_auto,model={CHECKPOINT}"),
+            *("--data", "kind=synthetic_text,prompt_tokens=32,output_tokens=8"),
+            *("--output", f"kind=json,path={report}"),
+        ],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**ENV, "HF_HUB_OFFLINE": "1"},
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    (benchmark,) = json.loads(report.read_text())["benchmarks"]
+    metrics = benchmark["metrics"]
+    assert metrics["request_totals"]["successful"] == metrics["request_totals"]["total"] == 4
+    assert metrics["output_token_count"]["successful"]["mean"] == 8
     server.wait_for_idle()

@@ -86,7 +86,7 @@ def test_reasoning_text_and_calls(a_step: int) -> None:
     assert len({call["call_id"] for call in calls}) == 2
     counts = answer["usage"]
     tokens = counts["output_tokens_details"]["reasoning_tokens"]
-    assert 0 < tokens < counts["output_tokens"] or a_step == 1000
+    assert 0 < tokens < counts["output_tokens"]
 
     found = events(post(chat, **options, stream=True))
     streamed = found[-1]["response"]["output"]
@@ -143,8 +143,8 @@ def test_a_conversation_becomes_messages() -> None:
     ]  # fmt: skip
     function = {"name": "weather", "arguments": "{}"}
     made = conversation_of(given, "Short.")
-    places = [0, 1, 2, 6, 7, 8, 9, 10]
-    assert made.fields == ["instructions", *(f"input[{n}]" for n in places)]
+    places = ["instructions", *(f"input[{n}]" for n in (0, 1, 2, 6, 7, 8, 9, 10))]
+    assert [made.fields[f"messages[{n}]"] for n in range(9)] == places
     assert made.messages == [
         {"role": "system", "content": "Short."},
         {"role": "developer", "content": "Be kind."},
@@ -174,9 +174,22 @@ def test_an_answer_is_taken_as_input() -> None:
         if item["type"] == "function_call"
     ]
     post(chat, **options, input=[{"role": "user", "content": "Weather?"}, *output, *results])
-    shown = chat.tokenizer.decode(chat.engine.prompts[-1], skip_special_tokens=False)
+    shown = chat.prompt()
     assert CALLS.removesuffix("<｜end▁of▁sentence｜>") in shown
     assert shown.count("<result>12 C</result>") == 2
+
+
+def test_an_answer_that_was_cut_off_is_taken_as_input() -> None:
+    chat = Chat(CALLS)
+    many = len(chat.tokenizer.encode(CALLS.partition("lo é")[0]).ids)
+    options = {"tools": TOOLS, "reasoning": {"effort": "low"}}
+    output = json.loads(post(chat, **options, max_output_tokens=many))["output"]
+    city = output[-1]["arguments"].removeprefix('{"city": "')
+    assert city
+    assert "Oslo é".startswith(city)
+    result = {"type": "function_call_output", "call_id": output[-1]["call_id"], "output": "no"}
+    post(chat, **options, input=[{"role": "user", "content": "Weather?"}, *output, result])
+    assert f' string="true">{city}</' in chat.prompt()
 
 
 @pytest.mark.parametrize(
@@ -197,8 +210,24 @@ def test_an_answer_is_taken_as_input() -> None:
         ({"tools": [{"type": "function"}]}, "tools[0].name"),
         (
             {"input": [{"role": "user", "content": "x"}, {"type": "function_call"}],
-             "instructions": "Be brief."}, "input[1].tool_calls[0].function.name",
+             "instructions": "Be brief."}, "input[1].name",
         ),
+        (
+            {"input": [{"role": "user", "content": "x"}, {"type": "reasoning", "content": []},
+                       {"role": "assistant", "content": "y"},
+                       {"type": "function_call", "name": "f", "arguments": [1]}]},
+            "input[3].arguments",
+        ),
+        (
+            {"input": [{"role": "user", "content": "x"},
+                       {"type": "function_call", "name": "f", "call_id": "a"},
+                       {"type": "function_call_output", "call_id": "b", "output": "y"}]},
+            "input[2].call_id",
+        ),
+        ({"input": [{"type": "function_call_output", "output": 3}]}, "input[0].output"),
+        ({"input": [{"type": "reasoning", "content": 3}]}, "input[0].content"),
+        ({"input": [{"role": "messages[99]", "content": "x"}]}, "input[0].role"),
+        ({"max_output_tokens": 100_000}, "max_output_tokens"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"input": []}, "input"),
         ({"input": [{"role": "robot", "content": "x"}]}, "input[0].role"),
@@ -211,8 +240,8 @@ def test_refusals(server: Server, change: dict, param: str) -> None:
     answer = server.request("POST", PATH, {**ASK, **change})
     error = answer.json()["error"]
     assert (answer.status, error["param"]) == (400, param), error
-    assert "messages" not in error["message"]
-    assert error["message"].startswith(param)
+    assert not error["message"].startswith(("messages", "tool_calls"))
+    assert error["message"].startswith(param) or error["code"] == "context_length_exceeded"
 
 
 def test_a_failure_is_an_event() -> None:

@@ -1,17 +1,30 @@
 """Flags of ``dsa-serve`` and its YAML file."""
 
+import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from dsa_compile.artifact.manifest import open_manifest
-from dsa_compile.cli.serve import _arguments, main
+from dsa_compile.cli import serve
+from dsa_compile.cli.flags import given_options
+from dsa_compile.cli.serve import main
+from dsa_compile.runtime.engine_options import EngineOptions
+from dsa_compile.server import protocol
 from dsa_compile.server.serve import engine_arguments
 from dsa_compile.server.settings import Settings
 from tests.docs.blocks import blocks
 from tests.docs.commands import ROOT
 from tests.server.serving import serving
+
+
+def _arguments(argv: list[str]) -> dict[str, Any]:
+    given = vars(serve._arguments(argv))
+    return {n: v for n, v in given.items() if v is not None and n != "config"}
 
 
 def test_a_file_of_flags(tmp_path: Path) -> None:
@@ -32,9 +45,12 @@ def test_a_file_of_flags(tmp_path: Path) -> None:
 
 def test_switches_in_a_file(tmp_path: Path) -> None:
     file = tmp_path / "serve.yaml"
-    file.write_text("enable_prefix_caching: false\ndeterministic: true\n")
+    file.write_text("enable_prefix_caching: false\ndeterministic: true\nenforce-eager: false\n")
     found = _arguments(["a", "--config", str(file)])
-    assert found == {"artifact": "a", "enable_prefix_caching": False, "deterministic": True}
+    assert found == {
+        "artifact": "a", "enable_prefix_caching": False, "deterministic": True,
+        "enforce_eager": False,
+    }  # fmt: skip
 
 
 def test_an_empty_value_in_a_file_is_the_default(tmp_path: Path) -> None:
@@ -68,7 +84,16 @@ def test_names_of_vllm() -> None:
     assert given["max_model_len"] == 8192
     assert given["max_num_batched_tokens"] == 2000
     assert given["log_level"] == "warning"
-    assert (given["enable_prefix_caching"], given["enforce_eager"]) == (False, False)
+    assert (given["enable_prefix_caching"], given["enforce_eager"]) == (False, True)
+
+
+def test_former_flags_mean_the_same_and_are_not_suggested(capsys) -> None:
+    given = _arguments(["a", "--num-blocks", "3", "--max-batched-tokens", "2", "--no-cuda-graphs"])
+    assert (given["num_gpu_blocks_override"], given["max_num_batched_tokens"]) == (3, 2)
+    assert given["enforce_eager"] is True
+    assert _arguments(["a", "--no-overlap"])["async_scheduling"] is False
+    assert main(["a", "--max-batchd-tokens", "2"]) == 2
+    assert "did you mean --max-num-batched-tokens?" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -77,7 +102,6 @@ def test_names_of_vllm() -> None:
         ("- a", "should map names"),
         ("a: [", "cannot read"),
         ("no-such-flag: 1", "unrecognized arguments"),
-        ("enforce-eager: false", "leave enforce-eager out"),
     ],
 )
 def test_files_that_are_refused(tmp_path: Path, text: str, words: str, capsys) -> None:
@@ -96,9 +120,23 @@ def test_files_that_are_refused(tmp_path: Path, text: str, words: str, capsys) -
         (["a", "--max-model-len", "4Q"], "'4Q' is not a number"),
         (["a", "--max-model-len", "K"], "'K' is not a number"),
         (["a", "--max-num-sequences", "4"], "did you mean --max-num-seqs?"),
-        (["a", "--port", "70000"], "--port must be in"),
-        (["a", "--max-request-bytes", "0"], "--max-request-bytes must be at least 1"),
-        (["a", "--request-timeout", "0"], "--request-timeout must be in"),
+        (["a", "--port", "70000"], "--port must be an integer in [0, 65535]; got 70000"),
+        (["a", "--max-request-bytes", "0"], "--max-request-bytes must be an integer >= 1"),
+        (
+            ["a", "--request-timeout", "0"],
+            "--request-timeout must be a number of seconds in (0, 1000000]",
+        ),
+        (
+            ["a", "--request-read-timeout", "nan"],
+            "--request-read-timeout must be a number of seconds",
+        ),
+        (
+            ["a", "--request-read-timeout", "0"],
+            "--request-read-timeout must be a number of seconds in (0",
+        ),
+        (["a", "--timeout-graceful-shutdown", "-1"], "--timeout-graceful-shutdown must be"),
+        (["a", "--timeout-graceful-shutdown", "nan"], "--timeout-graceful-shutdown must be"),
+        (["--config", "/dev/zero"], "cannot read --config /dev/zero: not a regular file"),
         (["a", "--api-key", ""], "--api-key must not be empty"),
     ],
 )
@@ -106,6 +144,23 @@ def test_flags_that_are_refused(flags: list[str], words: str, capsys) -> None:
     assert main(flags) == 2
     error = capsys.readouterr().err
     assert words in error
+
+
+@pytest.mark.parametrize("host", ["a" * 300, "a..b", "nul\0"])
+def test_hosts_that_no_name_is(artifact: Path, host: str, capsys) -> None:
+    assert main([str(artifact), "--host", host]) == 2
+    assert "cannot listen on" in capsys.readouterr().err
+
+
+def test_a_tokenizer_that_is_no_file(artifact: Path, tmp_path: Path, capsys) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(artifact, copy)
+    for make in (os.mkfifo, lambda path: path.symlink_to("/dev/zero")):
+        file = copy / "tokenizer" / "tokenizer.json"
+        file.unlink()
+        make(file)
+        assert main([str(copy)]) == 2
+        assert "not a" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -123,10 +178,18 @@ def test_a_digest_admits_one_artifact(artifact: Path, capsys) -> None:
 def test_machine_code_is_run_only_if_allowed_or_pinned() -> None:
     settings = Settings(Path("a"))
     assert engine_arguments(settings, "d") == {"digest": "d", "shipped_kernels": False}
-    pinned = replace(settings, digest="d")
+    pinned = replace(settings, engine={"digest": "d"})
     assert engine_arguments(pinned, "d") == {"digest": "d", "shipped_kernels": True}
-    refused = replace(pinned, engine={"shipped_kernels": False})
+    refused = replace(pinned, engine={"digest": "d", "shipped_kernels": False})
     assert engine_arguments(refused, "d") == {"digest": "d", "shipped_kernels": False}
+
+
+def test_sizes_of_graphs_reach_the_engine_process() -> None:
+    """As they went over a pipe, where tuples become lists."""
+    given = given_options(EngineOptions, serve._arguments(["a", "--mixed-graph-tokens", "8,16"]))
+    sent = msgspec.json.encode(protocol.EngineOptions("a", "", given))
+    received = msgspec.json.decode(sent, type=protocol.EngineOptions)
+    assert EngineOptions(**received.engine).mixed_graph_tokens == (8, 16)
 
 
 def test_keys_are_not_printed() -> None:
@@ -137,7 +200,7 @@ def test_keys_are_not_printed() -> None:
     ("flags", "said"),
     [
         (["--max-num-seqs", "0"], "--max-num-seqs must be an integer >= 1; got 0"),
-        (["--rank-timeout", "nan"], "--rank-timeout=nan must be a number of seconds in (0, 1e6]"),
+        (["--rank-timeout", "nan"], "--rank-timeout must be a number of seconds in (0, 1000000]"),
         (["--draft", "none", "--num-speculative-tokens", "2"], "contradicts --draft='none'"),
     ],
     ids=str,

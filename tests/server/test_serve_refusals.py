@@ -7,7 +7,7 @@ import pytest
 from tests.server.conftest import KEY
 from tests.server.serving import Answer, Server, serving
 
-COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
 MESSAGES = [{"role": "user", "content": "hi"}]
 TOOL = {"type": "function", "function": {"name": "look"}}
 
@@ -71,12 +71,44 @@ def test_completions(server: Server, body, status, param, words) -> None:
         ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens"),
         ({"store": True}, "store"),
         ({"audio": {}}, "audio"),
+        ({"n": 10**12}, "n"),
     ],
 )
 def test_chats(server: Server, change, param) -> None:
     answer = server.request("POST", CHAT, {"messages": MESSAGES, **change})
     error = error_of(answer)
     assert (answer.status, error["param"]) == (400, param), error
+
+
+HALF = "\ud800"
+CALL = {"id": "a", "function": {"name": "look", "arguments": {HALF: 1}}}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (RESPONSES, {"input": [{"role": "messages[99]", "content": "x"}]}),
+        (RESPONSES, {"input": [{"role": "user", "content": "x", "type": "messages[99]"}]}),
+        (RESPONSES, {"input": "x", "text": {HALF: 1}}),
+        (RESPONSES, {"input": "x", "reasoning": {HALF: 1}}),
+        (COMPLETIONS, {"prompt": "a", HALF: 1}),
+        (COMPLETIONS, {"prompt": "a", "logit_bias": {HALF: 1}}),
+        (COMPLETIONS, {"prompt": "a", "structured_outputs": {HALF: 1}}),
+        (COMPLETIONS, {"prompt": "a", "stream_options": {HALF: 1}}),
+        (COMPLETIONS, {"prompt": "a", "guided_json": {"properties": {HALF: {}}}}),
+        (CHAT, {"messages": MESSAGES, "response_format": {"type": HALF}}),
+        (CHAT, {"messages": MESSAGES, "tool_choice": {HALF: 1}}),
+        (CHAT, {"messages": [{"role": HALF, "content": "x"}]}),
+        (CHAT, {"messages": [*MESSAGES, {"role": "assistant", "tool_calls": [CALL]}]}),
+        (CHAT, {"messages": MESSAGES, "tools": [{**TOOL, "type": HALF}]}),
+        (CHAT, {"messages": MESSAGES, "tools": [{**TOOL, "function": {"name": HALF}}]}),
+    ],
+)
+def test_names_that_mean_something_else_or_no_text(server: Server, path, body) -> None:
+    """Where errors repeat them, as where they are read."""
+    answer = server.request("POST", path, body)
+    assert answer.status == 400, answer
+    error_of(answer)
 
 
 @pytest.mark.parametrize(

@@ -159,7 +159,6 @@ def test_limits_of_one_request(server: Server, field, param, words) -> None:
     [
         {"guided_regex": "(a{0,300}){0,300}"},
         {"guided_regex": "((((a*)*)*)*)*b"},
-        {"guided_regex": "(.{0,1000}){1000}"},
         {"guided_json": {"type": "string", "maxLength": 10**9}},
         {"guided_json": {"type": "array", "minItems": 10**6, "items": {"type": "integer"}}},
     ],
@@ -169,3 +168,14 @@ def test_short_grammars_of_many_texts_are_served(server: Server, field) -> None:
     answer = server.post(COMPLETIONS, prompt="a", max_tokens=4, **field)
     assert answer.status == 200, answer
     server.wait_for_idle()
+
+
+@pytest.mark.parametrize(
+    "pattern", ["(.{0,1000}){1000}", "((((a{0,99}){0,99}){0,99}){0,99}){0,99}"]
+)
+def test_grammars_of_which_each_token_takes_longer_are_refused(server: Server, pattern) -> None:
+    """By a process of their own: the steps of other requests do not wait for them."""
+    schema = {"type": "string", "pattern": f"^{pattern}$"}
+    for field, value in (("guided_regex", pattern), ("guided_json", schema)):
+        answer = server.post(COMPLETIONS, prompt="a", max_tokens=4, **{field: value})
+        assert (answer.status, answer.json()["error"]["param"]) == (400, field)

@@ -100,3 +100,10 @@ def test_a_signal_while_the_engine_loads(artifact: Path) -> None:
         assert server.terminate() == 0
     finally:
         server.process.kill()
+
+
+def test_a_signal_while_the_server_starts(artifact: Path, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    server = Server(artifact)  # which listens, and has not started an engine yet
+    assert server.terminate() == 0
+    assert not list(tmp_path.iterdir())

@@ -8,8 +8,8 @@ from pydantic import ValidationError
 from tokenizers import Tokenizer
 
 from dsa_compile.runtime.requests.logprobs import TokenLogprobs
-from dsa_compile.server import service
 from dsa_compile.server.openai_types import ChatRequest, CompletionRequest, ResponsesRequest
+from dsa_compile.server.prompt_encoding import encoder
 from dsa_compile.server.token_text import CompletionLogprobs
 from tests.server.conftest import CHECKPOINT
 from tests.server.serving import PATIENCE, Server, serving
@@ -141,8 +141,8 @@ def tokenizer() -> Tokenizer:
 def test_a_text_has_the_same_ids_while_other_threads_run(tokenizer: Tokenizer) -> None:
     for text in ("def main(argv=None):\n" * 300, "café 日本語 👩‍👩‍👧 " * 50, ""):
         for special in (True, False):
-            want = service._encode_at_once(tokenizer, special, text).ids
-            assert service._encode_unlocked(tokenizer, special, text).ids == want
+            want = tokenizer.encode(text, add_special_tokens=special).ids
+            assert encoder(tokenizer, special).encode(text).ids == want
 
 
 def test_parts_of_characters_have_names_of_their_own_and_places_in_the_text(tokenizer) -> None:

@@ -75,7 +75,7 @@ def _engines(
     if DRAFT in answers.recompiled.replay.final.plans:
         planned = {"draft": "mtp", "num_speculative_tokens": _DRAFTS}
         yield planned, described
-        yield planned | {"overlap": True}, params
+        yield planned | {"async_scheduling": True}, params
         yield planned | {"deterministic": True}, params
 
 
@@ -87,7 +87,7 @@ def _answers(
 ) -> tuple[list[Tokens], Any]:
     runner = FollowingDraftingRunner if options else FollowingRunner
     longest = max(map(len, prompts)) + _TOKENS
-    engine = answers.load({"max_running": _PROMPTS, **options}, longest, runner)
+    engine = answers.load({"max_num_seqs": _PROMPTS, **options}, longest, runner)
     used = engine._runner  # which a closed engine has no more
     try:
         outputs = engine.generate([list(prompt) for prompt in prompts], params)

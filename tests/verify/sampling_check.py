@@ -79,7 +79,7 @@ class _Check:
 
     def wrong(self, cases: Sequence[Case], overlap: bool) -> tuple[Case, str] | None:
         """The first case that is answered wrongly, and how."""
-        options = {"max_running": _ROWS, "overlap": overlap}
+        options = {"max_num_seqs": _ROWS, "async_scheduling": overlap}
         longest = len(self.script.logits) + TOKENS
         script = partial(ScriptedRunner, logits=self.script.logits, ends=self.script.ends)
         engine = self.answers.load(options, longest, script)
@@ -228,7 +228,7 @@ def _prompt_problem(answers: Answers) -> str:
         )
         for n in range(len(prompts))
     ]
-    engine = answers.load({"max_batched_tokens": 8}, max(_MEASURED) + 2)
+    engine = answers.load({"max_num_batched_tokens": 8}, max(_MEASURED) + 2)
     try:
         outputs = engine.generate([list(prompt) for prompt in prompts], params)
     finally:

@@ -16,12 +16,12 @@ def test_a_device_has_the_scenes_of_the_cpu_and_graphs() -> None:
     on_cpu = list(drafted_scenes(16, 8, 512))
     assert alone == on_cpu[0]
     assert "CUDA graphs" in graphs.without
-    assert [scene.options["cuda_graphs"] for scene in (graphs, cut)] == [True, True]
+    assert [scene.options["enforce_eager"] for scene in (graphs, cut)] == [False, False]
     assert graphs.ahead, "the host chooses tokens that are described, and no graph runs"
-    assert cut.but(cuda_graphs=False).options == on_cpu[1].options
+    assert cut.but(enforce_eager=True).options == on_cpu[1].options
     for scene in (alone, graphs, cut):
-        rows = scene.options["max_running"] * (1 + scene.options["num_speculative_tokens"])
-        assert scene.options.get("max_batched_tokens", rows) >= rows
+        rows = scene.options["max_num_seqs"] * (1 + scene.options["num_speculative_tokens"])
+        assert scene.options.get("max_num_batched_tokens", rows) >= rows
 
 
 @pytest.mark.slow

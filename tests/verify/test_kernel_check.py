@@ -1,5 +1,6 @@
 """Kernels against references: healthy ones pass, wrong ones are named."""
 
+import json
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -8,14 +9,20 @@ from typing import Any
 import pytest
 import torch
 
+from dsa_compile.frontend.architectures import spec_of
+from dsa_compile.ir.dims import FakeWorld
 from dsa_compile.kernels.registry import load
 from dsa_compile.lowering.compile_model import compile_model
+from dsa_compile.ops.pointwise import pointwise
 from dsa_compile.runtime.execution import executor
 from dsa_compile.testing.models import save_hf, tiny_config, tiny_model
 from dsa_compile.verify.checks import kernel_by_op
+from dsa_compile.verify.checks.kernel_call import OpCall
 from dsa_compile.verify.checks.kernel_check import KernelReport, check_kernels, wrong_kernels
 from dsa_compile.verify.comparison.kernel_errors import KernelError
+from dsa_compile.verify.inputs.prompt import Chunk, Part
 from dsa_compile.verify.recompiled_artifact import RecompiledArtifact
+from tests.passes.sketch import region, value, weight
 
 TOKENS = 27
 
@@ -162,3 +169,39 @@ def test_a_kernel_that_raises_in_a_later_layer_is_named(
 def test_what_is_not_finite_has_no_size() -> None:
     assert "not finite" in KernelError(math.inf, 1e-3, math.inf).problem
     assert "inf" not in KernelError(0.5, 1e-3, 0.5).problem
+
+
+ROTATED = json.dumps({
+    "inputs": 4,
+    "calls": [["aten.mul.Tensor", ["%0", "%1"]], ["aten.mul.Tensor", ["%0", "%2"]],
+              ["aten.add.Tensor", ["%4", "%5"]], ["aten.mul.Tensor", ["%6", "%3"]]],
+    "results": ["%7"],
+})  # fmt: skip
+
+
+@pytest.mark.parametrize(("wrong", "problem"), [(1.0, ""), (1.5, "differs by")])
+def test_a_chain_that_rounds_less_than_its_reference_is_right(wrong: float, problem: str) -> None:
+    """Its operands are a list, some with a row for every token and some without."""
+    narrow = torch.bfloat16
+    shapes = [value(name, "T", 16, dtype=narrow) for name in ("x", "cos", "sin")]
+
+    @region("dense", *shapes, weight("scale", 16, dtype=narrow))
+    def sketch(x: Any, cos: Any, sin: Any, scale: Any) -> Any:
+        return torch.ops.dsa.pointwise.default([x, cos, sin, scale], ROTATED)[0]
+
+    graph = sketch.trace(FakeWorld()).graph
+    (node,) = (n for n in graph.nodes if n.target is torch.ops.dsa.pointwise.default)
+    made = torch.Generator().manual_seed(0)
+    x, cos, scale = (torch.randn(n, 16, generator=made) for n in (TOKENS, TOKENS, 1))
+    sin = -cos * (1 + torch.randn(TOKENS, 16, generator=made) / 20)  # terms that almost cancel
+    given = [t.to(narrow) for t in (x, cos, sin, scale[0])]
+    chunk = Chunk((Part(0, 0, TOKENS),))
+    call = OpCall(node, (given, ROTATED), chunk, spec_of(tiny_config(2).to_dict()))
+
+    def once(inputs: list[torch.Tensor], program: str) -> list[torch.Tensor]:
+        rounded = pointwise([t.float() for t in inputs], program)
+        return [(wrong * result).to(narrow) for result in rounded]
+
+    found, ratio = call.judge(call.reference(), call.kernel(once))
+    assert found.startswith(problem)
+    assert (ratio > 1) is bool(found) is bool(problem)

@@ -9,11 +9,11 @@ from torch import fx
 
 from dsa_compile.facts.config import CompileConfig
 from dsa_compile.frontend.build import build_program
+from dsa_compile.ir import hazards_streams, storage, streams
 from dsa_compile.ir.hazards import find_hazards
 from dsa_compile.ir.program import Program
 from dsa_compile.ir.region import Region, Role
 from dsa_compile.ops import KEEP_ALIVE, WAIT_EVENT
-from dsa_compile.overlap import hazards_streams, storage, streams
 from dsa_compile.passes import overlap_streams
 from dsa_compile.runtime.execution.streams import StreamSwitch
 from dsa_compile.testing.models import save_hf, tiny_config, tiny_model

@@ -22,8 +22,8 @@ from dsa_compile.verify.inputs.sample import is_wide, sample_of
 from dsa_compile.verify.inputs.sampled_parameters import SampledParameters
 from dsa_compile.verify.recompiled_artifact import ExportedArtifact, RecompiledArtifact
 from dsa_compile.verify.sampled_artifact import SampledArtifact, sampled_artifact
-from tests.planted_bugs.catalogue import RECOGNISE
-from tests.planted_bugs.planting import PlantedBug, Struck
+from tests.planted_bugs.faults import fault_named
+from tests.planted_bugs.planting import planted
 from tests.quick_cases import quick_first
 
 RELEASED = Path(__file__).parents[2] / "examples" / "deepseek_v32"
@@ -215,16 +215,13 @@ def test_its_heads_are_the_first_ones(recompiled: RecompiledArtifact) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", quick_first(["gate and up of the experts exchanged", "RoPE in the other layout"])
+    "name", quick_first(["gate-and-up-of-experts-exchanged", "rope-in-the-other-layout"])
 )
-def test_a_planted_fault_is_named(
-    name: str, artifact: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bug: PlantedBug = next(bug for bug in RECOGNISE if bug.name == name)
-    struck = Struck()
-    bug.plant(monkeypatch, struck)
-    found = checked(sampled_artifact(RecompiledArtifact.open(artifact), EXPERTS))
-    assert {site.pass_name for site in found.wrong} == {bug.pass_name}
+def test_a_planted_fault_is_named(name: str, artifact: Path) -> None:
+    fault = fault_named(name)
+    with planted(fault.plant):
+        found = checked(sampled_artifact(RecompiledArtifact.open(artifact), EXPERTS))
+    assert {site.pass_name for site in found.wrong} == {fault.culprit}
 
 
 @pytest.mark.slow

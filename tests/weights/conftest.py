@@ -54,6 +54,8 @@ def spec_of():
 @pytest.fixture(scope="session")
 def open_checkpoint(spec_of):
     def open_(directory, layers=(0, 1, 2)):
-        return Checkpoint.open(directory, spec_of(directory), layers)
+        checkpoint = Checkpoint.open(directory, spec_of(directory), layers)
+        checkpoint.set_aside(spec_of(directory), layers)  # as a compilation does
+        return checkpoint
 
     return open_

@@ -29,7 +29,6 @@ def assert_same(checkpoint, state, dtype=torch.float32):
 def test_plain_layouts(layout, dtype, model, request, open_checkpoint):
     checkpoint = open_checkpoint(request.getfixturevalue(layout))
     assert_same(checkpoint, model.state_dict(), dtype)
-    assert checkpoint.notes == ()
 
 
 @pytest.mark.parametrize("slab", [1, 70_000, 8 << 20])
@@ -65,6 +64,16 @@ def test_bf16_save_pretrained(tmp_path, open_checkpoint):
     assert checkpoint.stored_dtype(kept) == torch.float32
 
 
+def test_routers_that_a_recipe_rounds(hf_dir, tmp_path, open_checkpoint):
+    (note,) = open_checkpoint(hf_dir).rounded_routers(torch.bfloat16)
+    assert note.startswith("2 router matrices are stored in fp32 and rounded by this recipe")
+    assert open_checkpoint(hf_dir).rounded_routers(torch.float32) == ()
+    save_hf(tiny_model(tiny_config(3), dtype=torch.bfloat16), tmp_path)  # fp32, with bf16 values
+    checkpoint = open_checkpoint(tmp_path)
+    assert checkpoint.stored_dtype("model.layers.2.mlp.gate.weight") == torch.float32
+    assert checkpoint.rounded_routers(torch.bfloat16) == ()
+
+
 @pytest.mark.parametrize("layout", ["hub_dir", "hf_dir", "fused_dir"])
 def test_any_strides(layout, request, open_checkpoint):
     checkpoint = open_checkpoint(request.getfixturevalue(layout))
@@ -73,12 +82,6 @@ def test_any_strides(layout, request, open_checkpoint):
         strided = torch.empty(*shape[:-2], shape[-1], shape[-2]).transpose(-1, -2)
         checkpoint.read_into(name, strided)
         assert torch.equal(strided, read(checkpoint, name))
-
-
-def test_mtp_layer_is_noted(hub_dir, open_checkpoint):
-    (note,) = open_checkpoint(hub_dir).notes
-    assert note.startswith("MTP layer 3: ")
-    assert note.endswith(" tensors skipped")
 
 
 def test_layers_left_out_need_no_files(model, tmp_path, hf_dir, open_checkpoint):

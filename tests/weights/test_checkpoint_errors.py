@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from dsa_compile.errors import CheckpointError
+from dsa_compile.weights.dtypes import SAFETENSORS_DTYPES
 
 INDEX = "model.safetensors.index.json"
 KV_A = "model.layers.1.self_attn.kv_a_proj_with_mqa.weight"
@@ -110,7 +111,8 @@ def test_file_that_is_something_else(damage, open_checkpoint):
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        (lambda h: h[KV_A].update(dtype="F4"), "unknown dtype 'F4'"),
+        (lambda h: h[KV_A].update(dtype="F4"), "does not hold its shape"),
+        (lambda h: h[KV_A].update(dtype=8), "is malformed"),
         (lambda h: h[KV_A].update(shape=[576, "200"]), "is malformed"),
         (lambda h: h[KV_A].update(shape=[576, -200]), "is malformed"),
         (lambda h: h[KV_A].update(shape=[577, 200]), "does not hold its shape"),
@@ -233,18 +235,26 @@ def test_wrong_shape(damage, open_checkpoint, key):
     refused(damage.directory, open_checkpoint, damage.home(key), f"{key!r} has shape", "asks for")
 
 
-@pytest.mark.parametrize("dtype", [torch.int8, torch.float64, torch.float8_e5m2])
+@pytest.mark.parametrize("tag", ["I8", "F64", "F8_E5M2", "U16", "F8_E8M0", "C64"])
 @pytest.mark.parametrize("key", [NORM, KV_A])
-def test_wrong_dtype(damage, open_checkpoint, key, dtype):
-    damage.set(key, torch.ones(damage.get(key).shape).to(dtype))
-    refused(
-        damage.directory, open_checkpoint, damage.home(key), key, str(dtype)[6:], "wanted F32, BF16"
-    )
+def test_wrong_dtype(damage, open_checkpoint, key, tag):
+    damage.set(key, torch.ones(damage.get(key).shape).to(SAFETENSORS_DTYPES[tag]))
+    home = damage.home(key)
+    refused(damage.directory, open_checkpoint, home, key, f"stored as {tag};", "wanted F32, BF16")
+
+
+def test_type_that_is_not_known(damage, open_checkpoint):
+    """Refused where a weight needs the tensor, and nowhere else: no draft layer is asked for."""
+    drafts = "model.layers.3.enorm.weight"
+    damage.edit_header(drafts, lambda h: h[drafts].update(dtype="F7"))
+    open_checkpoint(damage.directory)
+    damage.edit_header(KV_A, lambda h: h[KV_A].update(dtype="F7"))
+    refused(damage.directory, open_checkpoint, damage.home(KV_A), KV_A, "stored as F7; wanted F32")
 
 
 def test_fp8_norm(damage, open_checkpoint):
     damage.set(NORM, damage.get(NORM).to(torch.float8_e4m3fn))
-    refused(damage.directory, open_checkpoint, damage.home(NORM), NORM, "float8_e4m3fn")
+    refused(damage.directory, open_checkpoint, damage.home(NORM), NORM, "F8_E4M3")
 
 
 @pytest.mark.parametrize("key", [KV_A, EXPERT])
@@ -263,15 +273,16 @@ def test_wrong_scale_grid(damage, open_checkpoint, key, change):
     refused(damage.directory, open_checkpoint, home, f"{key}_scale_inv' has shape", "needs [")
 
 
-def test_wrong_scale_dtype(damage, open_checkpoint):
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int32, torch.uint8])
+def test_wrong_scale_dtype(damage, open_checkpoint, dtype):
     key = KV_A + "_scale_inv"
-    damage.set(key, damage.get(key).bfloat16())
+    damage.set(key, damage.get(key).to(dtype))
     refused(damage.directory, open_checkpoint, damage.home(key), key, "scales must be F32")
 
 
 def test_scale_of_a_plain_weight(damage, open_checkpoint):
     damage.set(KV_A, damage.get(KV_A).float().bfloat16())
-    refused(damage.directory, open_checkpoint, f"{KV_A}_scale_inv", "plain bfloat16")
+    refused(damage.directory, open_checkpoint, f"{KV_A}_scale_inv", "plain BF16")
 
 
 def test_fp8_without_quantization_config(damage, open_checkpoint):
@@ -280,6 +291,13 @@ def test_fp8_without_quantization_config(damage, open_checkpoint):
     del config["quantization_config"]
     path.write_text(json.dumps(config))
     refused(damage.directory, open_checkpoint, "is FP8", "no quantization_config")
+
+
+def test_scale_of_a_weight_in_whole_blocks(damage, open_checkpoint):
+    """Values that were cast without their scales would be read as the weights."""
+    key = "model.layers.0.self_attn.kv_b_proj.weight"
+    damage.set(key, damage.get(key).float().bfloat16())
+    refused(damage.directory, open_checkpoint, f"{key}_scale_inv", "plain BF16")
 
 
 def test_unexpected_keys(damage, open_checkpoint):
@@ -308,4 +326,4 @@ def test_mtp_layer_the_configuration_does_not_name(damage, open_checkpoint):
 
 def test_scale_of_an_unquantised_weight(damage, open_checkpoint):
     damage.set("lm_head.weight_scale_inv", torch.ones(4, 2))
-    refused(damage.directory, open_checkpoint, "lm_head.weight_scale_inv", "plain bfloat16")
+    refused(damage.directory, open_checkpoint, "lm_head.weight_scale_inv", "plain BF16")

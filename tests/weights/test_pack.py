@@ -135,7 +135,7 @@ def test_weights_that_are_not_there(packed, plan, tmp_path):
     with pytest.raises(ArtifactError, match=r"layer-1\.safetensors: lacks the weight 'head'"):
         source.read("layer-1", "head")
     other = WeightEntry("float32", (200,), Load("x"))
-    with pytest.raises(ArtifactError, match=r"'norm' is torch.bfloat16 \[200\], the weight plan"):
+    with pytest.raises(ArtifactError, match=r"'norm' is BF16 \[200\], the weight plan"):
         source.fill("layer-1", "norm", other, {}, torch.empty(200))
 
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from dsa_compile.errors import ArtifactError, CheckpointError
+from dsa_compile.testing import models
 from dsa_compile.weights import stored
 from dsa_compile.weights.block_fp8 import BLOCK, E4M3, quantize_rows, scale_shape
 from dsa_compile.weights.materialize import materialize
@@ -154,8 +155,19 @@ def test_what_is_made_from_parts_of_parameters_is_not_quantized_silently(make, o
         infer_shape(make(of), {}, lambda name: (4, 4))
 
 
-def test_blocks_of_another_size_are_refused(hub_dir, open_checkpoint):
-    checkpoint = open_checkpoint(hub_dir)
-    checkpoint._reader._block = (64, 128)
-    with pytest.raises(CheckpointError, match=r"blocks of \(64, 128\), recipe fp8 takes 128x128"):
-        quantized(checkpoint, PLAIN, 1)
+def test_blocks_of_another_size(model, tmp_path, open_checkpoint, monkeypatch):
+    """Dequantised as any; not taken as blocks, which is known before anything is read."""
+    monkeypatch.setattr(models, "FP8_BLOCK", (64, 96))
+    models.save_hub(model, tmp_path)
+    checkpoint = open_checkpoint(tmp_path)
+    wide = torch.empty(checkpoint.shape(PLAIN))
+    checkpoint.read_into(PLAIN, wide)
+    want = models.dequantise(*models.quantise(model.get_parameter(PLAIN).detach()))
+    assert torch.equal(wide, want)
+    refused = r"blocks of \(64, 96\), recipe fp8 takes 128x128"
+    for name, stacked in CASES:
+        with pytest.raises(CheckpointError, match=refused):
+            checkpoint.check_blocks(name)
+        with pytest.raises(CheckpointError, match=refused):
+            quantized(checkpoint, name, stacked)
+    checkpoint.check_blocks("lm_head.weight")

@@ -120,7 +120,7 @@ def start_rows(known: Known, block_size: int) -> Started:
     start, last = torch.empty_like(known.rows), torch.empty_like(known.rows)
     step = _rows(1, tokens, columns, known.ids)
     deeper = _rows(depths, requests, columns, known.ids)
-    drafts = _parts(width - 1, (requests,), known.ids)
+    drafts = parts_apart(width - 1, (requests,), known.ids)
     _kernel("start_rows", _THREADS)(
         (tokens + depths * requests, 1, 1),
         _THREADS,
@@ -214,15 +214,15 @@ def _grid(threads: int) -> tuple[int, int, int]:
 def _rows(parts: int, rows: int, columns: int, like: Tensor) -> Rows:
     """Memory for some parts of so many rows, each tensor with the parts in front."""
     return Rows(
-        _parts(parts, (rows,), like),
-        _parts(parts, (rows,), like),
-        _parts(parts, (rows, _WORDS), like),
-        _parts(parts, (rows,), like, torch.int32),
-        _parts(parts, (rows, columns), like, torch.int32),
+        parts_apart(parts, (rows,), like),
+        parts_apart(parts, (rows,), like),
+        parts_apart(parts, (rows, _WORDS), like),
+        parts_apart(parts, (rows,), like, torch.int32),
+        parts_apart(parts, (rows, columns), like, torch.int32),
     )
 
 
-def _parts(
+def parts_apart(
     count: int, shape: tuple[int, ...], like: Tensor, dtype: torch.dtype = torch.int64
 ) -> Tensor:
     """Memory ``[count, *shape]`` in which each part begins at a multiple of 256 bytes."""

@@ -99,10 +99,10 @@ def trace_drafts(
         raise UserError("--num-speculative-tokens 0: nothing would be drafted; give 1 to 4")
     method = draft or "mtp"
     options = EngineOptions(
-        max_running=1,
-        enable_prefix_cache=False,
-        overlap=False,
-        cuda_graphs=False,
+        max_num_seqs=1,
+        enable_prefix_caching=False,
+        async_scheduling=False,
+        enforce_eager=True,
         draft=method,
         num_speculative_tokens=num_speculative_tokens,
         model_dir=model_dir,

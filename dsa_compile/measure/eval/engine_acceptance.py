@@ -170,7 +170,10 @@ def drafting_engine(loaded: LoadedArtifact, depth: int, max_tokens: int) -> Draf
         plans=manifest.plans,
     )
     options = EngineOptions(
-        max_running=1, enable_prefix_cache=False, overlap=False, max_batched_tokens=_CHUNK
+        max_num_seqs=1,
+        enable_prefix_caching=False,
+        async_scheduling=False,
+        max_num_batched_tokens=_CHUNK,
     )
     return DraftingEngine(runner, options)
 

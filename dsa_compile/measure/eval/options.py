@@ -4,7 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dsa_compile.common.names import one_of
-from dsa_compile.errors import UserError
+from dsa_compile.common.option_keywords import has_options
+from dsa_compile.common.options import check, option
+from dsa_compile.errors import OptionValueError, UserError
 from dsa_compile.facts.model_spec import ModelSpec
 from dsa_compile.measure.eval.selections import DENSE, SELECTIONS, SPARSE
 
@@ -12,6 +14,7 @@ MEASURES = ("perplexity", "recall", "indexer", "mtp", "layers", "hf")
 _CONTEXT = 1536
 
 
+@has_options
 @dataclass(frozen=True)
 class Options:
     """Options of one evaluation.
@@ -20,57 +23,47 @@ class Options:
         measures: of :data:`MEASURES`. ``layers`` needs ``reference``.
         selections: of :data:`~dsa_compile.measure.eval.selections.SELECTIONS`; how perplexity,
             recall and indexer overlap choose keys.
-        texts: text files; none for the held-out set of the example.
-        tokens: of text to score for perplexity, about.
-        context: longest sequence; None for 1536 or four times ``index_topk``, whichever is more,
-            if the model takes as many.
-        distances: of recall, in tokens; None for multiples of ``index_topk``.
-        prompts: of recall at each distance.
-        sequences: for the indexer (at each length), the layers and MTP on text.
-        greedy_prompts: to compare greedy generations with transformers.
-        draft_prompts: whose greedy continuations are drafted.
-        generate: tokens generated for a prompt.
-        depth: drafts in a chain.
-        reference: artifact that the layers are compared with.
-        record: leave the acceptance of drafts in the artifact.
-        seed: of everything drawn.
     """
 
     measures: tuple[str, ...] = ("perplexity", "recall", "indexer", "mtp")
     selections: tuple[str, ...] = (SPARSE, DENSE)
-    texts: tuple[Path, ...] = ()
-    tokens: int = 32_768
-    context: int | None = None
-    distances: tuple[int, ...] | None = None
-    prompts: int = 40
-    sequences: int = 4
-    greedy_prompts: int = 32
-    draft_prompts: int = 16
-    generate: int = 32
-    depth: int = 4
-    reference: Path | None = None
-    record: bool = False
-    seed: int = 0
+    reference: Path | None = option(
+        None, "measure the error after each layer against this artifact of the same model",
+        metavar="ARTIFACT",
+    )  # fmt: skip
+    texts: tuple[Path, ...] = option(
+        (), "UTF-8 text files, cut into windows of {context} tokens", several="words",
+        metavar="FILE", flag="text", unset="the held-out text of examples/tiny_v32",
+    )  # fmt: skip
+    tokens: int = option(32_768, "of text to score for perplexity, about", unit="tokens", least=1)
+    context: int | None = option(
+        None, "tokens of the longest sequence", unit="tokens", least=3,
+        unset=f"{_CONTEXT} or four times index_topk, the larger, within the model's limit",
+    )  # fmt: skip
+    distances: tuple[int, ...] | None = option(
+        None, "of recall, in tokens", unit="tokens", least=1, several="commas",
+        unset="1, 2, 4, 8, 12 and 16 times index_topk, as fits",
+    )  # fmt: skip
+    prompts: int = option(40, "recall prompts at each distance", least=1)
+    sequences: int = option(
+        4, "for the indexer (at each length), the layers, logits and drafts on text", least=1
+    )
+    greedy_prompts: int = option(32, "generations to compare with transformers", least=1)
+    draft_prompts: int = option(16, "generations to draft along", least=1)
+    generate: int = option(32, "tokens of a generation, more than {depth}", unit="tokens", least=2)
+    depth: int = option(4, "drafts in a chain", least=1)
+    record: bool = option(
+        False, "leave in ARTIFACT how many drafts were right, by text and depth; an engine over it "
+        "warns where fewer are",
+    )  # fmt: skip
+    seed: int = option(0, "of everything random")
 
     def __post_init__(self) -> None:
         _all_of("measure", self.measures, MEASURES)
         _all_of("selection", self.selections, SELECTIONS)
-        least = {
-            "tokens": 1,
-            "context": 3,
-            "prompts": 1,
-            "sequences": 1,
-            "greedy_prompts": 1,
-            "draft_prompts": 1,
-            "depth": 1,
-            "generate": self.depth + 1,
-        }
-        for name, bound in least.items():
-            value = getattr(self, name)
-            if value is not None and value < bound:
-                raise UserError(f"{name.replace('_', '-')} {value} must be at least {bound}")
-        if any(distance < 1 for distance in self.distances or ()):
-            raise UserError(f"distances {self.distances} must be at least 1")
+        check(self)
+        if self.generate <= self.depth:
+            raise OptionValueError("{generate} must be more than {depth}; got {}", self.generate)
         if self.record and "mtp" not in self.measures:
             raise UserError("--record is about drafts, and --only leaves them out; add mtp")
         if "layers" in self.measures and self.reference is None:

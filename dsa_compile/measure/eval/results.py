@@ -55,7 +55,7 @@ class ArtifactResults:
             path=str(loaded.artifact.path),
             digest=manifest.digest,
             recipe=manifest.recipe,
-            disabled=manifest.compile.disable,
+            disabled=tuple(manifest.compile.disable),
         )
 
     def of_type(self, kind: type[_R]) -> list[_R]:

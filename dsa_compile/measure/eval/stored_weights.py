@@ -43,25 +43,33 @@ class StoredWeights:
         if not stem.endswith(".experts") or name in self._files:
             return self._stored(name)
         experts: list[Tensor] = []
-        while f"{stem}.{len(experts)}.{_EXPERT_MATRICES[leaf][0]}.weight" in self._files:
-            prefix = f"{stem}.{len(experts)}"
-            parts = [self._stored(f"{prefix}.{part}.weight") for part in _EXPERT_MATRICES[leaf]]
-            experts.append(torch.cat(parts))
+        leaves = _EXPERT_MATRICES[leaf]
+        common = self._scales(name) if f"{name}_scale_inv" in self._files else None
+        while f"{stem}.{(number := len(experts))}.{leaves[0]}.weight" in self._files:
+            scales = [None] * len(leaves) if common is None else common[number].chunk(len(leaves))
+            keys = [f"{stem}.{number}.{part}.weight" for part in leaves]
+            experts.append(torch.cat(list(map(self._stored, keys, scales))))
         if not experts:
             raise CheckpointError(f"{self._model_dir}: {name!r} is not stored")
         return torch.stack(experts)
 
-    def _stored(self, key: str) -> Tensor:
+    def _stored(self, key: str, scales: Tensor | None = None) -> Tensor:
         if key not in self._files:
             raise CheckpointError(f"{self._model_dir}: {key!r} is not stored")
         values = self._raw(key)
         if values.dtype is not torch.float8_e4m3fn:
             return values.float()
         assert self._block is not None, key
-        scales = self._raw(f"{key}_scale_inv")
+        scales = self._scales(key) if scales is None else scales
         row = torch.arange(values.shape[0]) // self._block[0]
         column = torch.arange(values.shape[1]) // self._block[1]
         return values.float() * scales[row][:, column]
+
+    def _scales(self, key: str) -> Tensor:
+        scales = self._raw(f"{key}_scale_inv")
+        if scales.dtype is torch.uint8:  # the bytes of float8_e8m0fnu
+            return torch.exp2(scales.float() - 127)
+        return scales.float()
 
     def _raw(self, key: str) -> Tensor:
         with safe_open(self._model_dir / self._files[key], "pt") as file:

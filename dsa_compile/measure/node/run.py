@@ -102,7 +102,7 @@ class NodeBench:
 
     Args:
         artifact: of several ranks, or of one.
-        options: how to load it; ``max_running`` is of all lanes together.
+        options: how to load it; ``max_num_seqs`` is of all lanes together.
         by_op: profile a decode step behind each row, kernel by kernel.
 
     Attributes:
@@ -125,7 +125,7 @@ class NodeBench:
         layout = store.manifest.compile.layout
         self.ranks: int = layout.world
         self._lanes: int = layout.dp
-        options = replace(options, max_running=-(-options.max_running // self._lanes))
+        options = replace(options, max_num_seqs=-(-options.max_num_seqs // self._lanes))
         if by_op:
             _check_profiling(artifact, store)
         self._exchanges = exchanges(store)

@@ -114,13 +114,13 @@ def time_drafted_steps(
     drafting = load_runner(
         path,
         EngineOptions(
-            num_blocks=rows * pages,
-            max_running=rows,
-            max_batched_tokens=max(EngineOptions.max_batched_tokens, rows * (1 + MOST)),
+            num_gpu_blocks_override=rows * pages,
+            max_num_seqs=rows,
+            max_num_batched_tokens=max(EngineOptions.max_num_batched_tokens, rows * (1 + MOST)),
             max_model_len=context + 64,
             num_speculative_tokens=MOST,
             load_format="dummy",
-            cuda_graphs=False,
+            enforce_eager=True,
         ),
     )
     fill_caches(drafting)

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -12,7 +13,6 @@ from dsa_compile.chat import (
     Event,
     Finished,
     ReasoningDelta,
-    StreamParser,
     ToolCallBegin,
     ToolCallDelta,
     ToolCallEnd,
@@ -32,7 +32,7 @@ from dsa_compile.server.service import Job, Service, new_id
 from dsa_compile.server.streaming import DONE, EventStream, JsonResponse, event, merged, unless_gone
 from dsa_compile.server.token_text import chat_logprobs, prompt_logprobs
 from dsa_compile.server.tool_choice import tool_choice
-from dsa_compile.server.usage import usage
+from dsa_compile.server.usage import chunk_usage, usage
 
 
 def chat_router(service: Service) -> APIRouter:
@@ -43,20 +43,20 @@ def chat_router(service: Service) -> APIRouter:
     async def create_chat_completion(body: ChatRequest, request: Request) -> Response:
         """Answer a conversation."""
         service.check_common(body)
+        service.check_count(body, body.n or 1)
         choice = tool_choice(body.tools, body.tool_choice)
         _refuse(service, body)
         text, prompt = await encode_chat(
             service,
             body.messages,
             tools=choice.tools,
-            thinking=None if body.reasoning_effort is None else body.reasoning_effort != "none",
-            template_kwargs=body.chat_template_kwargs,
+            **body.encoding(),
         )
         # What reasoning comes first is free.
         after = "</think>" if text.rstrip().endswith("<think>") else ""
         many = body.parallel_tool_calls is not False
         forced = choice.grammar(chat_format_of(service), text, many)
-        grammar = await service.grammar(body, body.response_format, after, forced)
+        grammar = await service.grammar(request, body, body.response_format, after, forced)
         most = _max_tokens(body)
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
         params = sampling_params(
@@ -67,10 +67,10 @@ def chat_router(service: Service) -> APIRouter:
             prompt_logprobs=body.prompt_logprobs,
             grammar=grammar,
         )
-        parsers = [answer_parser(service, text, choice.tools) for _ in range(body.n or 1)]
+        parser = partial(answer_parser, service, text, choice)
         tokenizer = AnswerTokenizer(service.text.tokenizer, body.skip_special_tokens)
-        answer = _Answer(service, body, prompt, parsers)
-        job = service.start(answer.id, [prompt], [params], body, tokenizer)
+        answer = _Answer(service, body, prompt)
+        job = service.start(answer.id, [prompt], [params], body, tokenizer, parser=parser)
         if body.stream:
             return EventStream(answer.events(job), job.close)
         try:
@@ -98,18 +98,11 @@ def _max_tokens(body: ChatRequest) -> int | None:
 class _Answer:
     """The choices of a request in the form of the API."""
 
-    def __init__(
-        self,
-        service: Service,
-        body: ChatRequest,
-        prompt: list[int],
-        parsers: Sequence[StreamParser],
-    ) -> None:
+    def __init__(self, service: Service, body: ChatRequest, prompt: list[int]) -> None:
         self.id = new_id("chatcmpl")
         self._service = service
         self._body = body
         self._prompt = prompt
-        self._parsers = parsers
         self._created = int(time.time())
         self._calls = 1 if body.parallel_tool_calls is False else None
 
@@ -120,7 +113,7 @@ class _Answer:
         ids: list[list[int]] = [[] for _ in job.choices]
         async for choice, piece in merged(job.choices):
             ids[choice.index] += piece.token_ids
-            events[choice.index] += self._parse(choice.index, piece)
+            events[choice.index] += self._events(piece)
             logprobs[choice.index] += piece.logprobs
             reasons[choice.index] = piece.finish_reason
         choices: list[dict[str, Any]] = [
@@ -132,7 +125,7 @@ class _Answer:
             }
             for index, found in enumerate(events)
         ]
-        counts = usage([self._prompt], job.choices)
+        counts = self._usage(job)
         answer = {**self._head("chat.completion"), "choices": choices, "usage": counts}
         if self._body.prompt_logprobs is not None:
             tokenizer, entries = self._service.text.tokenizer, job.choices[0].prompt_logprobs
@@ -146,23 +139,21 @@ class _Answer:
     async def events(self, job: Job) -> AsyncGenerator[bytes, None]:
         head = self._head("chat.completion.chunk")
         options = self._body.stream_options
-        counted = options is not None and options.include_usage
-        if counted:
-            head["usage"] = None
         prompt = {"prompt_token_ids": self._prompt} if self._body.return_token_ids else {}
         for choice in job.choices:
             first = _chunk(choice.index, {"role": "assistant", "content": ""}, None, None)
-            yield event({**head, **prompt, "choices": [first]})
+            counts = chunk_usage(options, choice, 0)
+            yield event({**head, **prompt, **counts, "choices": [first]})
         async for choice, piece in merged(job.choices):
+            counts = chunk_usage(options, choice, choice.reasoning_tokens)
             for chunk in self._chunks(choice.index, piece):
-                yield event({**head, "choices": [chunk]})
-        if counted:
-            counts = usage([self._prompt], job.choices)
-            yield event({**head, "choices": [], "usage": counts})
+                yield event({**head, **counts, "choices": [chunk]})
+        if options is not None and options.include_usage:
+            yield event({**head, "choices": [], "usage": self._usage(job)})
         yield DONE
 
     def _chunks(self, index: int, piece: Piece) -> Iterator[dict[str, Any]]:
-        found = self._parse(index, piece)
+        found = self._events(piece)
         logprobs = self._logprobs(piece.logprobs)
         ids = piece.token_ids if self._body.return_token_ids else []
         for delta in filter(None, map(_delta, found)):
@@ -180,14 +171,14 @@ class _Answer:
             "model": self._service.model,
         }
 
-    def _parse(self, index: int, piece: Piece) -> list[Event]:
-        parser = self._parsers[index]
-        events = list(parser.feed(piece.text)) if piece.text else []
-        if piece.finish_reason is not None:
-            events += parser.finish()
-        if self._calls is not None:
-            events = [e for e in events if getattr(e, "index", 0) < self._calls]
-        return events
+    def _events(self, piece: Piece) -> list[Event]:
+        if self._calls is None:
+            return piece.events
+        return [e for e in piece.events if getattr(e, "index", 0) < self._calls]
+
+    def _usage(self, job: Job) -> dict[str, Any]:
+        reasoning = sum(choice.reasoning_tokens for choice in job.choices)
+        return usage([self._prompt], job.choices, reasoning)
 
     def _logprobs(self, entries: Sequence[Any]) -> dict[str, Any] | None:
         if not self._body.logprobs:

@@ -16,7 +16,7 @@ from dsa_compile.server.sampling import sampling_params
 from dsa_compile.server.service import Job, Service, new_id
 from dsa_compile.server.streaming import DONE, EventStream, JsonResponse, event, merged, unless_gone
 from dsa_compile.server.token_text import CompletionLogprobs, prompt_logprobs
-from dsa_compile.server.usage import usage
+from dsa_compile.server.usage import chunk_usage, usage
 
 
 def completions_router(service: Service) -> APIRouter:
@@ -29,11 +29,12 @@ def completions_router(service: Service) -> APIRouter:
         service.check_common(body)
         _refuse(service, body)
         given = _prompts(body.prompt)
-        service.check_count(len(given) * (body.n or 1))
+        service.check_count(body, len(given) * (body.n or 1))
         prompts = [
-            await service.encode(prompt, special=body.add_special_tokens) for prompt in given
+            await service.encode(prompt, "prompt", special=body.add_special_tokens)
+            for prompt in given
         ]
-        grammar = await service.grammar(body, body.response_format)
+        grammar = await service.grammar(request, body, body.response_format)
         params = [_params(service, body, prompt, grammar) for prompt in prompts]
         answer = _Answer(service, body, prompts)
         tokenizer, scores = service.text.tokenizer, body.max_tokens == 0
@@ -126,23 +127,21 @@ class _Answer:
     async def events(self, job: Job) -> AsyncGenerator[bytes, None]:
         head = self._head()
         options = self._body.stream_options
-        counted = options is not None and options.include_usage
-        if counted:
-            head["usage"] = None
         logprobs = [self._logprobs(choice.index) for choice in job.choices]
         unsent = {choice.index for choice in job.choices}  # token ids of their prompts
         waiting = set(unsent) if self._body.echo else set()
         if self._body.logprobs is None:
-            for index in sorted(waiting):
-                first = _choice(index, self._prefix(index), None, None)
-                yield event({**head, "choices": [first]})
+            for choice in job.choices if waiting else ():
+                first = _choice(choice.index, self._prefix(choice.index), None, None)
+                yield event({**head, **chunk_usage(options, choice), "choices": [first]})
             waiting.clear()
         async for choice, piece in merged(job.choices):
-            entries = logprobs[choice.index]
+            entries, counts = logprobs[choice.index], chunk_usage(options, choice)
             if entries is not None and choice.index in waiting:  # the prompt's are there now
                 waiting.remove(choice.index)
                 prefix, described = self._prefix(choice.index), self._of_prompt(choice, entries)
-                yield event({**head, "choices": [_choice(choice.index, prefix, described, None)]})
+                chunk = _choice(choice.index, prefix, described, None)
+                yield event({**head, **counts, "choices": [chunk]})
             ids = piece.token_ids if self._shows_ids else []
             if not (piece.text or piece.logprobs or piece.finish_reason or ids):
                 continue
@@ -152,8 +151,8 @@ class _Answer:
                 if choice.index in unsent:
                     unsent.remove(choice.index)
                     chunk["prompt_token_ids"] = choice.prompt
-            yield event({**head, "choices": [chunk]})
-        if counted:
+            yield event({**head, **counts, "choices": [chunk]})
+        if options is not None and options.include_usage:
             yield event({**head, "choices": [], "usage": usage(self._prompts, job.choices)})
         yield DONE
 

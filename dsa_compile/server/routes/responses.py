@@ -2,12 +2,12 @@
 
 import time
 from collections.abc import AsyncGenerator, Iterator
+from functools import partial
 from typing import Any, get_args
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from dsa_compile.chat import ContentDelta, StreamParser, ToolCallBegin
 from dsa_compile.server.chat_text import (
     AnswerTokenizer,
     answer_parser,
@@ -18,6 +18,7 @@ from dsa_compile.server.choice import Choice, Piece
 from dsa_compile.server.errors import ApiError, bad_request, unsupported
 from dsa_compile.server.field_types import Effort
 from dsa_compile.server.openai_types import ResponsesRequest
+from dsa_compile.server.prompt_encoding import in_thread
 from dsa_compile.server.response_input import (
     conversation_of,
     response_format_of,
@@ -41,9 +42,11 @@ def responses_router(service: Service) -> APIRouter:
         """Answer a conversation."""
         service.check_common(body)
         _refuse(body)
-        conversation = conversation_of(body.input, body.instructions)
+        service.check_count(body, 1)
+        size = len(body.input)
+        conversation = await in_thread(size, conversation_of, body.input, body.instructions)
         try:
-            answer, job = await _start(service, body, conversation.messages)
+            answer, job = await _start(service, request, body, conversation.messages)
         except ApiError as error:
             raise conversation.own_name(error) from None
         if body.stream:
@@ -57,21 +60,23 @@ def responses_router(service: Service) -> APIRouter:
 
 
 async def _start(
-    service: Service, body: ResponsesRequest, messages: list[dict[str, Any]]
+    service: Service,
+    request: Request,
+    body: ResponsesRequest,
+    messages: list[dict[str, Any]],
 ) -> tuple["_Answer", Job]:
     choice = tool_choice(tools_of(body.tools), body.tool_choice)
-    effort = _effort(body.reasoning)
     text, prompt = await encode_chat(
         service,
         messages,
         tools=choice.tools,
-        thinking=None if effort is None else effort != "none",
+        effort=_effort(body.reasoning),
         template_kwargs=body.chat_template_kwargs,
     )
     many = body.parallel_tool_calls is not False
     forced = choice.grammar(chat_format_of(service), text, many)
     after = "</think>" if text.rstrip().endswith("<think>") else ""
-    grammar = await service.grammar(body, response_format_of(body.text), after, forced)
+    grammar = await service.grammar(request, body, response_format_of(body.text), after, forced)
     most = body.max_output_tokens
     params = sampling_params(
         body,
@@ -81,9 +86,10 @@ async def _start(
         grammar=grammar,
     )
     tokenizer = AnswerTokenizer(service.text.tokenizer, body.skip_special_tokens)
-    parser = answer_parser(service, text, choice.tools)
-    answer = _Answer(service, body, parser, (params.temperature, params.top_p))
-    return answer, service.start(answer.id, [prompt], [params], body, tokenizer)
+    parser = partial(answer_parser, service, text, choice)
+    answer = _Answer(service, body, (params.temperature, params.top_p))
+    job = service.start(answer.id, [prompt], [params], body, tokenizer, parser=parser)
+    return answer, job
 
 
 def _refuse(body: ResponsesRequest) -> None:
@@ -117,19 +123,12 @@ class _Answer:
     """One response, whole or as the events of a stream."""
 
     def __init__(
-        self,
-        service: Service,
-        body: ResponsesRequest,
-        parser: StreamParser,
-        sampled: tuple[float, float],
+        self, service: Service, body: ResponsesRequest, sampled: tuple[float, float]
     ) -> None:
         self.id = new_id("resp")
         self._body = body
-        self._parser = parser
         self._output = ResponseOutput()
         self._most = 1 if body.parallel_tool_calls is False else None
-        self._first_tokens = 0  # which are reasoning, if there is any
-        self._before_answer = True
         self._number = 0
         temperature, top_p = sampled
         self._head = {
@@ -172,25 +171,18 @@ class _Answer:
         yield self._event({"type": f"response.{ended['status']}", "response": ended})
 
     def _take(self, piece: Piece) -> Iterator[dict[str, Any]]:
-        found = self._parser.feed(piece.text) if piece.text else []
-        if piece.finish_reason is not None:
-            found = [*found, *self._parser.finish()]
-        if any(isinstance(event, ContentDelta | ToolCallBegin) for event in found):
-            self._before_answer = False
-        if self._before_answer:
-            self._first_tokens += len(piece.token_ids)
+        found = piece.events
         if self._most is not None:
             found = [event for event in found if getattr(event, "index", 0) < self._most]
         yield from self._output.add(found, cut=piece.finish_reason == "length")
 
     def _ended(self, choice: Choice, reason: str | None) -> dict[str, Any]:
         cut = reason == "length"
-        reasoned = any(item["type"] == "reasoning" for item in self._output.items)
         counts = {
             "input_tokens": len(choice.prompt),
             "input_tokens_details": {"cached_tokens": choice.cached_tokens},
             "output_tokens": choice.num_tokens,
-            "output_tokens_details": {"reasoning_tokens": self._first_tokens * reasoned},
+            "output_tokens_details": {"reasoning_tokens": choice.reasoning_tokens},
             "total_tokens": len(choice.prompt) + choice.num_tokens,
         }
         answer = {**self._described("incomplete" if cut else "completed"), "usage": counts}

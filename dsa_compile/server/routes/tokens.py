@@ -1,6 +1,6 @@
 """``POST /tokenize`` and ``POST /detokenize``."""
 
-import asyncio
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter
@@ -9,6 +9,7 @@ from starlette.responses import Response
 from dsa_compile.server.chat_text import encode_chat
 from dsa_compile.server.errors import bad_request
 from dsa_compile.server.openai_types import DetokenizeRequest, TokenizeRequest
+from dsa_compile.server.prompt_encoding import in_thread
 from dsa_compile.server.service import Service
 from dsa_compile.server.streaming import JsonResponse
 from dsa_compile.server.token_text import token_text
@@ -31,14 +32,16 @@ def tokens_router(service: Service) -> APIRouter:
                 service,
                 body.messages,
                 tools=body.tools or None,
-                template_kwargs=body.chat_template_kwargs,
                 add_generation_prompt=body.add_generation_prompt,
+                **body.encoding(),
             )
         else:
             assert body.prompt is not None
-            ids = await service.encode(body.prompt, special=body.add_special_tokens)
+            ids = await service.encode(body.prompt, "prompt", special=body.add_special_tokens)
         if body.return_token_strs:
-            answer["token_strs"] = [token_text(service.text.tokenizer, id_) for id_ in ids]
+            answer["token_strs"] = await in_thread(
+                len(ids), list, map(partial(token_text, service.text.tokenizer), ids)
+            )
         answer |= {
             "count": len(ids),
             "max_model_len": service.engine.limits.max_model_len,
@@ -51,8 +54,9 @@ def tokens_router(service: Service) -> APIRouter:
         """Show the text of token ids, special tokens included."""
         service.check_model(body.model)
         tokenizer = _tokenizer(service, "tokens")
-        ids = await service.encode(body.tokens) if body.tokens else []
-        text = await asyncio.to_thread(tokenizer.decode, ids, skip_special_tokens=False)
+        ids = await service.encode(body.tokens, "tokens") if body.tokens else []
+        decode = partial(tokenizer.decode, skip_special_tokens=False)
+        text = await in_thread(len(ids), decode, ids)
         return JsonResponse({"prompt": text})
 
     return router

@@ -110,7 +110,7 @@ class Answers:
     def load(
         self, options: dict[str, Any], longest: int, made: Callable[..., Any] | None = None
     ) -> Engine:
-        """An engine; where ``options`` have no ``num_blocks``, with room for all its requests.
+        """An engine; where ``options`` say nothing of blocks, with room for all its requests.
 
         Args:
             options: of the engine, beyond :data:`PLAIN`.
@@ -119,16 +119,18 @@ class Answers:
                 :class:`ExactRunner`, or with drafts those of :class:`ExactDraftingRunner`.
         """
         manifest = self._manifest
-        most = options.get("max_running", PLAIN["max_running"])
-        blocks = options.get("num_blocks") or most * (-(-longest // manifest.block_size) + 2)
+        most = options.get("max_num_seqs", PLAIN["max_num_seqs"])
+        blocks = options.get("num_gpu_blocks_override") or most * (
+            -(-longest // manifest.block_size) + 2
+        )
         chosen = EngineOptions(
             verify="header",
-            skip_tokenizer=True,
+            skip_tokenizer_init=True,
             model_dir=None if manifest.weights.mode == "pack" else self.recompiled.model_dir,
-            **(PLAIN | options | {"num_blocks": blocks}),
+            **(PLAIN | options | {"num_gpu_blocks_override": blocks}),
         )
         if not self.exact:
-            return Engine.from_artifact(self.recompiled.artifact.path, chosen)
+            return Engine.load(self.recompiled.artifact.path, chosen)
         of = (manifest, self._program, self._store, blocks, chosen.padded_rows,
               chosen.deterministic)  # fmt: skip
         if chosen.draft == "none":

@@ -70,11 +70,11 @@ def wrong_engine(recompiled: RecompiledArtifact) -> tuple[str, str] | None:
     if recompiled.artifact.manifest.compile.layout.world == 1:
         problem = _loaded_problem(recompiled, {})
         return (ANY, problem) if problem else None
-    options = {"max_running": 2, "overlap": True}
+    options = {"max_num_seqs": 2, "async_scheduling": True}
     problem = _loaded_problem(recompiled, options)
     if not problem:
         return None
-    without = _loaded_problem(recompiled, options | {"overlap": False})
+    without = _loaded_problem(recompiled, options | {"async_scheduling": False})
     return (ANY, without) if without else (OVERLAP, f"with it, and not without: {problem}")
 
 

@@ -23,14 +23,14 @@ OVERLAP = "overlap"
 """The name of launching a step while the one before runs."""
 
 WHOLE = 4096
-"""``max_batched_tokens`` with which no prompt of a scene is cut."""
+"""``max_num_batched_tokens`` with which no prompt of a scene is cut."""
 
 PLAIN: dict[str, Any] = {
-    "cuda_graphs": False,
-    "overlap": False,
-    "enable_prefix_cache": False,
-    "max_batched_tokens": WHOLE,
-    "max_running": 8,
+    "enforce_eager": True,
+    "async_scheduling": False,
+    "enable_prefix_caching": False,
+    "max_num_batched_tokens": WHOLE,
+    "max_num_seqs": 8,
     "draft": "none",
 }
 """Options of a run in which nothing is reused, cut or padded."""
@@ -116,22 +116,22 @@ def _rounds(**changes: Any) -> Callable[[Scene], Scene]:
     return lambda scene: replace(scene, rounds=tuple(replace(r, **changes) for r in scene.rounds))
 
 
-_BATCHING = {"batching": _off(max_running=1)}
-_CHUNKS = {"chunked prefill": _off(max_batched_tokens=WHOLE)}
-_PREFIX = {"prefix reuse": _off(enable_prefix_cache=False)}
-_OVERLAP = {OVERLAP: _off(overlap=False)}
+_BATCHING = {"batching": _off(max_num_seqs=1)}
+_CHUNKS = {"chunked prefill": _off(max_num_batched_tokens=WHOLE)}
+_PREFIX = {"prefix reuse": _off(enable_prefix_caching=False)}
+_OVERLAP = {OVERLAP: _off(async_scheduling=False)}
 _FIXED = {"deterministic": _off(deterministic=False)}
-_BLOCKS = {"preemption": _off(num_blocks=None)}
+_BLOCKS = {"preemption": _off(num_gpu_blocks_override=None)}
 _ABORTS = {"aborted requests": _rounds(aborted=0)}
 _FAILURES = {"failing requests": _rounds(fails=False)}
-_GRAPHS = {"CUDA graphs": _off(cuda_graphs=False)}
+_GRAPHS = {"CUDA graphs": _off(enforce_eager=True)}
 _PADDING = {"CUDA graphs": lambda scene: replace(scene, padded=False)}
 _DRAFTS = {"drafting": _off(draft="none", num_speculative_tokens=None)}
 
 _LONG = 5  # blocks of the longest equal prefix
 
-_REUSED = {"enable_prefix_cache": True}
-_FEW = {"num_blocks": 6}
+_REUSED = {"enable_prefix_caching": True}
+_FEW = {"num_gpu_blocks_override": 6}
 
 _MOST_DRAFTS = 3  # of a step: the third is made of what the second leaves
 _DRAFTED = replace(GREEDY, max_tokens=16)  # so that steps follow those whose drafts were right
@@ -151,16 +151,16 @@ def scenes(block: int, topk: int, vocab_size: int, gpu: bool) -> Iterator[Scene]
     together = (Round(mixed), Round(mixed[::-1]))
     sampled = Round((*mixed, *mixed[::-1]), params=_OPTIONS)
     if gpu:
-        yield Scene({"cuda_graphs": True}, (Round(mixed),), _GRAPHS | _BATCHING)
+        yield Scene({"enforce_eager": False}, (Round(mixed),), _GRAPHS | _BATCHING)
     yield Scene({}, together, _BATCHING, all_layers=True)
     if not gpu:
         yield Scene({}, together[:1], _PADDING | _BATCHING, padded=True)
         yield Scene({}, (sampled,), _BATCHING)
-        yield Scene({"overlap": True}, (sampled,), _OVERLAP | _BATCHING, ahead=True)
+        yield Scene({"async_scheduling": True}, (sampled,), _OVERLAP | _BATCHING, ahead=True)
     for chunk in (block // 2 + 3, block + 5):
-        yield Scene({"max_batched_tokens": chunk}, together[:1], _CHUNKS | _BATCHING)
-    yield Scene({"overlap": True}, together, _OVERLAP | _BATCHING, ahead=True)
-    fixed = {"deterministic": True, "max_batched_tokens": block}
+        yield Scene({"max_num_batched_tokens": chunk}, together[:1], _CHUNKS | _BATCHING)
+    yield Scene({"async_scheduling": True}, together, _OVERLAP | _BATCHING, ahead=True)
+    fixed = {"deterministic": True, "max_num_batched_tokens": block}
     yield Scene(fixed, together[:1], _FIXED | _CHUNKS | _BATCHING)
 
 
@@ -177,7 +177,7 @@ def prefix_scenes(
     """
     yield Scene(_REUSED, _prefixes(block, vocab_size, answer), _PREFIX | _BATCHING)
     yield Scene(_FEW | _REUSED, _outlived(block, vocab_size), _PREFIX | _BLOCKS)
-    cut = _REUSED | {"max_batched_tokens": block // 2 + 3}
+    cut = _REUSED | {"max_num_batched_tokens": block // 2 + 3}
     yield Scene(cut, _abandoned(block, vocab_size), _PREFIX | _ABORTS | _CHUNKS | _BATCHING)
     if not gpu:  # whose runner fails only by itself
         failed = _failed(block, vocab_size)
@@ -189,8 +189,8 @@ def crowded_scenes(block: int, vocab_size: int, gpu: bool) -> Iterator[Scene]:
     crowd = _crowd(block, vocab_size)
     yield Scene(_FEW, crowd, _BLOCKS | _BATCHING)
     yield Scene(_FEW | _REUSED, crowd, _PREFIX | _BLOCKS)
-    every = _FEW | _REUSED | {"max_batched_tokens": block // 2 + 3}
-    every |= {"overlap": True, "cuda_graphs": gpu}
+    every = _FEW | _REUSED | {"max_num_batched_tokens": block // 2 + 3}
+    every |= {"async_scheduling": True, "enforce_eager": not gpu}
     without = _PREFIX | _CHUNKS | _OVERLAP | _GRAPHS | _BLOCKS | _BATCHING
     yield Scene(every, crowd, without, ahead=True)
 
@@ -213,13 +213,17 @@ def drafted_scenes(block: int, topk: int, vocab_size: int, gpu: bool = False) ->
     for length in sorted((block - 2, edge + 1, edge + block // 2 + 6, edge + block + 3)):
         lengths.append(max(length, lengths[-1] + _APART) if lengths else length)
     prompts = tuple(random_tokens(n, vocab_size, seed=80 + i) for i, n in enumerate(lengths))
-    drafted = {"draft": "mtp", "num_speculative_tokens": _MOST_DRAFTS, "max_running": len(prompts)}
+    drafted = {"draft": "mtp", "num_speculative_tokens": _MOST_DRAFTS, "max_num_seqs": len(prompts)}
     turns = (Round(prompts, params=(_DRAFTED,)),)
     yield Scene(drafted, turns, _DRAFTS | _BATCHING)
     if gpu:  # tokens that are described are chosen by the host, and no graph runs
-        yield Scene(drafted | {"cuda_graphs": True}, turns, _GRAPHS | _DRAFTS, ahead=True)
+        yield Scene(drafted | {"enforce_eager": False}, turns, _GRAPHS | _DRAFTS, ahead=True)
     chunk = max(block + 5, len(prompts) * (1 + _MOST_DRAFTS))  # an engine takes no less
-    cut = drafted | {"overlap": True, "max_batched_tokens": chunk, "cuda_graphs": gpu}
+    cut = drafted | {
+        "async_scheduling": True,
+        "max_num_batched_tokens": chunk,
+        "enforce_eager": not gpu,
+    }
     yield Scene(cut, turns, _DRAFTS | _OVERLAP | _CHUNKS | _BATCHING, ahead=True)
 
 

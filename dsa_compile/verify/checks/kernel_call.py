@@ -173,7 +173,9 @@ class OpCall:
 
     def _sample(self) -> Tensor | None:
         """Rows to be run in exact arithmetic: of the ends of requests and in between."""
-        if self.family in (*_HOST, Family.DENSE_SELECTION) or not self._tokenwise():
+        if self.family in (*_HOST, Family.DENSE_SELECTION):
+            return None
+        if not any(map(self._is_tokenwise, tree_leaves(self.args), tree_leaves(self.node.args))):
             return None
         last = self.chunk.tokens - 1
         device = self._tensors()[0].device
@@ -184,8 +186,8 @@ class OpCall:
         return rows
 
     def _exact(self, sample: Tensor, unit: float) -> dict[int, Tensor]:
-        rows = self._tokenwise()  # those of padding are behind the others
-        given = [a[sample] if i in rows else a for i, a in enumerate(self.args)]
+        # Rows of padding are behind the others.
+        given = self._rows(self.args, self.node.args, sample)
         if self._op in _EXPERTS:
             at = self._names().index("indices")
             used, given[at] = given[at].unique(return_inverse=True)
@@ -208,15 +210,21 @@ class OpCall:
         )
         return UNIT[torch.bfloat16] if narrow else UNIT[torch.float32]
 
-    def _tokenwise(self) -> list[int]:
-        """Numbers of the operands with a row for every token."""
-        found = []
-        for number, (value, node) in enumerate(zip(self.args, self.node.args, strict=True)):
-            if isinstance(value, Tensor) and isinstance(node, fx.Node):
-                size = node.meta["val"].shape[0] if node.meta["val"].dim() else 0
-                if not isinstance(size, int) and self._role(node) is not Role.CACHE:
-                    found.append(number)
-        return found
+    def _rows(self, values: Sequence[Any], nodes: Sequence[Any], sample: Tensor) -> list[Any]:
+        """Operands with the sampled rows alone of what has a row for every token."""
+        return [
+            self._rows(value, node, sample)
+            if isinstance(value, list | tuple)
+            else (value[sample] if self._is_tokenwise(value, node) else value)
+            for value, node in zip(values, nodes, strict=True)
+        ]
+
+    def _is_tokenwise(self, value: Any, node: Any) -> bool:
+        """Whether an operand has a row for every token."""
+        if not isinstance(value, Tensor) or not isinstance(node, fx.Node):
+            return False
+        size = node.meta["val"].shape[0] if node.meta["val"].dim() else 0
+        return not isinstance(size, int) and self._role(node) is not Role.CACHE
 
     def _role(self, node: Any) -> Role | None:
         return node.meta.get("role") if isinstance(node, fx.Node) else None

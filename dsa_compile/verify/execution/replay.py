@@ -9,7 +9,9 @@ from dsa_compile.ir.passes import Pass, PassRecord, sweep
 from dsa_compile.ir.program import Level, Program
 from dsa_compile.ir.region import Region, Role
 from dsa_compile.ir.site import Site
+from dsa_compile.ir.spec import verify
 from dsa_compile.passes.added import pipeline_of
+from dsa_compile.passes.manager import rank_refusal
 
 
 @dataclass(frozen=True)
@@ -142,16 +144,24 @@ class Replay:
 
 
 def _refused(steps: Iterable[Pass | Level], program: Program) -> tuple[str, str] | None:
-    """The next pass to run, if it cannot be run on a program, and why; the program is changed."""
-    for step in steps:
-        if isinstance(step, Level):
-            program.level = step
-        elif step.runs(program.config):
-            try:
+    """The next pass to run, if it cannot be run on a program or a compilation refuses what it
+    leaves, and why; the program is changed."""
+    name = ""
+    try:
+        for step in steps:
+            if isinstance(step, Level):
+                if name:
+                    verify(program, step)
+                program.level = step
+            elif step.runs(program.config):
+                if name:
+                    break
+                name = step.name
                 step(program)
-            except Exception as error:  # a broken promise, or whatever a wrong pass leads to
-                return step.name, str(error)
-            return None
+                if problem := rank_refusal(program):
+                    return name, problem.lstrip(": ")
+    except Exception as error:  # a broken promise, or whatever a wrong pass leads to
+        return name, str(error)
     return None
 
 

@@ -1,11 +1,13 @@
 """Model directories that are none, or damaged."""
 
 import json
+import os
 import shutil
 
 import pytest
 import torch
 
+from dsa_compile.testing import models
 from tests.e2e.bad_input.damage import NORM, edit_json, edit_shard, shard_of
 
 FP8_BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128]}
@@ -29,8 +31,8 @@ def test_truncated_shard(model, refusal, keep):
     ("change", "what"),
     [
         (lambda t: t[:-1].clone(), "has shape [127], config.json asks for [128]"),
-        (lambda t: t.double(), "is stored as float64; wanted F32, BF16, F16"),
-        (lambda t: t.to(torch.int8), "is stored as int8"),
+        (lambda t: t.double(), "is stored as F64; wanted F32, BF16, F16"),
+        (lambda t: t.to(torch.int8), "is stored as I8"),
     ],
 )
 def test_wrong_shape_or_dtype(model, refusal, change, what):
@@ -96,6 +98,13 @@ def test_config_values(model, refusal, values, what):
     assert what in refusal.compiling(model)
 
 
+def test_blocks_that_the_recipe_cannot_load(tmp_path, refusal, monkeypatch):
+    monkeypatch.setattr(models, "FP8_BLOCK", (64, 64))
+    models.save_hub(models.tiny_model(models.tiny_config(1)), tmp_path / "model", mtp=False)
+    message = refusal.compiling(tmp_path / "model", "--recipe", "fp8")
+    assert "is quantised in blocks of (64, 64), recipe fp8 takes 128x128" in message
+
+
 @pytest.mark.parametrize(
     ("data", "what"),
     [
@@ -122,6 +131,13 @@ def test_a_float_too_large(model, refusal):
     assert edited != text
     (model / "config.json").write_text(edited)
     assert "rms_norm_eps=inf must be a positive number" in refusal.compiling(model)
+
+
+def test_a_name_that_no_artifact_could_keep(model, tmp_path, refusal):
+    named = model.rename(os.fsdecode(os.fsencode(tmp_path / "model") + b"\xff"))
+    message = refusal.compiling(named)
+    assert "no UTF-8, so an artifact could not name the directory" in message
+    assert "\n" not in message.rstrip()
 
 
 def test_directories_that_are_no_model(tmp_path, refusal):

@@ -1,0 +1,280 @@
+"""Faults of the runtime: batches, blocks, prefixes, sampling."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+
+from tests.planted_bugs.faults import Fault
+from tests.planted_bugs.planting import Plant, Planting, given_to, result, wrap
+
+TENSOR = "fp8-kv-tensor"
+BATCH, SAMPLER = "runtime.execution.batch.", "runtime.sampling.sampler."
+PENALISE = "runtime.sampling.penalties.penalise"
+POOL = "runtime.scheduling.block_pool.BlockPool."
+RESIDENCY = "runtime.scheduling.residency.Residency."
+MATCH = "runtime.scheduling.prefix_cache.PrefixCache.match"
+CHUNKS, NO_PREFIX = "max_batched_tokens=2048", "enable_prefix_cache=False"
+
+
+# Batches.
+def laid_out(batch: Any, step: Any, positions: Any = None, first_page: bool = False) -> Any:
+    """A batch with other positions, or with slots counted from its chunks' first page."""
+    positions = batch.positions if positions is None else positions
+    counts = np.diff(batch.cu_seqlens)
+    owner = np.repeat(np.arange(len(counts)), counts)
+    page, offset = np.divmod(positions, step.block_size)
+    if first_page:
+        page = page - page[batch.cu_seqlens[:-1]][owner] * (counts > 1)[owner]
+    slots = batch.block_tables[owner, page].astype(np.int64) * step.block_size + offset
+    return replace(batch, positions=positions, slot_mapping=slots)
+
+
+def restarted(batch: Any, step: Any) -> Any:
+    if batch.tokens_each == 1:
+        return batch
+    counts = np.diff(batch.cu_seqlens)
+    return laid_out(batch, step, np.concatenate([np.arange(n) for n in counts]))
+
+
+def first_logits(batch: Any, step: Any) -> Any:
+    if max(entry[3] for entry in step.entries) > 1:
+        return batch
+    wanted = np.isin(batch.cu_seqlens[1:] - 1, batch.logit_rows)
+    return replace(batch, logit_rows=batch.cu_seqlens[:-1][wanted].astype(np.int64))
+
+
+def whole_contexts(batch: Any, step: Any) -> Any:
+    known = [entry[0].num_tokens for entry in step.entries]
+    contexts = np.maximum(batch.context_lens, known).astype(np.int32)
+    columns = -(-int(contexts.max()) // step.block_size)
+    tables = step.block_rows[batch.request_rows, :columns]
+    return replace(batch, context_lens=contexts, block_tables=tables)
+
+
+def pads_with_0(_: None, batch: Any, views: Any) -> None:
+    for name, view in views.items() if batch is not None else ():
+        np.maximum(view[len(getattr(batch, name)) :], 0, out=view[len(getattr(batch, name)) :])
+
+
+def last_rows(whole: Any, run: Any, values: Any, keys: Any, shape: Any) -> Any:
+    from dsa_compile.runtime.execution.token_parts import parts_of
+
+    made: dict[str, list[Any]] = {key: [] for key in keys}
+    for part, count in parts_of(values, shape):
+        run(part)
+        for key, parts in made.items():
+            parts.append(part[key][-count:])
+    return {key: torch.cat(parts) for key, parts in made.items()}
+
+
+# Prefixes and blocks.
+def found_by(ends: bool, root: bool) -> Plant:
+    """Blocks are found by the first token alone, or all of them behind the root."""
+
+    def match(whole: Any, cache: Any, token_ids: Any, salt: bytes | None = None) -> Any:
+        chain: list[Any] = []
+        node, size = cache.root, cache.block_size
+        for start in range(0, len(token_ids) - size, size):
+            key = token_ids[start : start + size].tobytes()
+            child = node.children.get(key)
+            if ends:
+                child = next((c for k, c in node.children.items() if k[:8] == key[:8]), None)
+            if child is None or not cache.pool.is_reusable(child.block):
+                break
+            chain.append(child)
+            node = node if root else child
+        return chain
+
+    return wrap(MATCH, match)
+
+
+def stays_known(whole: Any, pool: Any) -> int:
+    tell, pool._on_evict = pool._on_evict, None
+    published = bytes(pool._published)
+    block: int = whole(pool)
+    pool._on_evict, pool._published[block] = tell, published[block]
+    return block
+
+
+def held_late(planting: Planting) -> None:
+    """Blocks of a prefix are acquired once all others are allocated."""
+    waiting: list[Any] = []
+    admitting: list[Any] = []
+
+    def admit(whole: Any, residency: Any, request: Any) -> Any:
+        admitting.append(request)
+        found = whole(residency, request)
+        admitting.pop()
+        while waiting:
+            residency.pool.acquire(waiting.pop(0))
+        return found
+
+    def acquire(whole: Any, pool: Any, block: int) -> None:
+        if admitting:
+            waiting.append(block)
+        else:
+            whole(pool, block)
+
+    planting.wrap(RESIDENCY + "admit", admit)
+    planting.wrap(POOL + "acquire", acquire)
+
+
+def table_stays(whole: Any, residency: Any, request: Any) -> None:
+    before = residency.block_rows[request.row].copy()
+    whole(residency, request)
+    residency.block_rows[request.row] = before
+
+
+def one_column_late(whole: Any, residency: Any, request: Any, *given: Any) -> Any:
+    row, held = residency.block_rows[request.row], len(request.blocks)
+    before = row.copy()
+    found = whole(residency, request, *given)
+    new = request.blocks[held:]
+    row[held:] = before[held:]
+    row[held + 1 : held + 1 + len(new)] = new
+    return found
+
+
+# Sampling.
+def presence_of_all(_: None, logits: Any, rows: Any, counts: Any, amounts: Any) -> None:
+    for row, count, (_r, presence, _f) in zip(rows, counts, amounts, strict=True):
+        logits[row, torch.from_numpy(count.ids[count.counts == 0])] -= presence
+
+
+def negative_rewarded(whole: Any, logits: Any, rows: Any, counts: Any, amounts: Any) -> None:
+    before = logits.clone()
+    whole(logits, rows, counts, amounts)
+    for row, count, (repetition, *_rest) in zip(rows, counts, amounts, strict=True):
+        ids = torch.from_numpy(count.ids)
+        old = before[row, ids].clamp(max=0)
+        logits[row, ids] += old / repetition - old * repetition
+
+
+def counted_once(whole: Any, logits: Any, rows: Any, counts: Any, amounts: Any) -> None:
+    once = [SimpleNamespace(ids=c.ids, counts=np.minimum(c.counts, 1)) for c in counts]
+    whole(logits, rows, once, amounts)
+
+
+def first_options(planting: Planting) -> None:
+    """Rows are drawn with the options of a step's first requests."""
+    step: list[Any] = []
+
+    def choose(whole: Any, raw: Any, states: Any) -> Any:
+        step[:] = states
+        return whole(raw, states)
+
+    planting.wrap(SAMPLER + "_choose", choose)
+    planting.wrap(SAMPLER + "_draw", lambda whole, logits, states: whole(
+        logits, step[: len(states)]))  # fmt: skip
+
+
+def described_late(planting: Planting) -> None:
+    """Log-probabilities are of the logits that the options changed."""
+    changed: list[Any] = []
+
+    def apply(whole: Any, logits: Any, states: Any) -> None:
+        whole(logits, states)
+        wanted = [i for i, state in enumerate(states) if state.params.logprobs is not None]
+        changed[:] = [logits[wanted].clone()]
+
+    planting.wrap(SAMPLER + "_apply_token_options", apply)
+    planting.wrap(
+        SAMPLER + "token_logprobs",
+        lambda whole, logits, *given: whole(changed.pop() if changed else logits, *given),
+    )
+
+
+def multiplied(whole: Any, logits: Any, states: Any) -> Any:
+    temperature = torch.tensor([state.params.temperature for state in states])
+    return whole(logits.mul_(temperature[:, None].square()), states)
+
+
+def nucleus(whole: Any, cdf: Any, goal: Any, mass: Any, u: Any) -> Any:
+    from dsa_compile.runtime.sampling.draw import _invert
+
+    last = torch.searchsorted(cdf, goal).sub_(1).clamp_(0, cdf.shape[1] - 1)
+    return _invert(cdf, u * torch.minimum(cdf.gather(1, last), mass)[:, 0])
+
+
+def reverse(name: str) -> Any:
+    """A list of a new object is in reverse order."""
+    return lambda _, made, *args, **kw: getattr(made, name).reverse()
+
+
+def fault(id: str, about: str, plant: Plant, culprit: str = "", **given: Any) -> Fault:
+    return Fault(id, about, plant, culprit, "runtime", **given)
+
+
+FAULTS = (
+    fault("short-if-any-is", "a step counts as short if one of its contexts is",
+          wrap(BATCH + "Batch.is_short", lambda whole, batch, topk:
+             (not batch.num_requests or int(batch.context_lens.min()) <= topk)), "batch",
+          recipe=TENSOR),
+    fault("short-at-one-more", "a context of index_topk + 1 tokens counts as short",
+          wrap(BATCH + "Batch.is_short", lambda whole, batch, topk: whole(batch, topk + 1)),
+          "batch"),
+    fault("slots-of-the-first-page", "a chunk's slots count pages from its own start",
+          result(BATCH + "build_batch", lambda batch, step: laid_out(batch, step, first_page=True)),
+          "batch", recipe="fp8", hidden_by=CHUNKS, echo="tenstorrent/tt-metal#55630"),
+    fault("positions-restart", "positions of a chunk count from the chunk's start",
+          result(BATCH + "build_batch", restarted), "batch", hidden_by=CHUNKS,
+          echo="mlx-node/mlx-node#33"),
+    fault("logits-of-first-tokens", "a prompt's logits are taken of its first token",
+          result(BATCH + "build_batch", first_logits), "batch", recipe="bf16"),
+    fault("context-of-the-whole-prompt", "a chunk's context is as long as its request",
+          result(BATCH + "build_batch", whole_contexts), "batch", recipe="fp8", hidden_by=CHUNKS),
+    fault("padding-has-block-0", "padded rows write the first row of block 0",
+          result("runtime.execution.cuda_graphs.write_padded", pads_with_0), "cuda_graphs",
+          recipe=TENSOR, hidden_by="deterministic=False"),
+    fault("logits-of-the-padding", "a padded part of a step gives the logits of its last rows",
+          wrap("runtime.execution.token_parts.run_in_parts", last_rows), "token_parts",
+          recipe="fp8", hidden_by="deterministic=False"),
+    fault("layers-of-a-kind-share-caches", "all layers of a kind have the same caches",
+          given_to("runtime.execution.caches.make_caches", shared=True), "caches"),
+    fault("prefix-key-of-two-ends", "a block is found by its first token",
+          found_by(ends=True, root=False), "prefix_cache", recipe="bf16", hidden_by=NO_PREFIX),
+    fault("prefix-by-block-alone", "a block's tokens are found behind any prefix",
+          found_by(ends=False, root=True), "prefix_cache", hidden_by=NO_PREFIX),
+    fault("evicted-block-stays-known", "an evicted block stays in the tree",
+          wrap(POOL + "allocate", stays_known), "block_pool", hidden_by=NO_PREFIX),
+    fault("blocks-taken-before-the-prefix-is-held", "reused blocks may be evicted meanwhile",
+          held_late, "residency", recipe=TENSOR, hidden_by=NO_PREFIX),
+    fault("shared-block-not-in-the-table", "who shares a block goes on reading its own",
+          wrap(RESIDENCY + "register_full_blocks", table_stays), "residency", recipe="bf16",
+          hidden_by=NO_PREFIX),
+    fault("grown-block-one-column-late", "a new block goes a column too far into the table",
+          wrap(RESIDENCY + "grow", one_column_late), "residency", recipe="bf16"),
+    fault("presence-of-the-prompt", "the presence penalty counts the prompt's tokens",
+          result(PENALISE, presence_of_all), "penalties", recipe="bf16",
+          echo="vllm-project/vllm-metal#69"),
+    fault("repetition-rewards-negative", "the repetition penalty divides negative logits too",
+          wrap(PENALISE, negative_rewarded), "penalties"),
+    fault("frequency-as-presence", "the frequency penalty counts a token once",
+          wrap(PENALISE, counted_once), "penalties", recipe=TENSOR),
+    fault("penalties-by-order", "penalties go to the first rows of a step",
+          wrap(PENALISE, lambda whole, logits, rows, *given: whole(logits, range(len(rows)),
+             *given)), "sampler", recipe="fp8", echo="vllm-project/vllm#5639"),
+    fault("bias-on-the-first-row", "a bias goes to the first row",
+          wrap("runtime.sampling.penalties._flat_index", lambda whole, logits, rows,
+             ids: whole(logits, [row - rows[0] for row in rows], ids)), "penalties", recipe=TENSOR),
+    fault("repetition-forgets-the-prompt", "the repetition penalty does not see the prompt",
+          given_to(SAMPLER + "SamplingState.__init__", prompt_ids=()), "sampler", recipe="fp8"),
+    fault("drawn-with-anothers-options", "rows are drawn with the options of the first requests",
+          first_options, "sampler", recipe="bf16", echo="vllm-project/vllm#5639"),
+    fault("logprobs-of-the-penalised", "log-probabilities are of the changed logits",
+          described_late, "sampler"),
+    fault("temperature-multiplied", "logits are multiplied by their temperature",
+          wrap(SAMPLER + "_draw", multiplied), "sampler", recipe=TENSOR),
+    fault("nucleus-off-by-one", "the nucleus leaves out the token that completes it",
+          wrap("runtime.sampling.draw._draw_nucleus", nucleus), "draw"),
+    fault("min-p-of-the-batch", "every row of a batch is cut at the largest min_p in it",
+          given_to("runtime.sampling.draw.draw", min_p=lambda p: torch.full_like(p, p.max())),
+          "draw"),
+    fault("control-free-list-from-the-top", "free blocks are handed out from the other end",
+          result(POOL + "__init__", reverse("_free"))),
+    fault("control-row-order", "rows of the block table are handed out from the other end",
+          result(RESIDENCY + "__init__", reverse("_free_rows")), recipe="fp8"),
+)  # fmt: skip

@@ -13,11 +13,9 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
 
+from dsa_compile.measure.eval.draft_chains import chains_of
 from dsa_compile.measure.eval.loaded_artifact import LoadedArtifact
-from dsa_compile.measure.eval.mtp_acceptance import Drafter, FinalNorm
-from dsa_compile.measure.eval.mtp_weights import load_mtp
 from dsa_compile.runtime import Engine, SamplingParams
 
 
@@ -31,20 +29,14 @@ def expected(
     loaded: LoadedArtifact, answers: list[tuple[list[int], list[int]]], temperature: float
 ) -> tuple[float, int]:
     """The mean of sum(min(p, q)) over the first drafts of all answers, and their number."""
-    longest = max(len(prompt) + len(answer) for prompt, answer in answers)
-    drafter, norm = Drafter(loaded, longest, 1), FinalNorm(loaded)
-    dtype = getattr(torch, loaded.manifest.dtype)
-    head = load_mtp(loaded.model_dir, loaded.spec, dtype)["shared_head.head.weight"]
-    runner = loaded.runner(max_tokens=longest)
+    drafts = chains_of(loaded, max(len(prompt) + len(answer) for prompt, answer in answers))
     total, count = 0.0, 0
     for prompt, answer in answers:
-        trace = runner.trace([*prompt, *answer])
-        states = norm(trace.hidden[-1])
-        _, after = drafter.first(states[:-1], torch.tensor([*prompt, *answer][1:]))
+        logits, first = drafts.along((*prompt, *answer))
         # The state at a position and the token behind it give a draft of the one behind that.
         places = slice(len(prompt) - 1, len(prompt) + len(answer) - 2)
-        q = probabilities(linear(after, head), temperature)[places]
-        p = probabilities(trace.logits, temperature)[1:][places]
+        q = probabilities(first["logits"], temperature)[places]
+        p = probabilities(logits, temperature)[1:][places]
         total += float(torch.minimum(p, q).sum())
         count += len(p)
     return total / count, count

@@ -3,8 +3,8 @@
     python benchmarks/shared_selection.py ARTIFACT --text FILE
 
 Where they do not, they attend to what the first draft of their chain selected, as GLM-5.2's do.
-The plain measure of ``dsa-eval --only mtp`` is run both ways along the same greedy answers, so any
-model with a multi-token-prediction layer can be measured. The last column is the largest difference
+Drafts are made by plain calls of the ops, both ways along the same greedy answers, so any model
+with a multi-token-prediction layer can be measured. The last column is the largest difference
 of a draft's normed state between the two, on average.
 """
 
@@ -12,10 +12,10 @@ import argparse
 from pathlib import Path
 
 import torch
+from plain_drafter import Drafter, FinalNorm, chain_matches
 
 from dsa_compile.measure.eval.hf_agreement import generate_greedily
 from dsa_compile.measure.eval.loaded_artifact import LoadedArtifact
-from dsa_compile.measure.eval.mtp_acceptance import Drafter, FinalNorm, chain_matches
 
 
 def main() -> None:

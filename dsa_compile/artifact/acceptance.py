@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from dsa_compile.artifact.records import ACCEPTANCE
-from dsa_compile.artifact.strict_json import dump_json, load_json, parse
 from dsa_compile.common.regular_files import read_regular, write_whole
+from dsa_compile.common.strict_json import dump_json, load_json, parse
 from dsa_compile.errors import ArtifactError, UserError
 
 _VERSION = 1

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from dsa_compile.artifact.manifest import MANIFEST
 from dsa_compile.artifact.records import ACCEPTANCE, PRODUCER, TIMINGS
-from dsa_compile.artifact.strict_json import load_json
 from dsa_compile.common.regular_files import read_regular
+from dsa_compile.common.strict_json import load_json
 from dsa_compile.errors import ArtifactError
 
 

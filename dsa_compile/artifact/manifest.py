@@ -19,8 +19,8 @@ from dsa_compile.artifact.records import (
     RegionRecord,
     WeightsRecord,
 )
-from dsa_compile.artifact.strict_json import load_json, parse
 from dsa_compile.common.regular_files import read_regular
+from dsa_compile.common.strict_json import load_json, parse
 from dsa_compile.errors import ArtifactError, UserError
 from dsa_compile.facts.config import RECIPES, CompileConfig
 from dsa_compile.ir.dtype_names import DTYPE_NAMES

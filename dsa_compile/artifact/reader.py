@@ -11,8 +11,8 @@ from typing import Any
 from dsa_compile.artifact.manifest import Manifest, open_manifest
 from dsa_compile.artifact.paths import resolve_inside
 from dsa_compile.artifact.records import FileRecord, WeightFile
-from dsa_compile.artifact.strict_json import load_json
 from dsa_compile.common.regular_files import LARGEST_JSON, read_regular
+from dsa_compile.common.strict_json import load_json
 from dsa_compile.errors import ArtifactError, UserError
 from dsa_compile.ir.graph_json import region_from_json
 from dsa_compile.ir.hazards import find_hazards

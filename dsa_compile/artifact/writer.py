@@ -14,8 +14,8 @@ from dsa_compile.artifact.atomic_directory import AtomicDirectory
 from dsa_compile.artifact.manifest import MANIFEST, Manifest
 from dsa_compile.artifact.paths import is_plain
 from dsa_compile.artifact.records import TIMINGS, FileRecord, RegionRecord, WeightFile
-from dsa_compile.artifact.strict_json import dump_json
 from dsa_compile.artifact.tokenizer_files import TOKENIZER_FILES, read_tokenizer_file
+from dsa_compile.common.strict_json import dump_json
 from dsa_compile.errors import ArtifactError
 from dsa_compile.ir.graph_json import region_to_json
 from dsa_compile.ir.naming import with_readable_names

@@ -1,11 +1,10 @@
 """``config.json`` of a model directory, as a dict."""
 
-import json
-from collections import Counter
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from dsa_compile.common.regular_files import read_regular
+from dsa_compile.common.strict_json import loads_strictly
 from dsa_compile.errors import ConfigError, shown
 
 
@@ -49,31 +48,13 @@ def _beside(path: Path) -> dict[str, Any]:
 def _read_object(path: Path) -> dict[str, Any]:
     """A JSON object; FileNotFoundError if there is no such file, else ConfigError."""
     try:
-        found = json.loads(
-            read_regular(path).decode("utf-8"),
-            object_pairs_hook=_unique_keys,
-            parse_constant=_no_constant,
-        )
+        found = loads_strictly(read_regular(path).decode("utf-8"))
     except FileNotFoundError:
         raise
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
-    except RecursionError:
-        raise ConfigError(f"{path}: not valid JSON (nested too deeply)") from None
     except ValueError as error:  # not JSON, not UTF-8, or an integer of thousands of digits
         raise ConfigError(f"{path}: not valid JSON ({error})") from None
     if not isinstance(found, dict):
         raise ConfigError(f"{path}: expected a JSON object, found {type(found).__name__}")
     return found
-
-
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    names = [name for name, _ in pairs]
-    if len(set(names)) != len(names):
-        repeated = Counter(names).most_common(1)[0][0]
-        raise ValueError(f"key {shown(repeated)} appears twice")
-    return dict(pairs)
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a number JSON has")

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dsa_compile.artifact.strict_json import load_json
 from dsa_compile.common.regular_files import read_regular
+from dsa_compile.common.strict_json import load_json
 from dsa_compile.errors import ArtifactError, UserError
 from dsa_compile.inspect.store import unknown
 

@@ -14,8 +14,8 @@ from typing import Any
 from dsa_compile.artifact.manifest import Manifest, open_manifest
 from dsa_compile.artifact.paths import resolve_inside
 from dsa_compile.artifact.records import ABOUT, TIMINGS, PassSummary
-from dsa_compile.artifact.strict_json import load_json, parse
 from dsa_compile.common.regular_files import read_regular
+from dsa_compile.common.strict_json import load_json, parse
 from dsa_compile.errors import ArtifactError, UserError
 from dsa_compile.inspect.about import About, parse_about
 from dsa_compile.inspect.graph import Graph, graph_from_json

@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from dsa_compile.errors import ArtifactError
 from dsa_compile.weights.block_fp8 import scale_shape
@@ -25,10 +25,6 @@ class Load:
 
     key: str
 
-    def to_json(self) -> dict[str, Any]:
-        """A JSON-ready dict; ``expr_json`` takes it back."""
-        return {"op": "load", "key": self.key}
-
 
 @dataclass(frozen=True)
 class QuantizedValues:
@@ -42,10 +38,6 @@ class QuantizedValues:
     of: "Expr"
     stacked: int = 1
 
-    def to_json(self) -> dict[str, Any]:
-        """A JSON-ready dict; ``expr_json`` takes it back."""
-        return {"op": "quantized_values", "stacked": self.stacked, "of": self.of.to_json()}
-
 
 @dataclass(frozen=True)
 class QuantizedScales:
@@ -54,10 +46,6 @@ class QuantizedScales:
     of: "Expr"
     stacked: int = 1
 
-    def to_json(self) -> dict[str, Any]:
-        """A JSON-ready dict; ``expr_json`` takes it back."""
-        return {"op": "quantized_scales", "stacked": self.stacked, "of": self.of.to_json()}
-
 
 @dataclass(frozen=True)
 class Concat:
@@ -65,10 +53,6 @@ class Concat:
 
     dim: int
     parts: tuple["Expr", ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """A JSON-ready dict; ``expr_json`` takes it back."""
-        return {"op": "concat", "dim": self.dim, "parts": [p.to_json() for p in self.parts]}
 
 
 @dataclass(frozen=True)
@@ -79,16 +63,6 @@ class Narrow:
     start: int
     length: int
     of: "Expr"
-
-    def to_json(self) -> dict[str, Any]:
-        """A JSON-ready dict; ``expr_json`` takes it back."""
-        return {
-            "op": "narrow",
-            "dim": self.dim,
-            "start": self.start,
-            "length": self.length,
-            "of": self.of.to_json(),
-        }
 
 
 @dataclass(frozen=True)
@@ -108,18 +82,6 @@ class Shard:
     of: "Expr"
     stacked: int = 1
 
-    def to_json(self) -> dict[str, Any]:
-        """A JSON-ready dict; ``expr_json`` takes it back."""
-        return {
-            "op": "shard",
-            "axis": self.axis,
-            "ranks": self.ranks,
-            "dim": self.dim,
-            "length": self.length,
-            "stacked": self.stacked,
-            "of": self.of.to_json(),
-        }
-
 
 @dataclass(frozen=True)
 class Reshape:
@@ -127,10 +89,6 @@ class Reshape:
 
     shape: Shape
     of: "Expr"
-
-    def to_json(self) -> dict[str, Any]:
-        """A JSON-ready dict; ``expr_json`` takes it back."""
-        return {"op": "reshape", "shape": list(self.shape), "of": self.of.to_json()}
 
 
 @dataclass(frozen=True)
@@ -141,10 +99,6 @@ class Transpose:
     dim1: int
     of: "Expr"
 
-    def to_json(self) -> dict[str, Any]:
-        """A JSON-ready dict; ``expr_json`` takes it back."""
-        return {"op": "transpose", "dim0": self.dim0, "dim1": self.dim1, "of": self.of.to_json()}
-
 
 @dataclass(frozen=True)
 class Constant:
@@ -153,15 +107,6 @@ class Constant:
     dtype: str
     shape: Shape
     values: tuple[float | int | bool, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """A JSON-ready dict; ``expr_json`` takes it back."""
-        return {
-            "op": "constant",
-            "dtype": self.dtype,
-            "shape": list(self.shape),
-            "values": list(self.values),
-        }
 
 
 Expr: TypeAlias = (

@@ -1,7 +1,11 @@
-"""Weight expressions read from JSON, strictly: nothing unknown, nothing missing, no wild sizes."""
+"""Weight expressions as JSON, and back, strictly: nothing unknown, nothing missing, no wild sizes.
+
+An expression is an object with its operation, ``op``, and the fields of its class.
+"""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import fields
 from typing import Any
 
 from dsa_compile.errors import ArtifactError
@@ -25,21 +29,32 @@ _MAX_DEPTH = 32
 # Elements; a petabyte, in bytes far from overflowing 64 bits.
 _LARGEST = 2**48
 
-_FIELDS = {
-    "load": {"key"},
-    "quantized_values": {"stacked", "of"},
-    "quantized_scales": {"stacked", "of"},
-    "concat": {"dim", "parts"},
-    "narrow": {"dim", "start", "length", "of"},
-    "shard": {"axis", "ranks", "dim", "length", "stacked", "of"},
-    "reshape": {"shape", "of"},
-    "transpose": {"dim0", "dim1", "of"},
-    "constant": {"dtype", "shape", "values"},
+_OPS: dict[str, type[Expr]] = {
+    "load": Load,
+    "quantized_values": QuantizedValues,
+    "quantized_scales": QuantizedScales,
+    "concat": Concat,
+    "narrow": Narrow,
+    "shard": Shard,
+    "reshape": Reshape,
+    "transpose": Transpose,
+    "constant": Constant,
 }
+_NAMES = {made: name for name, made in _OPS.items()}
+
+
+def expr_to_json(expr: Expr) -> dict[str, Any]:
+    """A JSON-ready dict, in which expressions come last; :func:`expr_from_json` takes it back."""
+    values = {field.name: getattr(expr, field.name) for field in fields(expr)}
+    nested = {name: values.pop(name) for name in ("of", "parts") if name in values}
+    data = {name: list(v) if isinstance(v, tuple) else v for name, v in values.items()}
+    for name, inner in nested.items():
+        data[name] = [*map(expr_to_json, inner)] if name == "parts" else expr_to_json(inner)
+    return {"op": _NAMES[type(expr)], **data}
 
 
 def expr_from_json(data: object, depth: int = 0) -> Expr:
-    """Rebuild an expression from its :meth:`to_json`.
+    """Rebuild an expression from its JSON.
 
     Raises:
         ArtifactError: an unknown operation, a missing or unknown field, or a value of another kind.
@@ -49,50 +64,40 @@ def expr_from_json(data: object, depth: int = 0) -> Expr:
     if not isinstance(data, dict):
         raise ArtifactError(f"weight plan: expected an expression, found {_shown(data)}")
     op = data.get("op")
-    if not isinstance(op, str) or op not in _FIELDS:
+    if not isinstance(op, str) or op not in _OPS:
         raise ArtifactError(
-            f"weight plan: unknown operation {_shown(op)}; known: {', '.join(_FIELDS)}"
+            f"weight plan: unknown operation {_shown(op)}; known: {', '.join(_OPS)}"
         )
-    require_fields(data, _FIELDS[op] | {"op"}, f"weight plan: {op!r}")
-    match op:
-        case "load":
-            return Load(_text(data["key"]))
-        case "concat":
-            parts = data["parts"]
-            if not isinstance(parts, list) or not parts:
-                raise ArtifactError("weight plan: 'concat' needs a list of parts, and at least one")
-            joined = tuple(expr_from_json(part, depth + 1) for part in parts)
-            return Concat(size_from_json(data["dim"]), joined)
-        case "constant":
-            return _constant_from_json(data)
-    inner = expr_from_json(data["of"], depth + 1)
-    if op == "narrow":
-        dim, start, length = (size_from_json(data[n]) for n in ("dim", "start", "length"))
-        return Narrow(dim, start, length, inner)
-    if op == "quantized_values":
-        return QuantizedValues(inner, size_from_json(data["stacked"]))
-    if op == "quantized_scales":
-        return QuantizedScales(inner, size_from_json(data["stacked"]))
-    if op == "shard":
-        ranks, dim, length, stacked = (
-            size_from_json(data[n]) for n in ("ranks", "dim", "length", "stacked")
+    names = [field.name for field in fields(_OPS[op])]
+    require_fields(data, {*names, "op"}, f"weight plan: {op!r}")
+    values: dict[str, Any] = {}
+    for name in names:
+        if name == "of":
+            values[name] = expr_from_json(data[name], depth + 1)
+        elif name == "parts":
+            values[name] = _parts(data[name], depth + 1)
+        else:
+            values[name] = _READERS.get(name, size_from_json)(data[name])
+    made = _OPS[op](**values)
+    if isinstance(made, Constant) and math.prod(made.shape) != len(made.values):
+        raise ArtifactError(
+            f"weight plan: constant of shape {made.shape} has {len(made.values)} values"
         )
-        return Shard(_text(data["axis"]), ranks, dim, length, inner, stacked)
-    if op == "reshape":
-        return Reshape(shape_from_json(data["shape"]), inner)
-    return Transpose(size_from_json(data["dim0"]), size_from_json(data["dim1"]), inner)
+    return made
 
 
-def _constant_from_json(data: Mapping[str, Any]) -> Constant:
-    values = data["values"]
+def _parts(parts: object, depth: int) -> tuple[Expr, ...]:
+    if not isinstance(parts, list) or not parts:
+        raise ArtifactError("weight plan: 'concat' needs a list of parts, and at least one")
+    return tuple(expr_from_json(part, depth) for part in parts)
+
+
+def _constants(values: object) -> tuple[float, ...]:
     if not isinstance(values, list) or not all(
         isinstance(v, int | float) and math.isfinite(v) for v in values
     ):
         raise ArtifactError("weight plan: a constant's values must be a list of finite numbers")
-    shape = shape_from_json(data["shape"])
-    if math.prod(shape) != len(values):
-        raise ArtifactError(f"weight plan: constant of shape {shape} has {len(values)} values")
-    return Constant(plan_dtype_from_json(data["dtype"]), shape, tuple(values))
+    return tuple(values)
 
 
 def require_fields(data: Mapping[str, Any], wanted: set[str], what: str) -> None:
@@ -138,3 +143,12 @@ def _text(value: object) -> str:
 def _shown(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+_READERS: dict[str, Callable[[object], Any]] = {
+    "key": _text,
+    "axis": _text,
+    "dtype": plan_dtype_from_json,
+    "shape": shape_from_json,
+    "values": _constants,
+}

@@ -32,6 +32,7 @@ from dsa_compile.weights.expr import (
 )
 from dsa_compile.weights.expr_json import (
     expr_from_json,
+    expr_to_json,
     plan_dtype_from_json,
     require_fields,
     shape_from_json,
@@ -85,7 +86,7 @@ class WeightEntry:
 
     def to_json(self) -> dict[str, Any]:
         """A JSON-ready dict; :meth:`from_json` takes it back."""
-        return {"dtype": self.dtype, "shape": list(self.shape), "expr": self.expr.to_json()}
+        return {"dtype": self.dtype, "shape": list(self.shape), "expr": expr_to_json(self.expr)}
 
     @classmethod
     def from_json(cls, data: object) -> "WeightEntry":

@@ -7,18 +7,17 @@ the process, and its pages count as the process's memory.
 """
 
 import hashlib
-import json
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from dsa_compile.common.regular_files import open_regular
+from dsa_compile.common.strict_json import loads_strictly
 from dsa_compile.errors import UserError
 from dsa_compile.weights.dtypes import SAFETENSORS_BITS, SAFETENSORS_DTYPES
 
@@ -115,16 +114,6 @@ def tensor_bytes(tensor: Tensor) -> memoryview:
     return tensor.view(-1).view(torch.uint8).numpy().data
 
 
-def unique_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """``object_pairs_hook`` that refuses a repeated key, which json would silently drop."""
-    result: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in result:
-            raise ValueError(f"key {key!r} appears twice")
-        result[key] = value
-    return result
-
-
 def _read_header(file: FileIO, size: int, path: Path, error: type[UserError]) -> bytes:
     prefix = file.read(8)
     length = int.from_bytes(prefix, "little")
@@ -139,12 +128,12 @@ def _parse_header(
     header: bytes, start: int, size: int, path: Path, error: type[UserError]
 ) -> dict[str, StoredTensor]:
     try:
-        data = json.loads(header, object_pairs_hook=unique_object)
+        data = loads_strictly(header)
         if not isinstance(data, dict):
             raise ValueError("it is not an object")
         data.pop("__metadata__", None)
         spans = {name: _parse_tensor(name, value) for name, value in data.items()}
-    except (ValueError, RecursionError) as problem:
+    except ValueError as problem:
         raise error(f"{path}: corrupt safetensors header ({problem})") from None
     end = 0
     for name, (_, _, first, last) in sorted(spans.items(), key=lambda item: item[1][2:]):

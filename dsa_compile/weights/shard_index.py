@@ -1,11 +1,11 @@
 """Shard index: which file of a model directory holds which tensor, with one file or several."""
 
-import json
 from pathlib import Path, PurePosixPath
 
 from dsa_compile.common.regular_files import read_regular
+from dsa_compile.common.strict_json import loads_strictly
 from dsa_compile.errors import CheckpointError, shown
-from dsa_compile.weights.safetensors_file import SafetensorsFile, unique_object
+from dsa_compile.weights.safetensors_file import SafetensorsFile
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -31,10 +31,10 @@ def read_shard_index(model_dir: Path) -> dict[str, str]:
             "(--weights none compiles the structure alone)"
         )
     try:
-        data = json.loads(read_regular(index).decode(), object_pairs_hook=unique_object)
+        data = loads_strictly(read_regular(index).decode())
     except OSError as problem:
         raise CheckpointError(f"{index}: cannot be read ({problem.strerror})") from None
-    except (ValueError, RecursionError) as problem:
+    except ValueError as problem:
         raise CheckpointError(f"{index}: not a valid index ({problem})") from None
     weight_map = data.get("weight_map") if isinstance(data, dict) else None
     if not isinstance(weight_map, dict) or not weight_map:

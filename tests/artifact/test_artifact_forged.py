@@ -109,7 +109,7 @@ NOT_JSON = {
     "not UTF-8": (b'{"name": "\xff"}', "not UTF-8"),
     "cut short": (b'{"name": ', "not valid JSON"),
     "repeated key": (b'{"name": 1, "name": 2}', "'name' appears twice"),
-    "nan": (b'{"name": NaN}', "NaN is not JSON"),
+    "nan": (b'{"name": NaN}', "NaN is not a number JSON has"),
     "infinite": (b'{"name": 1e999}', "1e999 does not fit"),
     "giant": (b'{"name": ' + b"9" * 100_000 + b"}", "whole number does not fit 64 bits"),
     "65 bits": (b'{"name": 9223372036854775808}', "whole number does not fit 64 bits"),

@@ -4,6 +4,7 @@ import pytest
 
 from dsa_compile.errors import UserError
 from dsa_compile.measure.eval import suite
+from dsa_compile.measure.eval.draft_chains import chains_of
 from dsa_compile.measure.eval.engine_acceptance import (
     drafting_engine,
     engine_acceptance,
@@ -12,8 +13,6 @@ from dsa_compile.measure.eval.mtp_acceptance import (
     ENGINE,
     PREDICTED,
     Acceptance,
-    Drafter,
-    FinalNorm,
 )
 from dsa_compile.measure.eval.options import Options
 
@@ -24,14 +23,12 @@ from .walks import DEPTH, GENERATED, prompts_of
 @pytest.fixture(scope="module")
 def measure(loaded, text):
     """Rows of an engine that some function changed."""
-    drafter, norm, runner = Drafter(loaded, 256, DEPTH), FinalNorm(loaded), loaded.runner()
+    drafts = chains_of(loaded, 256)
 
     def rows_of(change):
         engine = drafting_engine(loaded, DEPTH, 256)
         change(engine._runner)
-        return engine_acceptance(
-            engine, runner, drafter, norm, prompts_of(text), GENERATED, exact=True
-        )
+        return engine_acceptance(engine, drafts, prompts_of(text), GENERATED, DEPTH, exact=True)
 
     return rows_of
 

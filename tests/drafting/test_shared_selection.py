@@ -20,15 +20,14 @@ from dsa_compile.facts.layout import Layout
 from dsa_compile.frontend.build import build_program
 from dsa_compile.ir.plan import DEEPER, DRAFT
 from dsa_compile.lowering.compile_model import compile_model
+from dsa_compile.measure.eval.draft_chains import chains_of
 from dsa_compile.measure.eval.engine_acceptance import drafting_engine, engine_acceptance
 from dsa_compile.measure.eval.hf import HfModel
 from dsa_compile.measure.eval.loaded_artifact import LoadedArtifact
-from dsa_compile.measure.eval.mtp_acceptance import Drafter, FinalNorm
 from dsa_compile.runtime import Engine, EngineOptions, SamplingParams
 from dsa_compile.runtime.execution.drafter import Drafter as PlannedDrafter
 from dsa_compile.runtime.loading.load_runner import load_runner
 from dsa_compile.testing.models import save_hub, tiny_glm_config, tiny_model
-from dsa_compile.verify.bisect.drafting_check import DRAFTING, wrong_drafting
 from dsa_compile.verify.bisect.runtime_answers import Answers
 from dsa_compile.verify.bisect.runtime_scenes import drafted_scenes
 from dsa_compile.verify.checks.verify_compilation import verify
@@ -38,6 +37,7 @@ from dsa_compile.verify.inputs.prompt import Prompt, random_tokens
 from dsa_compile.verify.inputs.reference import export_report
 from dsa_compile.verify.recompiled_artifact import RecompiledArtifact
 from dsa_compile.weights.checkpoint import Checkpoint
+from tests.verify.drafting_check import DRAFTING, wrong_drafting
 
 from .conftest import BLOCK_SIZE, sizes
 
@@ -251,10 +251,9 @@ FAULTS: list[Callable[[Patch], None]] = [
 def agree(path: Path) -> None:
     """Require the agreement that ``dsa-eval --only mtp`` requires of an engine."""
     loaded = LoadedArtifact.open(path)
-    drafter, engine = Drafter(loaded, 120, DEPTH), drafting_engine(loaded, DEPTH, 120)
-    engine_acceptance(
-        engine, loaded.runner(), drafter, FinalNorm(loaded), prompts([12, 30]), 40, exact=True
-    ).require_agreement()
+    drafts, engine = chains_of(loaded, 120), drafting_engine(loaded, DEPTH, 120)
+    found = engine_acceptance(engine, drafts, prompts([12, 30]), 40, DEPTH, exact=True)
+    found.require_agreement()
 
 
 def test_the_measure_shares_selections(shared: Path, monkeypatch: Patch) -> None:

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from benchmarks.plain_drafter import Drafter, FinalNorm
 from dsa_compile.ir.plan import DEEPER
 from dsa_compile.measure.eval.loaded_artifact import LoadedArtifact
-from dsa_compile.measure.eval.mtp_acceptance import Drafter, FinalNorm
 from dsa_compile.runtime import Engine, SamplingParams
 from dsa_compile.runtime.execution.drafter import Drafter as PlannedDrafter
 

@@ -1,22 +1,23 @@
 import json
-import shutil
 
 import pytest
 import torch
 from safetensors import safe_open
 
-from dsa_compile.errors import CheckpointError
+from benchmarks.plain_drafter import DecoderLayer, Drafter, FinalNorm, Rows, load_mtp
+from benchmarks.plain_drafter import chain_matches as plain_matches
+from dsa_compile.errors import UserError
+from dsa_compile.lowering.compile_model import compile_model
 from dsa_compile.measure.eval.constants import Rope, attention_scale
-from dsa_compile.measure.eval.decoder_layer import DecoderLayer, Rows
+from dsa_compile.measure.eval.draft_chains import Chain, chains_of
+from dsa_compile.measure.eval.loaded_artifact import LoadedArtifact
 from dsa_compile.measure.eval.mtp_acceptance import (
     GENERATED,
     TEXT,
-    Drafter,
-    FinalNorm,
     chain_matches,
     measure_acceptance,
 )
-from dsa_compile.measure.eval.mtp_weights import load_mtp
+from dsa_compile.testing.models import save_hub, tiny_config, tiny_model
 from dsa_compile.weights.canonical import canonical_parameters
 from dsa_compile.weights.checkpoint import Checkpoint
 
@@ -25,6 +26,12 @@ from dsa_compile.weights.checkpoint import Checkpoint
 def _no_grad():
     with torch.inference_mode():
         yield
+
+
+@pytest.fixture(scope="module")
+def drafts(loaded):
+    """Of an artifact without draft plans, compiled once more with them."""
+    return chains_of(loaded, 130)
 
 
 @pytest.fixture(scope="module")
@@ -78,37 +85,45 @@ def test_a_deeper_draft_is_the_drafters_own_continuation(loaded, norm, ids):
         torch.testing.assert_close(after[-1], chain[2][1][number], rtol=0, atol=1e-4)
 
 
+@pytest.mark.parametrize("prompt_tokens", [3, 40])
+def test_chains_are_those_of_the_plain_module(loaded, drafts, norm, ids, prompt_tokens):
+    prompt, continuation = ids[:prompt_tokens], ids[prompt_tokens:]
+    right, chains = chain_matches(drafts, prompt, continuation, 3)
+    drafter = Drafter(loaded, len(ids), depth=3)
+    theirs, states = plain_matches(loaded.runner(), drafter, norm, prompt, continuation)
+    assert right.tolist() == theirs.tolist()
+    ours = torch.stack([torch.cat([s["normed"] for s in chain.states]) for chain in chains], 1)
+    torch.testing.assert_close(ours, states, rtol=0, atol=1e-4)
+
+
 class Prophet:
     """Drafts the true tokens down to ``reach``, then a wrong one."""
 
-    def __init__(self, truth, reach, depth=4):
-        self.truth, self.reach, self.depth = torch.tensor(truth), reach, depth
+    def __init__(self, truth, reach):
+        self.truth, self.reach = truth, reach
 
-    def first(self, states, tokens):
-        assert torch.equal(tokens, self.truth[1:])
-        following = torch.cat([self.truth[2:], self.truth[:1]])
-        return following + (self.reach < 1), states
-
-    def deeper(self, starts, length, depth, states, drafts):
-        assert length == len(self.truth) - 1
-        return self.truth[starts + 1 + depth] + (self.reach < depth), states
+    def chains(self, ids, ends, depth):
+        assert list(ids) == self.truth
+        made = {end: torch.zeros(depth, max(ids) + 2) for end in ends}
+        for end, logits in made.items():
+            for n in range(depth):
+                logits[n, self.truth[end + 1 + n] + (n >= self.reach)] = 1.0
+        return {end: Chain(logits, []) for end, logits in made.items()}
 
 
 @pytest.mark.parametrize("reach", [0, 1, 2, 4])
-def test_drafts_count_as_deep_as_they_are_right(loaded, norm, ids, reach):
+def test_drafts_count_as_deep_as_they_are_right(ids, reach):
     prompt, continuation = ids[:20], ids[20:30]
-    drafter = Prophet(ids[:30], reach)
-    right, _ = chain_matches(loaded.runner(), drafter, norm, prompt, continuation)
+    right, _ = chain_matches(Prophet(ids[:30], reach), prompt, continuation, 4)
     # a chain starts where the model gave its first token, the last ends at the last token
     assert right.shape == (4, 6)
     assert right.sum(1).tolist() == [6 if depth <= reach else 0 for depth in (1, 2, 3, 4)]
 
 
-def test_acceptance_is_measured_on_text_and_on_continuations(loaded, norm, ids):
+def test_acceptance_is_measured_on_text_and_on_continuations(loaded, drafts, ids):
     runner = loaded.runner()
-    drafter = Drafter(loaded, 120, depth=2)
     ticks = []
-    rows = measure_acceptance(runner, drafter, norm, [ids], [ids[:10], ids[:40]], 9, ticks.append)
+    rows = measure_acceptance(drafts, runner, [ids], [ids[:10], ids[:40]], 9, 2, ticks.append)
     assert [(r.source, r.depth, r.drafts) for r in rows] == [
         (TEXT, 1, 99), (GENERATED, 1, 14), (GENERATED, 2, 14),
     ]  # fmt: skip
@@ -116,23 +131,20 @@ def test_acceptance_is_measured_on_text_and_on_continuations(loaded, norm, ids):
     assert ticks[-1] == 1.0
 
 
-def test_a_drafter_that_says_what_the_model_says_is_always_accepted(loaded, norm, ids):
-    runner = loaded.runner()
-    greedy = runner.trace(ids).logits.argmax(-1)
+def test_drafts_that_the_model_says_too_are_always_accepted(loaded, ids):
+    logits = loaded.runner().trace(ids).logits
 
-    class Echo(Prophet):
-        def first(self, states, tokens):
-            return greedy[1:], states
+    class Echo:
+        def along(self, _):
+            return logits, {"logits": logits.roll(-1, 0)}
 
-    (row,) = measure_acceptance(runner, Echo(ids, 0), norm, [ids], [], 9)
+    (row,) = measure_acceptance(Echo(), loaded.runner(), [ids], [], 9, 1)
     assert (row.drafts, row.accepted, row.share) == (99, 99, 1.0)
 
 
-def test_a_model_without_the_module_is_refused(loaded, model_dir, tmp_path):
-    shutil.copytree(model_dir, tmp_path / "model")
-    path = tmp_path / "model" / "model.safetensors.index.json"
-    index = json.loads(path.read_text())
-    del index["weight_map"]["model.layers.3.eh_proj.weight"]
-    path.write_text(json.dumps(index))
-    with pytest.raises(CheckpointError, match=r"lack 'model.layers.3.eh_proj.weight'"):
-        load_mtp(tmp_path / "model", loaded.spec, torch.float32)
+def test_a_model_without_the_module_is_refused(tmp_path):
+    config = tiny_config(num_hidden_layers=1, first_k_dense_replace=1)
+    save_hub(tiny_model(config), tmp_path / "model", fp8=False, mtp=False)
+    compile_model(tmp_path / "model", tmp_path / "out", records=False)
+    with pytest.raises(UserError, match="num_nextn_predict_layers"):
+        chains_of(LoadedArtifact.open(tmp_path / "out"), 100)

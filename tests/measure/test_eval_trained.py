@@ -1,17 +1,20 @@
 """The measures on a model that has learned something, as only such a model can show them."""
 
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from dsa_compile.errors import ArtifactError
+from dsa_compile.ir.plan import MODEL
 from dsa_compile.lowering.compile_model import compile_model
+from dsa_compile.measure.eval.draft_chains import chains_of
 from dsa_compile.measure.eval.hf import HfModel
 from dsa_compile.measure.eval.hf_agreement import compare_logits, generate_greedily
 from dsa_compile.measure.eval.loaded_artifact import LoadedArtifact
 from dsa_compile.measure.eval.material import make_material
-from dsa_compile.measure.eval.mtp_acceptance import Drafter, FinalNorm, measure_acceptance
+from dsa_compile.measure.eval.mtp_acceptance import measure_acceptance
 from dsa_compile.measure.eval.options import Options
 from dsa_compile.measure.eval.perplexity import measure_perplexity
 from dsa_compile.measure.eval.recall_accuracy import measure_recall
@@ -45,20 +48,23 @@ def test_recall_needs_the_right_keys(trained, material):
 def test_deeper_drafts_want_the_states_after_the_norm(trained, material):
     """The module was trained on normed states; accepted drafts tell, wrong states raise nothing."""
 
-    class Raw(Drafter):
-        def _carried(self, hidden, after):
-            return hidden
+    right = chains_of(trained, 512)
 
+    def raw(plan, start, tokens, given):
+        values = right._run(plan, start, tokens, given)
+        return values if plan == MODEL else values | {"normed": values["hidden"]}
+
+    wrong = copy(right)
+    wrong._run = raw
+    assert right.carried == ("normed",)
     accepted = {}
-    for drafter in (Drafter, Raw):
-        rows = measure_acceptance(
-            trained.runner(), drafter(trained, 512, depth=4), FinalNorm(trained), [],
-            material.prompts(32, 256), 48,
-        )  # fmt: skip
-        accepted[drafter] = [row.accepted for row in rows]
-    assert accepted[Drafter][0] == accepted[Raw][0]  # the first draft is of the model's states
-    assert sum(accepted[Drafter]) > 1.01 * sum(accepted[Raw])
-    assert accepted[Drafter][3] > accepted[Raw][3]
+    for name, drafts in (("right", right), ("wrong", wrong)):
+        prompts = material.prompts(32, 256)
+        rows = measure_acceptance(drafts, trained.runner(), [], prompts, 48, depth=4)
+        accepted[name] = [row.accepted for row in rows]
+    assert accepted["right"][0] == accepted["wrong"][0]  # the first draft is of the model's states
+    assert sum(accepted["right"]) > 1.01 * sum(accepted["wrong"])
+    assert accepted["right"][3] > accepted["wrong"][3]
 
 
 def test_text_needs_the_right_keys(trained, material):

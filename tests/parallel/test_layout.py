@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from dsa_compile.artifact.strict_json import parse
+from dsa_compile.common.strict_json import parse
 from dsa_compile.errors import UserError
 from dsa_compile.facts.config import CompileConfig
 from dsa_compile.facts.layout import Layout

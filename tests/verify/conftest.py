@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from dsa_compile.lowering.compile_model import compile_model
-from dsa_compile.testing.models import save_hf, tiny_config, tiny_model
+from dsa_compile.testing.models import save_hf, save_hub, tiny_config, tiny_model
 from dsa_compile.verify.recompiled_artifact import RecompiledArtifact
 
 
@@ -29,3 +29,12 @@ def artifact(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def recompiled(artifact: Path) -> RecompiledArtifact:
     """The artifact, its passes run again."""
     return RecompiledArtifact.open(artifact)
+
+
+@pytest.fixture(scope="session")
+def drafting(tmp_path_factory: pytest.TempPathFactory) -> RecompiledArtifact:
+    """A dense layer, an MoE layer and one that drafts."""
+    model, path = tmp_path_factory.mktemp("model"), tmp_path_factory.mktemp("out") / "mtp"
+    save_hub(tiny_model(tiny_config(2, first_k_dense_replace=1)), model, fp8=False)
+    compile_model(model, path, draft="mtp", block_size=16, records=False)
+    return RecompiledArtifact.open(path)

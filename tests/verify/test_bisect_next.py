@@ -9,13 +9,14 @@ from dsa_compile.verify.bisect.runtime_check import ANY
 from dsa_compile.verify.bisect.runtime_scenes import (
     crowded_scenes,
     drafted_scenes,
+    looked_up_scenes,
     prefix_scenes,
     scenes,
 )
 from dsa_compile.verify.checks.hazard_check import STREAMS
 
-NO_FLAG = {"aborted requests", "deterministic"}
-"""Settings without a flag: one is a matter of clients, one is off by default."""
+NO_FLAG = {"aborted requests", "failing requests", "deterministic"}
+"""Settings without a flag: two are matters of clients and models, one is off by default."""
 
 
 def suggested(name: str) -> str:
@@ -28,6 +29,7 @@ def test_every_setting_has_a_flag_that_dsa_serve_takes() -> None:
         *prefix_scenes(16, 512, lambda prompt: prompt[:4]),
         *crowded_scenes(16, 512, True),
         *drafted_scenes(16, 32, 512),
+        *looked_up_scenes(512),
     ]
     names = {name for scene in every for name in scene.without}
     assert names - WITHOUT.keys() == NO_FLAG
@@ -43,7 +45,7 @@ def test_every_setting_has_a_flag_that_dsa_serve_takes() -> None:
             "prefix reuse with preemption with batching",
             "dsa-serve artifact --no-enable-prefix-caching --max-num-seqs 1",
         ),
-        ("top_k", "dsa-inspect artifact bisect --against reference"),
+        ("aborted requests", "dsa-inspect artifact bisect --against reference"),
         ("drafting", "dsa-serve artifact --draft none"),
     ],
 )

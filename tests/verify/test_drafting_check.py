@@ -6,28 +6,17 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from dsa_compile.lowering.compile_model import compile_model
 from dsa_compile.runtime.execution import draft_rows
 from dsa_compile.runtime.sampling import draft_verification
-from dsa_compile.testing.models import save_hub, tiny_config, tiny_model
 from dsa_compile.verify.bisect.draft_check import drafts_problem
-from dsa_compile.verify.bisect.drafting_check import DRAFTING, wrong_drafting
 from dsa_compile.verify.bisect.runtime_answers import Answers
 from dsa_compile.verify.bisect.runtime_scenes import drafted_scenes
 from dsa_compile.verify.execution.exact_drafting_runner import CheckedDrafts
 from dsa_compile.verify.recompiled_artifact import RecompiledArtifact
+from tests.verify.drafting_check import DRAFTING, wrong_drafting
 
 Patch = pytest.MonkeyPatch
 BLOCK = 16
-
-
-@pytest.fixture(scope="session")
-def drafting(tmp_path_factory: pytest.TempPathFactory) -> RecompiledArtifact:
-    """A dense layer, an MoE layer and one that drafts."""
-    model, path = tmp_path_factory.mktemp("model"), tmp_path_factory.mktemp("out") / "mtp"
-    save_hub(tiny_model(tiny_config(2, first_k_dense_replace=1)), model, fp8=False)
-    compile_model(model, path, draft="mtp", block_size=BLOCK, records=False)
-    return RecompiledArtifact.open(path)
 
 
 def few(recompiled: RecompiledArtifact) -> Answers:

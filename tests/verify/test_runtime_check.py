@@ -13,14 +13,13 @@ from dsa_compile.runtime import step_pipeline
 from dsa_compile.runtime.execution import cuda_graphs, model_runner, token_parts
 from dsa_compile.runtime.execution.batch import Batch
 from dsa_compile.runtime.execution.caches import make_caches
-from dsa_compile.runtime.requests.sampling_params import SamplingParams
-from dsa_compile.runtime.sampling import draw, penalties, sampler
+from dsa_compile.runtime.sampling import draft_verification, sampler
+from dsa_compile.runtime.sampling.draw_options import DrawOptions
 from dsa_compile.runtime.scheduling.prefix_cache import PrefixCache
 from dsa_compile.runtime.scheduling.request import Request
 from dsa_compile.runtime.scheduling.residency import Residency
 from dsa_compile.runtime.scheduling.scheduler import Scheduler
 from dsa_compile.verify.bisect.runtime_check import ANY, wrong_engine, wrong_option
-from dsa_compile.verify.bisect.sampling_options import allowed_tokens
 from dsa_compile.verify.execution import exact_runner
 from dsa_compile.verify.recompiled_artifact import RecompiledArtifact
 
@@ -147,24 +146,7 @@ def prefix_held_behind_new_blocks(patch: Patch) -> None:
     patch.setattr(Residency, "admit", admit)
 
 
-def frequency_counted_once(patch: Patch) -> None:
-    """The frequency penalty of a token that came twice is that of one that came once."""
-    right = penalties.TokenCounts.append
-
-    def append(self: penalties.TokenCounts, token: int) -> None:
-        right(self, token)
-        self._counts[: self._size] = self._counts[: self._size].clip(max=1) * 0.5
-
-    patch.setattr(penalties.TokenCounts, "append", append)
-
-
-def one_more_than_top_k(patch: Patch) -> None:
-    """One token more than ``top_k`` is kept."""
-    right = draw._draw_top_k
-    patch.setattr(draw, "_draw_top_k", lambda scaled, top_k, *rest: right(scaled, top_k + 1, *rest))
-
-
-def bias_behind_the_penalties(patch: Patch) -> None:
+def bias_of_the_row_before(patch: Patch) -> None:
     """A bias is added for the row before."""
     right = sampler.add_bias
     patch.setattr(
@@ -172,6 +154,39 @@ def bias_behind_the_penalties(patch: Patch) -> None:
         "add_bias",
         lambda logits, rows, *rest: right(logits, [max(r - 1, 0) for r in rows], *rest),
     )
+
+
+def options_of_the_request_before(patch: Patch) -> None:
+    """A row of the scheduler keeps the options of its first request."""
+    right = DrawOptions._remember
+
+    def remember(self: DrawOptions, row: int, state: Any) -> None:
+        if self._known[row]["temperature"] == 0.0:
+            right(self, row, state)
+
+    patch.setattr(DrawOptions, "_remember", remember)
+
+
+def shared_before_it_failed(patch: Patch) -> None:
+    """Rows that a step which failed has written are shared as if they were other tokens' rows."""
+    right = Scheduler.fail
+
+    def fail(self: Scheduler, request: Request, reason: str) -> None:
+        request.num_computed = request.prompt_len
+        self._residency.register_full_blocks(request)
+        right(self, request, reason)
+
+    patch.setattr(Scheduler, "fail", fail)
+
+
+def kept_behind_a_wrong_draft(patch: Patch) -> None:
+    """Drafts that were looked up are kept where one is wrong, too."""
+
+    def goes_on(chosen: list[Any], token: Any, state: Any, drafts: Any, length: Any) -> bool:
+        chosen.append(token)
+        return len(chosen) <= len(drafts)
+
+    patch.setattr(draft_verification, "_goes_on", goes_on)
 
 
 FAULTS: dict[Callable[[Patch], None], tuple[str, ...]] = {
@@ -185,9 +200,10 @@ FAULTS: dict[Callable[[Patch], None], tuple[str, ...]] = {
     known_before_it_is_written: ("prefix reuse",),
     block_taken_from_a_running_request: ("preemption",),
     prefix_held_behind_new_blocks: ("prefix reuse",),
-    frequency_counted_once: ("frequency_penalty",),
-    one_more_than_top_k: ("top_k", "seed"),
-    bias_behind_the_penalties: ("logit_bias",),
+    bias_of_the_row_before: ("batching",),
+    options_of_the_request_before: ("overlap",),
+    shared_before_it_failed: ("prefix reuse",),
+    kept_behind_a_wrong_draft: ("drafting",),
 }
 SLOW = set(list(FAULTS)[5:])
 
@@ -248,23 +264,3 @@ def test_nothing_is_wrong_with_a_healthy_runtime(
     path = tmp_path / "artifact"
     compile_model(model_dir, path, recipe=recipe, block_size=block_size, records=False)
     assert wrong_option(RecompiledArtifact.open(path)) is None
-
-
-def test_the_meaning_of_sampling_options() -> None:
-    logits = torch.tensor([2.0, 1.0, 0.0, -1.0])
-
-    def left(made: tuple[int, ...] = (), **options: Any) -> set[int]:
-        params = SamplingParams(**({"temperature": 1.0} | options))
-        return allowed_tokens(logits, params, (1,), made, (0,))
-
-    assert left() == {0, 1, 2, 3}
-    assert left(temperature=0.0) == {0}
-    assert left(temperature=0.0, min_tokens=1) == {1}
-    assert left(temperature=0.0, logit_bias={3: 5.0}) == {3}
-    assert left((0,), temperature=0.0, presence_penalty=1.5) == {1}
-    assert left((0, 0), temperature=0.0, frequency_penalty=0.6) == {1}
-    assert left(temperature=0.0, repetition_penalty=0.25) == {1}  # the prompt's token
-    assert left(top_k=2) == {0, 1}
-    assert left(top_p=0.6) == {0}  # 0.64 of the mass
-    assert left(top_p=0.7) == {0, 1}
-    assert left(min_p=0.3) == {0, 1}

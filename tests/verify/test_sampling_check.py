@@ -1,4 +1,4 @@
-"""Faults of sampling, one at a time: the option that shows each is named."""
+"""Sampling options held to what each means; faults of them, one at a time, name the option."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,11 +9,12 @@ import torch
 
 from dsa_compile.runtime.execution import model_runner
 from dsa_compile.runtime.requests.sampling_params import SamplingParams
-from dsa_compile.runtime.sampling import draw, draw_options, sampler
+from dsa_compile.runtime.sampling import draw, draw_options, penalties, sampler
 from dsa_compile.runtime.sampling.draw_options import DrawOptions
 from dsa_compile.verify.bisect.runtime_answers import Answers
-from dsa_compile.verify.bisect.sampling_check import wrong_sampling
 from dsa_compile.verify.recompiled_artifact import RecompiledArtifact
+from tests.verify.sampling_check import wrong_sampling
+from tests.verify.sampling_options import allowed_tokens
 
 Patch = pytest.MonkeyPatch
 
@@ -69,6 +70,23 @@ def one_end_is_masked(patch: Patch) -> None:
 
 def stop_tokens_are_others(patch: Patch) -> None:
     patch.setattr(SamplingParams, "end_ids", lambda self, ends: frozenset(ends))
+
+
+def frequency_counted_once(patch: Patch) -> None:
+    """The frequency penalty of a token that came twice is that of one that came once."""
+    right = penalties.TokenCounts.append
+
+    def append(self: penalties.TokenCounts, token: int) -> None:
+        right(self, token)
+        self._counts[: self._size] = self._counts[: self._size].clip(max=1) * 0.5
+
+    patch.setattr(penalties.TokenCounts, "append", append)
+
+
+def one_more_than_top_k(patch: Patch) -> None:
+    """One token more than ``top_k`` is kept."""
+    right = draw._draw_top_k
+    patch.setattr(draw, "_draw_top_k", lambda scaled, top_k, *rest: right(scaled, top_k + 1, *rest))
 
 
 def last_of_equals(patch: Patch) -> None:
@@ -132,6 +150,8 @@ FAULTS: dict[Callable[[Patch], None], tuple[str, ...]] = {
     at_most_64: ("top_k",),
     temperature_is_lower: ("temperature",),
     options_of_the_request_before: ("temperature",),
+    frequency_counted_once: ("frequency_penalty",),
+    one_more_than_top_k: ("top_k", "seed"),
 }
 FAST = (repetition_divides, prompt_scored_one_off)
 
@@ -153,3 +173,23 @@ def test_the_option_is_named(
 @pytest.mark.slow
 def test_nothing_is_wrong_with_healthy_sampling(answers: Answers) -> None:
     assert wrong_sampling(answers) is None
+
+
+def test_the_meaning_of_sampling_options() -> None:
+    logits = torch.tensor([2.0, 1.0, 0.0, -1.0])
+
+    def left(made: tuple[int, ...] = (), **options: Any) -> set[int]:
+        params = SamplingParams(**({"temperature": 1.0} | options))
+        return allowed_tokens(logits, params, (1,), made, (0,))
+
+    assert left() == {0, 1, 2, 3}
+    assert left(temperature=0.0) == {0}
+    assert left(temperature=0.0, min_tokens=1) == {1}
+    assert left(temperature=0.0, logit_bias={3: 5.0}) == {3}
+    assert left((0,), temperature=0.0, presence_penalty=1.5) == {1}
+    assert left((0, 0), temperature=0.0, frequency_penalty=0.6) == {1}
+    assert left(temperature=0.0, repetition_penalty=0.25) == {1}  # the prompt's token
+    assert left(top_k=2) == {0, 1}
+    assert left(top_p=0.6) == {0}  # 0.64 of the mass
+    assert left(top_p=0.7) == {0, 1}
+    assert left(min_p=0.3) == {0, 1}

@@ -1,4 +1,4 @@
-"""Drafts that an engine's own steps accept, beside what the plain measure predicts for them.
+"""Drafts that an engine's own steps accept, beside what their definition predicts for them.
 
 Both count the same steps: those of greedy answers, from the answer's first token on. In fp32 the
 states of the drafts are compared, too. A hidden state, position, cache row or count that is wrong
@@ -13,16 +13,14 @@ import torch
 from torch import Tensor
 
 from dsa_compile.errors import UserError
+from dsa_compile.measure.eval.draft_chains import DraftChains
 from dsa_compile.measure.eval.loaded_artifact import LoadedArtifact
 from dsa_compile.measure.eval.mtp_acceptance import (
     ENGINE,
     PREDICTED,
     Acceptance,
-    Drafter,
-    FinalNorm,
     chain_matches,
 )
-from dsa_compile.measure.eval.probe import ProbeRunner
 from dsa_compile.runtime.engine import Engine
 from dsa_compile.runtime.engine_options import EngineOptions
 from dsa_compile.runtime.execution.drafting_runner import DraftingRunner
@@ -66,7 +64,7 @@ class Comparison:
     Attributes:
         depth: drafts of a step.
         answers: the steps of each.
-        exact: whether engine and measure compute in fp32.
+        exact: whether the artifact computes in fp32.
     """
 
     depth: int
@@ -202,30 +200,28 @@ def answer(
 @torch.inference_mode()
 def engine_acceptance(
     engine: DraftingEngine,
-    runner: ProbeRunner,
-    drafter: Drafter,
-    norm: FinalNorm,
+    drafts: DraftChains,
     prompts: Sequence[Sequence[int]],
     generate: int,
+    depth: int,
     *,
     exact: bool,
 ) -> Comparison:
     """Compare what an engine's steps accept with what is predicted for the same steps.
 
     Args:
-        engine: from :func:`drafting_engine`, with the drafter's depth.
-        runner: of the same artifact.
-        drafter: over the same model.
-        norm: of the same model.
+        engine: from :func:`drafting_engine`, with this depth.
+        drafts: of the same artifact.
         prompts: token ids.
-        generate: tokens generated after each prompt, more than the drafter's depth.
-        exact: whether engine and measure compute in fp32.
+        generate: tokens generated after each prompt, more than ``depth``.
+        depth: drafts of a step.
+        exact: whether the artifact computes in fp32.
     """
     params = SamplingParams(max_tokens=generate, temperature=0.0, ignore_eos=True)
     answers = []
     for prompt in prompts:
-        found = answer(engine, prompt, params, drafter.depth)
-        right, states = chain_matches(runner, drafter, norm, prompt, found.tokens)
+        found = answer(engine, prompt, params, depth)
+        right, chains = chain_matches(drafts, prompt, found.tokens, depth)
         predicted: list[int] = right.cumprod(0).sum(0).tolist()
         steps, place = [], 0
         for number, length in enumerate(found.accepted):
@@ -233,13 +229,13 @@ def engine_acceptance(
                 break
             chain = found.states[number] if exact and found.states else []
             unlike = (
-                depth
-                for depth, (mine, theirs) in enumerate(
-                    zip(chain, states[:, place], strict=False), 1
+                number
+                for number, (mine, theirs) in enumerate(
+                    zip(chain, chains[place].states, strict=False), 1
                 )
-                if not bool((mine - theirs).abs().max() <= _CLOSE)
+                if not bool((mine - theirs["normed"][0]).abs().max() <= _CLOSE)
             )
             steps.append(Step(length, predicted[place], next(unlike, 0)))
             place += 1 + length
         answers.append(tuple(steps))
-    return Comparison(drafter.depth, tuple(answers), exact)
+    return Comparison(depth, tuple(answers), exact)

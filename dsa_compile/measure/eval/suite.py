@@ -8,6 +8,7 @@ from dsa_compile.artifact.reader import Artifact
 from dsa_compile.errors import UserError
 from dsa_compile.ir.plan import DRAFT
 from dsa_compile.measure.eval.acceptance_record import record_acceptance
+from dsa_compile.measure.eval.draft_chains import chains_of
 from dsa_compile.measure.eval.engine_acceptance import (
     Comparison,
     drafting_engine,
@@ -19,7 +20,7 @@ from dsa_compile.measure.eval.indexer_overlap import measure_overlap, references
 from dsa_compile.measure.eval.layer_error import measure_layers, require_same_model
 from dsa_compile.measure.eval.loaded_artifact import LoadedArtifact
 from dsa_compile.measure.eval.material import Material, make_material
-from dsa_compile.measure.eval.mtp_acceptance import Drafter, FinalNorm, measure_acceptance
+from dsa_compile.measure.eval.mtp_acceptance import measure_acceptance
 from dsa_compile.measure.eval.options import Options
 from dsa_compile.measure.eval.perplexity import measure_perplexity
 from dsa_compile.measure.eval.probe import ProbeRunner
@@ -152,21 +153,20 @@ class _ArtifactRun:
     def _mtp(self, tick: Tick) -> Iterator[Sequence[Row]]:
         self._require_whole("drafting")
         options, material = self._options, self._material
-        drafter = Drafter(self._loaded, material.longest, options.depth)
+        depth, generate = options.depth, options.generate
+        drafts = chains_of(self._loaded, material.longest + depth)
         texts = material.sequences(material.context)
         prompts = material.prompts(options.draft_prompts, material.context // 4)
-        norm = FinalNorm(self._loaded)
-        runner, generate = self._runner(), options.generate
-        yield measure_acceptance(runner, drafter, norm, texts, prompts, generate, tick)
+        yield measure_acceptance(drafts, self._runner(), texts, prompts, generate, depth, tick)
         if DRAFT not in self._loaded.manifest.plans:
             if options.record:
                 raise UserError("--record: it has no draft plan; compile with --draft mtp")
             return
-        engine = drafting_engine(self._loaded, options.depth, material.longest)
+        engine = drafting_engine(self._loaded, depth, material.longest)
         exact = self._loaded.manifest.compile.recipe == "fp32"
         by_text = material.prompts_by_text(options.draft_prompts, material.context // 4)
         found = {
-            text: engine_acceptance(engine, runner, drafter, norm, some, generate, exact=exact)
+            text: engine_acceptance(engine, drafts, some, generate, depth, exact=exact)
             for text, some in by_text.items()
         }
         whole = Comparison.of_all(list(found.values()))

@@ -9,7 +9,7 @@ import numpy as np
 
 from dsa_compile.errors import UserError
 
-HELD_OUT = Path(__file__).parents[2] / "examples" / "tiny_v32" / "heldout.txt"
+HELD_OUT = Path(__file__).parents[3] / "examples" / "tiny_v32" / "heldout.txt"
 """Text of an evaluation where the user names none; not part of an installed package."""
 
 

@@ -1,9 +1,7 @@
-"""Drafts of the finished draft plans without the runtime, exact or as the recipe rounds.
+"""Drafts of the finished draft plans without the runtime, in exact arithmetic.
 
-The definition of drafting, over a request whose tokens are all known: the draft layer runs once
-along them, each position with the model's state there and the token behind it. From each position a
-chain follows, every draft made of the one before and of the state behind that, and where deeper
-drafts have no indexer, over the keys that the first one of the chain selected.
+:mod:`dsa_compile.measure.eval.draft_chains` over a program: its graphs run by their references, and
+pages of the caches are out of order.
 """
 
 from collections.abc import Mapping
@@ -11,21 +9,18 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from dsa_compile.ir.plan import DEEPER, DRAFT, LONG, MODEL, Call, Plan
+from dsa_compile.ir.plan import LONG, Call
 from dsa_compile.ir.program import Program
-from dsa_compile.ir.region import Role, open_values
+from dsa_compile.ir.region import Role
+from dsa_compile.measure.eval.draft_chains import DraftChains, Tokens, Values
+from dsa_compile.runtime.execution.model_runner import LOGITS
 from dsa_compile.verify.execution.exact import numbers
 from dsa_compile.verify.execution.stages import Stage, caches_for, result_nodes, weight_keys
 from dsa_compile.verify.inputs.exact_weights import ExactWeightStore
-from dsa_compile.verify.inputs.parameters import WeightStore
 from dsa_compile.verify.inputs.prompt import Chunk, Part, Prompt
 
-LOGITS = "logits"
 TIE = 1e-6
-"""Two drafts whose logits are closer may both be made where arithmetic is exact."""
-
-Tokens = tuple[int, ...]
-Values = dict[str, Tensor]
+"""Two drafts whose logits are closer may both be made."""
 
 
 class DraftReference:
@@ -33,21 +28,15 @@ class DraftReference:
 
     Args:
         program: finished, with draft plans.
-        store: gives the weights; exact ones make exact arithmetic.
+        store: gives the weights.
         block_size: rows of a cache page.
     """
 
-    def __init__(
-        self, program: Program, store: WeightStore | ExactWeightStore, block_size: int
-    ) -> None:
+    def __init__(self, program: Program, store: ExactWeightStore, block_size: int) -> None:
         self._program, self._block_size = program, block_size
         self._stage = Stage.of(program, store)
-        first, deeper = (
-            open_values(program.region(call.kind, LONG) for call in program.plans[name].calls)
-            for name in (DRAFT, DEEPER)
-        )
-        self._carried, self._handed = list(first), list(deeper)
 
+    @torch.no_grad()
     def chains(self, ids: Tokens, first: int, depth: int) -> dict[int, Tokens]:
         """Drafts behind each last token of a request.
 
@@ -59,73 +48,21 @@ class DraftReference:
         Returns:
             By the position of the last token; a chain ends where its next draft is a tie.
         """
-        return {
-            end: _before_a_tie(logits) for end, logits in self.logits(ids, first, depth).items()
-        }
-
-    @torch.no_grad()
-    def logits(
-        self, ids: Tokens, first: int, depth: int, drafts: Mapping[int, Tokens] | None = None
-    ) -> dict[int, Tensor]:
-        """Logits of every draft of the chains, fp64 ``[depth, V]`` each.
-
-        Args:
-            ids: as for :meth:`chains`.
-            first: likewise.
-            depth: likewise.
-            drafts: those that were made, by the position of the last token: the next ones are made
-                from them. Where there are none, from the likeliest.
-        """
         room = (*ids, *(0,) * depth)  # for the rows of the last chain
         whole = Prompt((room,), (Chunk((Part(0, 0, len(ids)),)),), self._block_size)
         caches: dict[str, Values] = {}
-        batch = whole.batch(whole.chunks[0], flat=True)
-        values = self._run(self._program.plans[MODEL], batch, {}, whole, caches)
-        shifted = batch | {"input_ids": torch.tensor([*ids[1:], 0])}
-        made = self._run(self._program.plans[DRAFT], shifted, values, whole, caches)
-        logits = numbers(made[LOGITS])
-        found = {}
-        # from the last on: a chain overwrites the rows behind its start, which no earlier one reads
-        for end in range(len(ids) - 1, first - 1, -1):
-            state = {key: made[key][end - 1 : end] for key in self._handed}
-            made_there = (drafts or {}).get(end, ())
-            given = torch.tensor(made_there[:depth], dtype=torch.int64)
-            found[end] = self._chain(logits[end - 1], state, end, depth, given, whole, caches)
-        return found
 
-    def _chain(
-        self,
-        logits: Tensor,
-        state: Values,
-        end: int,
-        depth: int,
-        given: Tensor,
-        whole: Prompt,
-        caches: dict[str, Values],
-    ) -> Tensor:
-        found = [logits]
-        for position in range(end, end + depth - 1):
-            one = whole.batch(Chunk((Part(0, position, position + 1),)), flat=True)
-            place = len(found) - 1
-            token = given[place] if place < len(given) else found[-1].argmax()
-            one |= {"input_ids": token[None]}
-            values = self._run(self._program.plans[DEEPER], one, state, whole, caches)
-            state |= {key: values[key] for key in self._carried}
-            found.append(numbers(values[LOGITS])[0])
-        return torch.stack(found).double()
+        def run(plan: str, start: int, tokens: Tensor, given: Values) -> Values:
+            chunk = Chunk((Part(0, start, start + len(tokens)),))
+            batch = whole.batch(chunk, flat=True) | {"input_ids": tokens}
+            values = dict(given)
+            for call in self._program.plans[plan].calls:
+                values |= self._call(call, batch, values, whole, caches)
+            return values | {LOGITS: numbers(values[LOGITS]).double()}
 
-    def _run(
-        self,
-        plan: Plan,
-        batch: Mapping[str, Tensor],
-        given: Values,
-        whole: Prompt,
-        caches: dict[str, Values],
-    ) -> Values:
-        values = dict(given)
-        for call in plan.calls:
-            values |= self._call(call, batch, values, whole, caches)
-        return values
+        chains = DraftChains(self._program.plans, self._program.regions, run)
+        found = chains.chains(ids, range(first, len(ids)), depth)
+        return {end: _before_a_tie(chain.logits) for end, chain in found.items()}
 
     def _call(
         self,

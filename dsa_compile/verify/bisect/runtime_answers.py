@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import cycle
 from typing import Any
 
 import torch
@@ -18,18 +19,17 @@ from dsa_compile.runtime.requests.sampling_params import SamplingParams
 from dsa_compile.verify.bisect.answer import Answer
 from dsa_compile.verify.bisect.draft_check import drafts_problem
 from dsa_compile.verify.bisect.draft_reference import DraftReference
-from dsa_compile.verify.bisect.drawn_tokens import drawn_problem, drawn_requests
 from dsa_compile.verify.bisect.few_layers import first_of_each_kind, first_with_caches
-from dsa_compile.verify.bisect.runtime_scenes import PLAIN, TOKENS, Round, Scene, Tokens
+from dsa_compile.verify.bisect.runtime_scenes import GREEDY, PLAIN, TOKENS, Round, Scene, Tokens
 from dsa_compile.verify.checks.rewrite_run import in_a_line
 from dsa_compile.verify.execution.exact import numbers
 from dsa_compile.verify.execution.exact_drafting_runner import ExactDraftingRunner
-from dsa_compile.verify.execution.exact_runner import ExactRunner, PaddedRunner
+from dsa_compile.verify.execution.exact_runner import ExactRunner, FailingRunner, PaddedRunner
 from dsa_compile.verify.execution.ranks import parts_of
 from dsa_compile.verify.execution.stages import Stage, run_stage
 from dsa_compile.verify.inputs.exact_weights import ExactWeightStore
 from dsa_compile.verify.inputs.parameters import WeightStore
-from dsa_compile.verify.inputs.prompt import Prompt
+from dsa_compile.verify.inputs.prompt import Prompt, random_tokens
 from dsa_compile.verify.recompiled_artifact import RecompiledArtifact
 
 MARGIN = 4.0
@@ -42,9 +42,9 @@ _MOST_STEPS = 2000  # of a round
 _SMALL_BLOCK = 16  # tokens
 _LONGEST = 512  # tokens of a request among plain answers
 
-_GREEDY = SamplingParams(max_tokens=TOKENS, temperature=0.0, logprobs=2, ignore_eos=True)
-_SCORED = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)
-_AHEAD = replace(_GREEDY, logprobs=None)  # tokens that may be chosen before the host knows them
+_DRAWN = SamplingParams(max_tokens=TOKENS, temperature=1.0, seed=5, ignore_eos=True)
+_AHEAD = replace(GREEDY, logprobs=None)  # tokens that may be chosen before the host knows them
+_ROWS = 2  # requests of a lane at once
 
 
 @dataclass(eq=False)
@@ -63,7 +63,7 @@ class Answers:
     exact: bool
     options: dict[str, Any] = field(default_factory=dict)
     limit: float = FLOOR
-    _known: dict[Tokens, Answer] = field(default_factory=dict)
+    _known: dict[tuple[Tokens, SamplingParams], Answer] = field(default_factory=dict)
     _engine: Engine | None = None
 
     def __post_init__(self) -> None:
@@ -140,20 +140,27 @@ class Answers:
         drafting: Callable[..., Any] = made or ExactDraftingRunner
         return Engine(drafting(*of, num_drafts=count, planned=planned), chosen)
 
-    def plain(self, prompts: Sequence[Tokens], together: bool = True) -> list[Answer]:
+    def plain(
+        self,
+        prompts: Sequence[Tokens],
+        params: Sequence[SamplingParams] = (GREEDY,),
+        together: bool = True,
+    ) -> list[Answer]:
         """Answers to prompts of an engine that reuses, cuts and pads nothing.
 
         Args:
             prompts: token ids of each.
+            params: their sampling options, in turns.
             together: as many in a step as there are; else one after the other.
         """
-        wanted = [p for p in dict.fromkeys(prompts) if p not in self._known]
+        requests = list(zip(prompts, cycle(params), strict=False))
+        wanted = [one for one in dict.fromkeys(requests) if one not in self._known]
         if self._engine is None:
             self._engine = self.load(self.options, _LONGEST)
-        for batch in [wanted] if together else [[p] for p in wanted]:
-            outputs = self._engine.generate([list(p) for p in batch], _GREEDY)
+        for batch in [wanted] if together else [[one] for one in wanted]:
+            outputs = self._engine.generate([list(p) for p, _ in batch], [s for _, s in batch])
             self._known |= zip(batch, map(Answer.of, outputs), strict=True)
-        return [self._known[p] for p in prompts]
+        return [self._known[one] for one in requests]
 
     def close(self) -> None:
         """Free the engine of plain answers."""
@@ -171,7 +178,7 @@ class Answers:
             prompts: token ids of each.
             together: serve them at once, so that every lane has one; else one after the other.
         """
-        answers = self.plain(prompts, together)
+        answers = self.plain(prompts, together=together)
         steps = self.steps(prompts, [answer.tokens[:-1] for answer in answers])
         exact = self.logits(steps).log_softmax(-1)
         wanted = [steps.places[n][len(prompt) - 1 :] for n, prompt in enumerate(prompts)]
@@ -191,46 +198,31 @@ class Answers:
                     )
         return ""
 
-    def prompts_problem(self, prompts: Sequence[Tokens]) -> str:
-        """Problem of the log-probabilities of prompts served at once, or the empty text."""
-        assert self._engine is not None, "answers were measured before"
-        outputs = self._engine.generate([list(prompt) for prompt in prompts], _SCORED)
-        for prompt, output in zip(prompts, outputs, strict=True):
-            steps = self.steps([prompt], [()])
-            exact = self.logits(steps).log_softmax(-1)
-            rounded = self.logits(steps, self.recompiled.store).log_softmax(-1)
-            limit = FLOOR + MARGIN * float((rounded - exact).abs().max())
-            found = [(entry.token_id, entry.logprob) for entry in output.prompt_logprobs or ()]
-            if [token for token, _ in found] != [*prompt[1:]]:
-                return f"log-probabilities of other tokens, prompt of {len(prompt)} tokens"
-            for place, ((token, logprob), row) in enumerate(zip(found, exact, strict=False), 2):
-                off = abs(logprob - float(row[token]))
-                if not off <= limit:
-                    return (
-                        f"log-probability of the prompt's token {place} is off by {off:.1e} from "
-                        f"the finished graphs', limit {limit:.1e}, prompt of {len(prompt)} tokens"
-                    )
-        return ""
+    def ahead_problem(self, lanes: int) -> str:
+        """Problem of tokens that ranks choose for themselves in steps launched ahead, or nothing.
 
-    def draws_problem(self, lanes: int) -> str:
-        """Problem of tokens that ranks draw for themselves, or the empty text.
+        A rank that chooses by the options of the request before on a row chooses another token than
+        the first rank, and what they sum is wrong from the next step on.
 
         Args:
             lanes: of the layout.
         """
         assert self._engine is not None, "answers were measured before"
-        prompts, asked = drawn_requests(lanes, self.recompiled.exported.spec.vocab_size)
-        outputs = self._engine.generate([list(prompt) for prompt in prompts], asked)
-        made = [tuple(output.token_ids) for output in outputs]
+        count, vocab_size = lanes * _ROWS, self.recompiled.exported.spec.vocab_size
+        prompts = [random_tokens(6 + n, vocab_size, seed=100 + n) for n in range(2 * count)]
+        asked = [*[_DRAWN] * count, *[_AHEAD] * count]
+        outputs = self._engine.generate([list(prompt) for prompt in prompts], asked)[count:]
+        made, prompts = [tuple(output.token_ids) for output in outputs], prompts[count:]
         steps = self.steps(prompts, [tokens[:-1] for tokens in made])
         exact = self.logits(steps).log_softmax(-1)
-        off = (self.logits(steps, self.recompiled.store).log_softmax(-1) - exact).abs().amax(-1)
         for number, (prompt, tokens) in enumerate(zip(prompts, made, strict=True)):
-            rows = steps.places[number][len(prompt) - 1 :]
-            limit = FLOOR + MARGIN * float(off[rows].max())
-            problem = drawn_problem(tokens, asked[number], exact[rows], limit)
-            if problem:
-                return f"{problem}, prompt of {len(prompt)} tokens"
+            rows = exact[steps.places[number][len(prompt) - 1 :]]
+            behind = rows.amax(-1) - rows.gather(1, torch.tensor(tokens)[:, None])[:, 0]
+            for place in (behind > 2 * self.limit).nonzero().flatten().tolist():
+                return (
+                    f"token {place + 1} is {tokens[place]}, which is not the finished graphs' "
+                    f"likeliest, prompt of {len(prompt)} tokens"
+                )
         return ""
 
     def steps(self, prompts: Sequence[Tokens], answers: Sequence[Tokens]) -> Prompt:
@@ -249,54 +241,62 @@ class Answers:
 
     def problem(self, scene: Scene) -> str:
         """The first request of a scene whose answer is not its plain one; empty if none is."""
-        longest = max(len(prompt) for turn in scene.rounds for prompt in turn.prompts) + TOKENS
+        longest = max(turn.longest for turn in scene.rounds)
+        fails = any(turn.fails for turn in scene.rounds)
+        runner = FailingRunner if fails else PaddedRunner if scene.padded else None
         try:
-            engine = self.load(scene.options, longest, PaddedRunner if scene.padded else None)
+            engine = self.load(scene.options, longest, runner)
         except Exception as error:  # whatever a fault of loading raises
             return f"cannot be loaded: {in_a_line(error)}"
         try:
             for turn in scene.rounds:
-                wanted = self.plain(turn.prompts, scene.options != {})[turn.aborted :]
-                prompts = turn.prompts[turn.aborted :]
-                found = self._play(engine, turn, _AHEAD if scene.ahead else _GREEDY)
-                for prompt, right, answer in zip(prompts, wanted, found, strict=True):
-                    problem = right.difference(answer, self.limit)
-                    if problem:
-                        return f"{problem}, prompt of {len(prompt)} tokens"
-                problem = self._drafts_problem(engine, prompts, wanted)
+                problem = self._round_problem(engine, turn, scene)
                 if problem:
                     return problem
         except Exception as error:  # whatever a wrong block or batch leads to
             return f"does not run: {in_a_line(error)}"
         finally:
-            self._close(engine)
+            with contextlib.suppress(Exception):  # blocks may be accounted for wrongly
+                engine.close()
         return ""
 
-    def _close(self, engine: Engine) -> None:
-        """Free an engine of a scene."""
-        with contextlib.suppress(Exception):  # blocks may be accounted for wrongly
-            engine.close()
+    def _round_problem(self, engine: Engine, turn: Round, scene: Scene) -> str:
+        together = scene.options != {} and turn.params == (GREEDY,)
+        left_out = turn.aborted or int(turn.fails)
+        wanted = self.plain(turn.prompts, turn.params, together)[left_out:]
+        found = self._play(engine, turn, scene.ahead)[left_out:]
+        prompts = turn.prompts[left_out:]
+        for prompt, right, answer in zip(prompts, wanted, found, strict=True):
+            problem = "fails" if answer is None else right.difference(answer, self.limit)
+            if problem:
+                return f"{problem}, prompt of {len(prompt)} tokens"
+        return self._drafts_problem(engine, prompts, wanted)
 
     def _drafts_problem(
         self, engine: Engine, prompts: Sequence[Tokens], answers: Sequence[Answer]
     ) -> str:
-        """Problem of an engine's drafts, held to the draft plans; empty if there is none."""
-        runner = engine._runner
-        if not isinstance(runner, ExactDraftingRunner) or runner.drafter is None:
+        """Problem of exact drafts, held to the draft plans if these make them; else empty."""
+        runner, reference = engine._runner, None
+        if not isinstance(runner, ExactDraftingRunner):
             return ""
-        reference = DraftReference(self._program, self._store, self._manifest.block_size)
+        if runner.drafter is not None:
+            reference = DraftReference(self._program, self._store, self._manifest.block_size)
         for prompt, answer in zip(prompts, answers, strict=True):
-            ids = (*prompt, *answer.tokens)
-            chains = reference.chains(ids, len(prompt), runner.num_drafts)
+            ids, chains = (*prompt, *answer.tokens), None
+            if reference is not None:
+                chains = reference.chains(ids, len(prompt), runner.num_drafts)
             problem = drafts_problem(ids, len(prompt), chains, runner.checked)
             if problem:
                 return f"{problem}, prompt of {len(prompt)} tokens"
         return ""
 
-    def _play(self, engine: Engine, turn: Round, params: SamplingParams) -> list[Answer]:
-        """Answers to the requests of a round that are not aborted."""
-        for number, prompt in enumerate(turn.prompts):
-            engine.add_request(str(number), list(prompt), params)
+    def _play(self, engine: Engine, turn: Round, ahead: bool) -> list[Answer | None]:
+        """Answers to the requests of a round; None for those that were aborted or failed."""
+        for number, (prompt, params) in enumerate(turn.requests):
+            asked = replace(params, logprobs=None) if ahead else params
+            engine.add_request(str(number), list(prompt), asked)
+        if isinstance(engine._runner, FailingRunner):
+            engine._runner.refused = len(turn.prompts[0]) if turn.fails else None
         done: dict[str, RequestOutput] = {}
         steps = 0
         while engine.has_unfinished():
@@ -307,4 +307,5 @@ class Answers:
             if steps > _MOST_STEPS:
                 raise RuntimeError(f"unfinished after {_MOST_STEPS} steps")
             done |= {o.request_id: o for o in engine.step() if o.finish_reason is not None}
-        return [Answer.of(done[str(n)]) for n in range(turn.aborted, len(turn.prompts))]
+        finished = (done.get(str(number)) for number in range(len(turn.prompts)))
+        return [None if o is None or o.error else Answer.of(o) for o in finished]

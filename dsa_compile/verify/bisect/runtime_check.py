@@ -9,20 +9,17 @@ from functools import cache, partial
 from typing import Any, TypeAlias
 
 from dsa_compile.ir.plan import DRAFT
-from dsa_compile.verify.bisect.device_answers import DeviceAnswers
-from dsa_compile.verify.bisect.drafting_check import wrong_drafting
-from dsa_compile.verify.bisect.drawn_tokens import ROWS
 from dsa_compile.verify.bisect.runtime_answers import Answers
 from dsa_compile.verify.bisect.runtime_scenes import (
     OVERLAP,
     Scene,
     crowded_scenes,
     drafted_scenes,
+    looked_up_scenes,
     mixed_prompts,
     prefix_scenes,
     scenes,
 )
-from dsa_compile.verify.bisect.sampling_check import wrong_sampling
 from dsa_compile.verify.checks.rewrite_run import in_a_line
 from dsa_compile.verify.execution.collecting import new_objects_alone
 from dsa_compile.verify.inputs.prompt import random_tokens
@@ -57,20 +54,15 @@ def option_checks(recompiled: RecompiledArtifact) -> list[OptionCheck]:
     """
     answers = Answers(recompiled, exact=True)
     few = answers.of_few_layers()
-    checks = [
-        *_scene_checks(answers, few, False),
-        lambda: wrong_sampling(few),
-        lambda: wrong_drafting(few),
-    ]
-    return [partial(_guarded, check) for check in checks]
+    return [partial(_guarded, check) for check in _scene_checks(answers, few, False)]
 
 
 def wrong_engine(recompiled: RecompiledArtifact) -> tuple[str, str] | None:
     """Option with which the engine, as loaded here, answers unlike the finished graphs, and how.
 
     Whatever all options have in common shows here, from how caches are made to what is bound: the
-    finished graphs run without the runtime. Ranks, of which there are several, draw tokens of steps
-    that are launched ahead.
+    finished graphs run without the runtime. Ranks, of which there are several, choose tokens of
+    steps that are launched ahead.
 
     Args:
         recompiled: an artifact for this machine that is what its passes make.
@@ -78,7 +70,7 @@ def wrong_engine(recompiled: RecompiledArtifact) -> tuple[str, str] | None:
     if recompiled.artifact.manifest.compile.layout.world == 1:
         problem = _loaded_problem(recompiled, {})
         return (ANY, problem) if problem else None
-    options = {"max_num_seqs": ROWS, "async_scheduling": True}
+    options = {"max_num_seqs": 2, "async_scheduling": True}
     problem = _loaded_problem(recompiled, options)
     if not problem:
         return None
@@ -103,7 +95,7 @@ def _loaded_problem(recompiled: RecompiledArtifact, options: dict[str, Any]) -> 
         found = answers.measure(prompts, together=lanes > 1)
         if found or layout.world == 1:
             return found
-        return answers.prompts_problem(prompts) or answers.draws_problem(lanes)
+        return answers.ahead_problem(lanes)
 
     try:
         found = _guarded(lambda: (ANY, problem()))
@@ -115,13 +107,12 @@ def _loaded_problem(recompiled: RecompiledArtifact, options: dict[str, Any]) -> 
 def wrong_option_on_device(recompiled: RecompiledArtifact) -> tuple[str, str] | None:
     """First wrong option as :func:`wrong_option`, with the artifact's kernels and CUDA graphs.
 
-    Tokens and drafts are held to those of a plain engine and of the draft plans as far as the
-    recipe's rounding cannot change them.
+    Tokens are held to those of a plain engine as far as the recipe's rounding cannot change them.
 
     Args:
         recompiled: an artifact for the GPU here, of a small model.
     """
-    answers = DeviceAnswers(recompiled)
+    answers = Answers(recompiled, exact=False)
     found = map(_guarded, _scene_checks(answers, answers, True))
     try:
         return next((wrong for wrong in found if wrong is not None), None)
@@ -162,14 +153,17 @@ def _scene_checks(answers: Answers, few: Answers, gpu: bool) -> list[OptionCheck
 
     def of_prefixes() -> tuple[str, str] | None:
         plain = small().plain
-        every = prefix_scenes(small().block_size, spec.vocab_size, lambda p: plain([p])[0].tokens)
+        every = prefix_scenes(small().block_size, spec.vocab_size, lambda p: plain([p])[0].tokens,
+                              gpu)  # fmt: skip
         return first_wrong(every, small())
 
     def of_crowds() -> tuple[str, str] | None:
         return first_wrong(crowded_scenes(small().block_size, spec.vocab_size, gpu), small())
 
     def of_drafts() -> tuple[str, str] | None:
-        return first_wrong(drafted_scenes(*sizes, gpu), few)
+        planned = DRAFT in answers.recompiled.replay.final.plans
+        every = drafted_scenes(*sizes, gpu) if planned else looked_up_scenes(spec.vocab_size)
+        return first_wrong(every, few)
 
     def closed(check: OptionCheck, those: Callable[[], Iterable[Answers]]) -> OptionCheck:
         def run() -> tuple[str, str] | None:
@@ -181,14 +175,12 @@ def _scene_checks(answers: Answers, few: Answers, gpu: bool) -> list[OptionCheck
 
         return check if gpu else run
 
-    checks = [
+    return [
         closed(of_batches, lambda: (answers, few)),
         closed(of_prefixes, lambda: (small(),)),
         closed(of_crowds, lambda: (small(),)),
+        closed(of_drafts, lambda: (few,)),
     ]
-    if DRAFT in answers.recompiled.replay.final.plans:
-        checks.append(closed(of_drafts, lambda: (few,)))
-    return checks
 
 
 def _wrong_in(scene: Scene, those: Answers) -> tuple[str, str] | None:

@@ -7,12 +7,17 @@ basic, as a fault of batches shows in all that come after.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import cycle
 from typing import Any
 
+from dsa_compile.runtime.requests.sampling_params import SamplingParams
 from dsa_compile.verify.inputs.prompt import random_tokens
 
 TOKENS = 4
 """Tokens generated for a prompt: prompts that end up to so many before a block's end cross it."""
+
+GREEDY = SamplingParams(max_tokens=TOKENS, temperature=0.0, logprobs=2, ignore_eos=True)
+"""Options of a request whose answer is compared token by token."""
 
 OVERLAP = "overlap"
 """The name of launching a step while the one before runs."""
@@ -30,6 +35,18 @@ PLAIN: dict[str, Any] = {
 }
 """Options of a run in which nothing is reused, cut or padded."""
 
+_DRAWN = replace(GREEDY, temperature=1.0)
+_OPTIONS = (
+    replace(_DRAWN, seed=5),
+    GREEDY,
+    replace(_DRAWN, seed=6, temperature=0.5, top_k=50, top_p=0.9),
+    replace(GREEDY, repetition_penalty=1.5, presence_penalty=1.0, frequency_penalty=0.5),
+    replace(_DRAWN, seed=7, min_p=0.1),
+    replace(GREEDY, logit_bias={3: 5.0}),
+    replace(_DRAWN, seed=8, repetition_penalty=0.5),
+)
+"""Options of requests beside one another, in turns: whatever they do, they do it alone, too."""
+
 _LARGEST_TOPK = 256  # up to which contexts go beyond ``index_topk``
 
 Tokens = tuple[int, ...]
@@ -43,11 +60,26 @@ class Round:
         prompts: token ids of each.
         aborted: how many of the first are aborted, ``after`` steps; their answers do not count.
         after: steps.
+        fails: whether the first request fails once its whole prompt is computed; its answer does
+            not count.
+        params: sampling options of the requests, in turns.
     """
 
     prompts: tuple[Tokens, ...]
     aborted: int = 0
     after: int = 0
+    fails: bool = False
+    params: tuple[SamplingParams, ...] = (GREEDY,)
+
+    @property
+    def requests(self) -> list[tuple[Tokens, SamplingParams]]:
+        """Prompts with the options of each."""
+        return list(zip(self.prompts, cycle(self.params), strict=False))
+
+    @property
+    def longest(self) -> int:
+        """Tokens of a request at most, with its answer."""
+        return max(len(prompt) + params.max_tokens for prompt, params in self.requests)
 
 
 @dataclass(frozen=True)
@@ -80,8 +112,8 @@ def _off(**options: Any) -> Callable[[Scene], Scene]:
     return lambda scene: scene.but(**options)
 
 
-def _unaborted(scene: Scene) -> Scene:
-    return replace(scene, rounds=tuple(replace(r, aborted=0) for r in scene.rounds))
+def _rounds(**changes: Any) -> Callable[[Scene], Scene]:
+    return lambda scene: replace(scene, rounds=tuple(replace(r, **changes) for r in scene.rounds))
 
 
 _BATCHING = {"batching": _off(max_num_seqs=1)}
@@ -90,16 +122,20 @@ _PREFIX = {"prefix reuse": _off(enable_prefix_caching=False)}
 _OVERLAP = {OVERLAP: _off(async_scheduling=False)}
 _FIXED = {"deterministic": _off(deterministic=False)}
 _BLOCKS = {"preemption": _off(num_gpu_blocks_override=None)}
-_ABORTS = {"aborted requests": _unaborted}
+_ABORTS = {"aborted requests": _rounds(aborted=0)}
+_FAILURES = {"failing requests": _rounds(fails=False)}
 _GRAPHS = {"CUDA graphs": _off(enforce_eager=True)}
 _PADDING = {"CUDA graphs": lambda scene: replace(scene, padded=False)}
 _DRAFTS = {"drafting": _off(draft="none", num_speculative_tokens=None)}
+
+_LONG = 5  # blocks of the longest equal prefix
 
 _REUSED = {"enable_prefix_caching": True}
 _FEW = {"num_gpu_blocks_override": 6}
 
 _MOST_DRAFTS = 3  # of a step: the third is made of what the second leaves
-_APART = TOKENS + 2 * (1 + _MOST_DRAFTS)  # a step that is launched too many goes so far at most
+_DRAFTED = replace(GREEDY, max_tokens=16)  # so that steps follow those whose drafts were right
+_APART = 16 + 2 * (1 + _MOST_DRAFTS)  # a step that is launched too many goes so far at most
 
 
 def scenes(block: int, topk: int, vocab_size: int, gpu: bool) -> Iterator[Scene]:
@@ -113,11 +149,14 @@ def scenes(block: int, topk: int, vocab_size: int, gpu: bool) -> Iterator[Scene]
     """
     mixed = mixed_prompts(block, topk, vocab_size)
     together = (Round(mixed), Round(mixed[::-1]))
+    sampled = Round((*mixed, *mixed[::-1]), params=_OPTIONS)
     if gpu:
         yield Scene({"enforce_eager": False}, (Round(mixed),), _GRAPHS | _BATCHING)
     yield Scene({}, together, _BATCHING, all_layers=True)
     if not gpu:
         yield Scene({}, together[:1], _PADDING | _BATCHING, padded=True)
+        yield Scene({}, (sampled,), _BATCHING)
+        yield Scene({"async_scheduling": True}, (sampled,), _OVERLAP | _BATCHING, ahead=True)
     for chunk in (block // 2 + 3, block + 5):
         yield Scene({"max_num_batched_tokens": chunk}, together[:1], _CHUNKS | _BATCHING)
     yield Scene({"async_scheduling": True}, together, _OVERLAP | _BATCHING, ahead=True)
@@ -126,7 +165,7 @@ def scenes(block: int, topk: int, vocab_size: int, gpu: bool) -> Iterator[Scene]
 
 
 def prefix_scenes(
-    block: int, vocab_size: int, answer: Callable[[Tokens], Tokens]
+    block: int, vocab_size: int, answer: Callable[[Tokens], Tokens], gpu: bool = False
 ) -> Iterator[Scene]:
     """Scenes in which requests reuse blocks that others left.
 
@@ -134,11 +173,15 @@ def prefix_scenes(
         block: as for :func:`scenes`.
         vocab_size: likewise.
         answer: the tokens that follow a prompt.
+        gpu: as for :func:`scenes`.
     """
     yield Scene(_REUSED, _prefixes(block, vocab_size, answer), _PREFIX | _BATCHING)
     yield Scene(_FEW | _REUSED, _outlived(block, vocab_size), _PREFIX | _BLOCKS)
     cut = _REUSED | {"max_num_batched_tokens": block // 2 + 3}
     yield Scene(cut, _abandoned(block, vocab_size), _PREFIX | _ABORTS | _CHUNKS | _BATCHING)
+    if not gpu:  # whose runner fails only by itself
+        failed = _failed(block, vocab_size)
+        yield Scene(cut, failed, _PREFIX | _FAILURES | _CHUNKS | _BATCHING)
 
 
 def crowded_scenes(block: int, vocab_size: int, gpu: bool) -> Iterator[Scene]:
@@ -171,7 +214,7 @@ def drafted_scenes(block: int, topk: int, vocab_size: int, gpu: bool = False) ->
         lengths.append(max(length, lengths[-1] + _APART) if lengths else length)
     prompts = tuple(random_tokens(n, vocab_size, seed=80 + i) for i, n in enumerate(lengths))
     drafted = {"draft": "mtp", "num_speculative_tokens": _MOST_DRAFTS, "max_num_seqs": len(prompts)}
-    turns = (Round(prompts),)
+    turns = (Round(prompts, params=(_DRAFTED,)),)
     yield Scene(drafted, turns, _DRAFTS | _BATCHING)
     if gpu:  # tokens that are described are chosen by the host, and no graph runs
         yield Scene(drafted | {"enforce_eager": False}, turns, _GRAPHS | _DRAFTS, ahead=True)
@@ -182,6 +225,19 @@ def drafted_scenes(block: int, topk: int, vocab_size: int, gpu: bool = False) ->
         "enforce_eager": not gpu,
     }
     yield Scene(cut, turns, _DRAFTS | _OVERLAP | _CHUNKS | _BATCHING, ahead=True)
+
+
+def looked_up_scenes(vocab_size: int) -> Iterator[Scene]:
+    """A scene in which drafts are looked up: answers repeat a token that two stand of in prompts,
+    so that the first drafts, which followed there, are wrong, and those after them right."""
+    token = 3
+    prompts = tuple(
+        (*random_tokens(n, vocab_size, seed=90), token, token, *random_tokens(n, vocab_size))
+        for n in (5, 25, 45)
+    )
+    repeated = replace(_DRAFTED, logit_bias={token: 100.0})
+    options = {"draft": "ngram", "num_speculative_tokens": _MOST_DRAFTS}
+    yield Scene(options, (Round(prompts, params=(repeated,)),), _DRAFTS | _BATCHING)
 
 
 def _prefixes(block: int, vocab_size: int, answer: Callable[[Tokens], Tokens]) -> tuple[Round, ...]:
@@ -196,11 +252,14 @@ def _prefixes(block: int, vocab_size: int, answer: Callable[[Tokens], Tokens]) -
     )
     talk = random_tokens(2 * block - TOKENS // 2, vocab_size, seed=3)  # its answer ends a block
     turn = (*talk, *answer(talk), 3, 5, 7)
+    long = random_tokens(_LONG * block + 5, vocab_size, seed=4)
     return (
         Round((shared, (*shared[: block + 8], 3, 5, 7), talk)),
         Round((shared, ends, (*first, *second), (*first, *second, 3), turn)),
         Round(((*second, 5), (*other[:block], *second, 5), (*first, *other), (*first, *first, 5))),
         Round((*changed, (*first[::-1], *second, 5), (*turn, *random_tokens(block, vocab_size)))),
+        Round((long,)),
+        Round((_with(long, (_LONG - 1) * block, vocab_size), long, (*long[: -block - 5], 3))),
     )
 
 
@@ -241,4 +300,15 @@ def _abandoned(block: int, vocab_size: int) -> tuple[Round, ...]:
         Round((a, b, c), aborted=2, after=2),
         Round((b, a), aborted=1, after=5),
         Round((a, c, b)),
+    )
+
+
+def _failed(block: int, vocab_size: int) -> tuple[Round, ...]:
+    """A request that fails within a block; the next ones find blocks that it shared and left."""
+    failing = random_tokens(3 * block + 1, vocab_size, seed=65)  # no other gets as long
+    prompt, other = failing[: -TOKENS - 2], random_tokens(2 * block + 9, vocab_size, seed=66)
+    return (
+        Round((failing, prompt, other), fails=True),
+        Round((failing, other, prompt), fails=True),
+        Round((prompt, failing)),
     )

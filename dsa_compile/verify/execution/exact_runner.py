@@ -23,6 +23,7 @@ from dsa_compile.runtime.execution.bound_calls import bound_calls
 from dsa_compile.runtime.execution.caches import Caches, make_caches
 from dsa_compile.runtime.execution.cuda_graphs import padded_batch
 from dsa_compile.runtime.execution.model_runner import ModelRunner
+from dsa_compile.runtime.failures.step_errors import StepError
 from dsa_compile.verify.execution.exact import ExactArithmetic, exact_cache, numbers
 from dsa_compile.verify.inputs.exact_weights import ExactWeightStore
 from dsa_compile.weights.sharing import homes_of, weight_homes
@@ -96,6 +97,22 @@ class PaddedRunner(ExactRunner):
         if not len(batch.logit_rows) == batch.num_tokens == rows:
             return super()._forward(batch)
         return super()._forward(padded_batch(batch, rows + _PADDED, columns + 1))[:rows]
+
+
+class FailingRunner(ExactRunner):
+    """A runner whose steps fail, before anything is written, where a context has some length.
+
+    Attributes:
+        refused: tokens of the context; None for no failure.
+    """
+
+    refused: int | None = None
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Run one step; raises :class:`StepError` if it is refused."""
+        if self.refused in batch.context_lens.tolist():
+            raise StepError(f"a context of {self.refused} tokens is refused")
+        return super().forward(batch)
 
 
 def exact_parts(

@@ -20,16 +20,16 @@ from dsa_compile.runtime.requests.outputs import RequestOutput
 from dsa_compile.runtime.requests.sampling_params import SamplingParams
 from dsa_compile.verify.bisect.runtime_answers import FLOOR, Answers
 from dsa_compile.verify.bisect.runtime_scenes import Tokens
-from dsa_compile.verify.bisect.sampling_cases import GREEDY, SMALLEST, TOKENS, Case, Script
-from dsa_compile.verify.bisect.sampling_options import (
+from dsa_compile.verify.checks.rewrite_run import in_a_line
+from dsa_compile.verify.inputs.prompt import random_tokens
+from tests.verify.sampling_cases import GREEDY, SMALLEST, TOKENS, Case, Script
+from tests.verify.sampling_options import (
     allowed_tokens,
     end_tokens,
     is_greedy,
     probabilities,
 )
-from dsa_compile.verify.checks.rewrite_run import in_a_line
-from dsa_compile.verify.execution.scripted_runner import ScriptedRunner
-from dsa_compile.verify.inputs.prompt import random_tokens
+from tests.verify.scripted_runner import ScriptedRunner
 
 _DEVIATIONS = 5.0  # of a share of draws: once in two million sets of seeds, which are fixed
 _ROWS = 64  # requests of a step

@@ -19,6 +19,24 @@ _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u20
 T = TypeVar("T")
 
 
+def loads_strictly(text: str | bytes, **hooks: Any) -> Any:
+    """Parse JSON, but for repeated keys, NaN and infinities, which the standard parser lets pass.
+
+    Args:
+        text: UTF-8 where it is bytes.
+        hooks: ``parse_int`` and ``parse_float`` of :func:`json.loads`.
+
+    Raises:
+        ValueError: not such JSON, or nested too deeply.
+    """
+    try:
+        return json.loads(
+            text, object_pairs_hook=_unique_keys, parse_constant=_no_constant, **hooks
+        )
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
 def load_json(data: bytes, where: str) -> Any:
     """Parse UTF-8 JSON.
 
@@ -35,17 +53,9 @@ def load_json(data: bytes, where: str) -> Any:
         ArtifactError: not such JSON.
     """
     try:
-        value = json.loads(
-            data.decode("utf-8"),
-            object_pairs_hook=_unique_keys,
-            parse_constant=_no_constant,
-            parse_int=_int64,
-            parse_float=_finite,
-        )
+        value = loads_strictly(data.decode("utf-8"), parse_int=_int64, parse_float=_finite)
     except UnicodeDecodeError as error:
         raise ArtifactError(f"{where}: not UTF-8 text (byte {error.start})") from None
-    except RecursionError:
-        raise ArtifactError(f"{where}: nested too deeply") from None
     except ValueError as error:
         raise ArtifactError(f"{where}: not valid JSON ({error})") from None
     level = [value]
@@ -100,7 +110,7 @@ def _finite(text: str) -> float:
 
 
 def _no_constant(name: str) -> typing.NoReturn:
-    raise ValueError(f"{name} is not JSON")
+    raise ValueError(f"{name} is not a number JSON has")
 
 
 def parse(kind: type[T], data: Any, where: str) -> T:

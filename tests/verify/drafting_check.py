@@ -1,7 +1,7 @@
 """Drafting alone: which drafts are checked, how many are kept, and that tokens stay as they are.
 
 Tokens follow from positions and tokens before, no model runs, and drafts are right and wrong in
-every order: see :mod:`dsa_compile.verify.execution.scripted_drafting_runner`.
+every order: see :mod:`tests.verify.scripted_drafting_runner`.
 """
 
 from collections.abc import Iterator
@@ -15,12 +15,12 @@ from dsa_compile.verify.bisect.runtime_answers import Answers
 from dsa_compile.verify.bisect.runtime_scenes import Tokens
 from dsa_compile.verify.checks.rewrite_run import in_a_line
 from dsa_compile.verify.execution.exact_drafting_runner import ExactDraftingRunner
-from dsa_compile.verify.execution.scripted_drafting_runner import (
+from dsa_compile.verify.inputs.prompt import random_tokens
+from tests.verify.scripted_drafting_runner import (
     FollowingDraftingRunner,
     FollowingRunner,
     drafted_chain,
 )
-from dsa_compile.verify.inputs.prompt import random_tokens
 
 DRAFTING = "drafting"
 """The name of what is wrong."""

@@ -246,7 +246,7 @@ def _rounds(conversion: fx.Node) -> bool:
     source, to = (n.meta["val"].dtype for n in (*conversion.all_input_nodes, conversion))
     if not (source.is_floating_point and to.is_floating_point):
         return False
-    return torch.promote_types(source, to) != to
+    return bool(torch.promote_types(source, to) != to)
 
 
 def _call(pattern: Call, arg: Any, state: _State) -> _State:

@@ -174,7 +174,8 @@ class RegionPass(Pass):
 def _rewritten_last(program: Program, region: str, miss: NearMiss | None) -> str:
     """Pass that made the node of a miss, the one that rewrote its place last, or the region where
     nothing came near, and the weights read there: the names of such nodes say little."""
-    nodes = program.regions[region].graph.nodes
+    found = program.regions.get(region)  # gone where the pass has split it
+    nodes = found.graph.nodes if found else ()
     node = next((n for n in nodes if miss and n.name == miss.node), None)
     maker = None if node is None else (node.meta.get("origin"), node.meta.get("site"))
     kind = region.partition(".")[0]  # passes before the split knew it by that name

@@ -139,8 +139,8 @@ def test_a_layer_need_not_repeat_embedding_and_head(model_dir, name):
     ("options", "message"),
     [
         ({"draft": "mpt"}, "unknown draft 'mpt'"),
-        ({"draft": "mtp", "num_speculative_tokens": 5}, "must be from 1 to 4"),
-        ({"draft": "mtp", "num_speculative_tokens": 0}, "must be from 1 to 4"),
+        ({"draft": "mtp", "num_speculative_tokens": 5}, r"must be an integer in \[1, 4\]"),
+        ({"draft": "mtp", "num_speculative_tokens": 0}, r"must be an integer in \[1, 4\]"),
         ({"num_speculative_tokens": 2}, "needs a way to draft"),
     ],
 )

@@ -63,7 +63,8 @@ def test_no_text_of_clients_is_logged(logging_server: Server) -> None:
     bodies = [
         (COMPLETIONS, {"prompt": WORD, "max_tokens": 2, "stop": [WORD], "user": WORD}, 200),
         (COMPLETIONS, {"prompt": WORD, "max_tokens": 2, "stream": True, "cache_salt": WORD}, 200),
-        (CHAT, {"messages": chat, "tools": [tool], "max_tokens": 2}, 200),
+        (CHAT, {"messages": chat, "max_tokens": 2}, 200),
+        (CHAT, {"messages": chat, "tools": [tool]}, 400),  # its template knows no calls
         (CHAT, {"messages": [{"role": WORD, "content": WORD}]}, 400),
         (CHAT, {"messages": [], WORD: WORD}, 400),
         (COMPLETIONS, {"prompt": "a", "guided_regex": f"({WORD}"}, 400),

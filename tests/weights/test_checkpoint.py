@@ -68,7 +68,7 @@ def test_routers_that_a_recipe_rounds(hf_dir, tmp_path, open_checkpoint):
     (note,) = open_checkpoint(hf_dir).rounded_routers(torch.bfloat16)
     assert note.startswith("2 router matrices are stored in fp32 and rounded by this recipe")
     assert open_checkpoint(hf_dir).rounded_routers(torch.float32) == ()
-    save_hf(tiny_model(tiny_config(3), dtype=torch.bfloat16), tmp_path)  # fp32, with bf16 values
+    save_hf(tiny_model(tiny_config(3), dtype=torch.bfloat16).float(), tmp_path)  # of bf16 values
     checkpoint = open_checkpoint(tmp_path)
     assert checkpoint.stored_dtype("model.layers.2.mlp.gate.weight") == torch.float32
     assert checkpoint.rounded_routers(torch.bfloat16) == ()

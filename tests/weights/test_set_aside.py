@@ -94,6 +94,7 @@ def test_all_that_the_reference_model_is_told_to_ignore_is_known(model_type):
 
 @pytest.mark.parametrize("borrowed", ["wkv_a_with_mqa.weight", "kv_a_norm.weight"])
 def test_latents_that_a_layer_borrows(borrowed, tmp_path):
+    pytest.importorskip("transformers.models.mistral_large4")
     config = tiny_mistral_config(4, kv_source_layers=[0, 0, 2, 3])
     save_hf(tiny_model(config), tmp_path)
     file = tmp_path / "model.safetensors"

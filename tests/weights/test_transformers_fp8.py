@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, FineGrainedFP8Config
-from transformers.integrations.finegrained_fp8 import _dequantize_fp8_weight
+from transformers.integrations import finegrained_fp8
 from transformers.quantizers.quantizer_finegrained_fp8 import FineGrainedFP8HfQuantizer
 
 from dsa_compile.errors import CheckpointError, ConfigError
@@ -18,6 +18,9 @@ from dsa_compile.weights.checkpoint import Checkpoint
 BLOCKS = dict.fromkeys(("hidden_size", "intermediate_size", "moe_intermediate_size"), 256)
 # transformers cannot read back what it saves of matrices that are no whole blocks
 WHOLE = BLOCKS | dict.fromkeys(("q_lora_rank", "kv_lora_rank", "qk_rope_head_dim"), 128)
+
+if not hasattr(finegrained_fp8, "_dequantize_fp8_weight"):
+    pytest.skip("these fp8 checkpoints need a newer transformers", allow_module_level=True)
 
 
 def quantised(directory, scale_fmt, **sizes):
@@ -61,7 +64,10 @@ def as_transformers_reads(directory):
     for name, value in state.items():
         scale = state.get(f"{name}_scale_inv")
         if scale is not None:
-            yield name, _dequantize_fp8_weight(value, scale, [128, 128], torch.float32)
+            yield (
+                name,
+                finegrained_fp8._dequantize_fp8_weight(value, scale, [128, 128], torch.float32),
+            )
         elif not name.endswith("_scale_inv"):
             yield name, value.float()
 

@@ -21,7 +21,7 @@ import pytest
         (["--layers", "two"], "argument --layers: 'two' is not a range such as 0-3"),
         (["--block-size", "48"], "unknown block size 48; choose one of 16, 32, 64"),
         (["--block-size", "9" * 30], "unknown block size 999"),
-        (["--block-size", "x"], "argument --block-size: invalid int value: 'x'"),
+        (["--block-size", "x"], "argument --block-size: 'x' is not a number such as 4096"),
         (["--frobnicate"], "unrecognized arguments: --frobnicate; see dsa-compile --help"),
     ],
 )

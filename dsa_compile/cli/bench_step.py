@@ -141,6 +141,8 @@ def run_step(args: argparse.Namespace) -> int:
 def _config(args: argparse.Namespace) -> CompileConfig:
     given = {"layers": (2, 6), "recipe": "fp8", **given_options(CompileConfig, args)}
     config = CompileConfig(**given, weights="none")
+    if config.layers and config.layers[0] == config.layers[1]:
+        raise UserError(f"--layers {config.layers[0]}: give several, such as 2-6")
     return check_options(config)[0]
 
 

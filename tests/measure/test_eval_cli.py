@@ -135,7 +135,11 @@ def test_what_was_measured_survives_an_interruption(
         (["{artifact}", "--only", "layers"], "needs an artifact to compare with: --reference"),
         (["{artifact}", "--context", "513"], "exceeds the model's limit of 512 tokens"),
         (["{artifact}", "--prompts", "0"], "--prompts must be an integer >= 1; got 0"),
+<<<<<<< ours
         (["{artifact}", "--distances", "9,x"], "--distances: 'x' is not a number such as 4096"),
+=======
+        (["{artifact}", "--distances", "9,x"], "'x' is not a number such as 4096"),
+>>>>>>> theirs
         (["{artifact}", "--generate", "4"], "--generate must be more than --depth; got 4"),
         (["{artifact}", "--text", "{folder}/none"], "none: cannot be read (No such file"),
         (["{artifact}", "--text", "{folder}/empty"], "empty: empty; give text"),

@@ -162,7 +162,7 @@ def test_a_row_is_json() -> None:
         (["--batch", "0"], "nothing to time"),
         (["--mixed", "0"], "nothing to time"),
         (["--context", "8M"], "'8M' is not a list of numbers"),
-        (["--layers", "3"], "'3' is not A-B"),
+        (["--layers", "3"], "--layers 3: give several"),
     ],
 )
 def test_arguments_that_make_no_sense(

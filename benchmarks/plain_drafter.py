@@ -20,9 +20,11 @@ from torch import Tensor
 
 from dsa_compile.errors import CheckpointError
 from dsa_compile.facts.model_spec import ModelSpec
-from dsa_compile.measure.eval.constants import Rope, attention_scale
+from dsa_compile.ir.match import argument, calls
+from dsa_compile.measure.eval.constants import Rope
 from dsa_compile.measure.eval.loaded_artifact import LoadedArtifact
 from dsa_compile.measure.eval.probe import ProbeRunner
+from dsa_compile.ops import Family, Form, ops_of
 from dsa_compile.ops.attention import absorb_query, expand_output, paged_latent_attention
 from dsa_compile.ops.cache import write_index_cache, write_latent_cache
 from dsa_compile.ops.indexer import paged_index_topk
@@ -35,6 +37,17 @@ from dsa_compile.weights.checkpoint import Checkpoint
 from dsa_compile.weights.layout import stored_parts
 from dsa_compile.weights.shard_index import read_shard_index
 from dsa_compile.weights.validation import check_part, open_homes, require_keys
+
+
+def attention_scale(loaded: LoadedArtifact) -> float:
+    """The factor on the dot products of attention, the same in all layers."""
+    found = (
+        argument(node, "scale")
+        for region in loaded.regions.values()
+        for node in calls(region.graph, *ops_of(Family.ATTENTION, Form.FLAT))
+    )
+    return next(found)
+
 
 _EPS = 1e-6  # of the norms inside attention, whatever the configuration says
 

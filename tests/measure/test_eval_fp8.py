@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from benchmarks.plain_drafter import attention_scale
 from dsa_compile.lowering.compile_model import compile_model
-from dsa_compile.measure.eval.constants import attention_scale
 from dsa_compile.measure.eval.indexer_overlap import measure_overlap, references
 from dsa_compile.measure.eval.key_selection import overrides_of, replace_ops
 from dsa_compile.measure.eval.layer_error import ISOLATED, measure_layers

@@ -4,11 +4,18 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from benchmarks.plain_drafter import DecoderLayer, Drafter, FinalNorm, Rows, load_mtp
+from benchmarks.plain_drafter import (
+    DecoderLayer,
+    Drafter,
+    FinalNorm,
+    Rows,
+    attention_scale,
+    load_mtp,
+)
 from benchmarks.plain_drafter import chain_matches as plain_matches
 from dsa_compile.errors import UserError
 from dsa_compile.lowering.compile_model import compile_model
-from dsa_compile.measure.eval.constants import Rope, attention_scale
+from dsa_compile.measure.eval.constants import Rope
 from dsa_compile.measure.eval.draft_chains import Chain, chains_of
 from dsa_compile.measure.eval.loaded_artifact import LoadedArtifact
 from dsa_compile.measure.eval.mtp_acceptance import (

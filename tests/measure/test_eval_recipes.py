@@ -7,11 +7,11 @@ its quantisation become one op; the other models here have heads of 16.
 import pytest
 import torch
 
+from benchmarks.plain_drafter import attention_scale
 from dsa_compile.facts.config import RECIPES
 from dsa_compile.ir.match import calls
 from dsa_compile.ir.plan import PROMPTS
 from dsa_compile.lowering.compile_model import compile_model
-from dsa_compile.measure.eval.constants import attention_scale
 from dsa_compile.measure.eval.indexer_overlap import measure_overlap, references
 from dsa_compile.measure.eval.loaded_artifact import LoadedArtifact
 from dsa_compile.ops import Family, Form, ops_of

@@ -2,6 +2,7 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -79,7 +80,9 @@ def test_a_plot_is_drawn(artifact, text, tmp_path):
 
 def test_without_a_tokenizer_text_is_left_out(loaded, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(
-        suite.LoadedArtifact, "open", lambda *given: replace(loaded, tokenizer=None)
+        suite,
+        "LoadedArtifact",
+        SimpleNamespace(open=lambda *given: replace(loaded, tokenizer=None)),
     )
     out = tmp_path / "results.json"
     assert run(loaded.artifact.path, "-o", out, *SMALL) == 1
@@ -93,7 +96,7 @@ def test_without_a_tokenizer_text_is_left_out(loaded, tmp_path, capsys, monkeypa
 
 def test_without_a_module_for_drafts_the_rest_goes_on(loaded, text, capsys, monkeypatch):
     bare = with_spec(loaded, num_nextn_predict_layers=0)
-    monkeypatch.setattr(suite.LoadedArtifact, "open", lambda *given: bare)
+    monkeypatch.setattr(suite, "LoadedArtifact", SimpleNamespace(open=lambda *given: bare))
     path = loaded.artifact.path
     assert run(path, "--text", text, "--only", "mtp,perplexity", *SMALL) == 1
     printed = capsys.readouterr().out
@@ -135,11 +138,7 @@ def test_what_was_measured_survives_an_interruption(
         (["{artifact}", "--only", "layers"], "needs an artifact to compare with: --reference"),
         (["{artifact}", "--context", "513"], "exceeds the model's limit of 512 tokens"),
         (["{artifact}", "--prompts", "0"], "--prompts must be an integer >= 1; got 0"),
-<<<<<<< ours
-        (["{artifact}", "--distances", "9,x"], "--distances: 'x' is not a number such as 4096"),
-=======
         (["{artifact}", "--distances", "9,x"], "'x' is not a number such as 4096"),
->>>>>>> theirs
         (["{artifact}", "--generate", "4"], "--generate must be more than --depth; got 4"),
         (["{artifact}", "--text", "{folder}/none"], "none: cannot be read (No such file"),
         (["{artifact}", "--text", "{folder}/empty"], "empty: empty; give text"),

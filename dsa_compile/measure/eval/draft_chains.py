@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dsa_compile.errors import UserError
 from dsa_compile.ir.execution import run_calls
 from dsa_compile.ir.plan import DEEPER, DRAFT, LONG, MODEL, Plan, region_name
 from dsa_compile.ir.region import Region, open_values
@@ -115,6 +116,8 @@ def chains_of(loaded: LoadedArtifact, max_tokens: int) -> DraftChains:
     Raises:
         UserError: its model cannot draft.
     """
+    if not loaded.spec.num_nextn_predict_layers:
+        raise UserError("num_nextn_predict_layers 0: the model cannot draft")
     if DRAFT not in loaded.manifest.plans:
         loaded = with_draft_plans(loaded)
     manifest = loaded.manifest

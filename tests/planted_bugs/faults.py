@@ -3,6 +3,7 @@
 import importlib
 import os
 import random
+import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -75,9 +76,10 @@ class Fault:
 
     def plant_here(self) -> Planting:
         """Plant it in this process for good, and in those that it starts."""
-        folders = (str(Path(__file__).with_name("interpreter")), str(ROOT))
+        folders = [str(Path(__file__).with_name("interpreter")), str(ROOT)]
+        sys.path[:0] = folders  # which the processes of ranks take over
         before = os.environ.get("PYTHONPATH")
-        os.environ["PYTHONPATH"] = os.pathsep.join((*folders, *([before] if before else [])))
+        os.environ["PYTHONPATH"] = os.pathsep.join([*folders, *([before] if before else [])])
         os.environ["DSA_PLANTED"] = self.id
         planting = Planting()
         self.plant(planting)

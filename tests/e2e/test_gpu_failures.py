@@ -86,7 +86,7 @@ def test_steps_without_memory(artifact, overlap):
 def test_no_memory_to_load(artifact):
     with memory(0), pytest.raises(UserError, match=r"GPU memory: the weights need \d"):
         load_runner(artifact)
-    with memory(256 << 20), pytest.raises(UserError, match=r"num_blocks=\d+: no memory for the ca"):
+    with memory(256 << 20), pytest.raises(UserError, match=r"_override=\d+: no memory for the ca"):
         load_runner(artifact, EngineOptions(num_gpu_blocks_override=200_000))
 
 
@@ -95,7 +95,7 @@ def test_no_memory_to_capture(artifact):
         artifact, EngineOptions(num_gpu_blocks_override=64, max_num_seqs=256, enforce_eager=True)
     )
     plan = GraphPlan.of(max_running=256, max_model_len=2048, block_size=runner.block_size, topk=64)
-    with memory(0), pytest.raises(UserError, match=r"no room to capture .* lower max_running"):
+    with memory(0), pytest.raises(UserError, match=r"no room to capture .* lower max_num_seqs"):
         loading._capture(runner, plan, 256)
     runner.capture(plan)
     engine = Engine(runner)

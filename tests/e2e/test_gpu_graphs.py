@@ -177,5 +177,5 @@ def test_the_memory_plan_is_kept(artifact, caplog):
     torch.cuda.synchronize()
     assert total - torch.cuda.mem_get_info()[0] <= share * total
     assert runner.num_blocks * runner.block_size >= runner.max_model_len
-    with pytest.raises(UserError, match="max_batched_tokens"):
+    with pytest.raises(UserError, match="max_num_batched_tokens"):
         load_runner(artifact, EngineOptions(gpu_memory_utilization=0.0001))

@@ -116,10 +116,10 @@ def positions(edit: Editor) -> fx.Node:
 
 
 def of_kind(kind: str, change: Callable[[Editor], None]) -> Callable[..., bool]:
-    """What :func:`~tests.planted_bugs.planting.afterwards` takes: a change in regions of a kind."""
+    """For :func:`~tests.planted_bugs.planting.afterwards`: changes regions of a kind or all."""
 
     def alter(edit: Editor, *rest: Any) -> bool:
-        if not edit.region.kind.startswith(kind):
+        if kind and edit.region.kind != kind:
             return False
         change(edit)
         return True

@@ -1,7 +1,6 @@
 """Faults of the runtime: batches, blocks, prefixes, sampling."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -139,25 +138,6 @@ def one_column_late(whole: Any, residency: Any, request: Any, *given: Any) -> An
 
 
 # Sampling.
-def presence_of_all(_: None, logits: Any, rows: Any, counts: Any, amounts: Any) -> None:
-    for row, count, (_r, presence, _f) in zip(rows, counts, amounts, strict=True):
-        logits[row, torch.from_numpy(count.ids[count.counts == 0])] -= presence
-
-
-def negative_rewarded(whole: Any, logits: Any, rows: Any, counts: Any, amounts: Any) -> None:
-    before = logits.clone()
-    whole(logits, rows, counts, amounts)
-    for row, count, (repetition, *_rest) in zip(rows, counts, amounts, strict=True):
-        ids = torch.from_numpy(count.ids)
-        old = before[row, ids].clamp(max=0)
-        logits[row, ids] += old / repetition - old * repetition
-
-
-def counted_once(whole: Any, logits: Any, rows: Any, counts: Any, amounts: Any) -> None:
-    once = [SimpleNamespace(ids=c.ids, counts=np.minimum(c.counts, 1)) for c in counts]
-    whole(logits, rows, once, amounts)
-
-
 def first_options(planting: Planting) -> None:
     """Rows are drawn with the options of a step's first requests."""
     step: list[Any] = []
@@ -169,34 +149,6 @@ def first_options(planting: Planting) -> None:
     planting.wrap(SAMPLER + "_choose", choose)
     planting.wrap(SAMPLER + "_draw", lambda whole, logits, states: whole(
         logits, step[: len(states)]))  # fmt: skip
-
-
-def described_late(planting: Planting) -> None:
-    """Log-probabilities are of the logits that the options changed."""
-    changed: list[Any] = []
-
-    def apply(whole: Any, logits: Any, states: Any) -> None:
-        whole(logits, states)
-        wanted = [i for i, state in enumerate(states) if state.params.logprobs is not None]
-        changed[:] = [logits[wanted].clone()]
-
-    planting.wrap(SAMPLER + "_apply_token_options", apply)
-    planting.wrap(
-        SAMPLER + "token_logprobs",
-        lambda whole, logits, *given: whole(changed.pop() if changed else logits, *given),
-    )
-
-
-def multiplied(whole: Any, logits: Any, states: Any) -> Any:
-    temperature = torch.tensor([state.params.temperature for state in states])
-    return whole(logits.mul_(temperature[:, None].square()), states)
-
-
-def nucleus(whole: Any, cdf: Any, goal: Any, mass: Any, u: Any) -> Any:
-    from dsa_compile.runtime.sampling.draw import _invert
-
-    last = torch.searchsorted(cdf, goal).sub_(1).clamp_(0, cdf.shape[1] - 1)
-    return _invert(cdf, u * torch.minimum(cdf.gather(1, last), mass)[:, 0])
 
 
 def reverse(name: str) -> Any:
@@ -247,29 +199,14 @@ FAULTS = (
           hidden_by=NO_PREFIX),
     fault("grown-block-one-column-late", "a new block goes a column too far into the table",
           wrap(RESIDENCY + "grow", one_column_late), "residency", recipe="bf16"),
-    fault("presence-of-the-prompt", "the presence penalty counts the prompt's tokens",
-          result(PENALISE, presence_of_all), "penalties", recipe="bf16",
-          echo="vllm-project/vllm-metal#69"),
-    fault("repetition-rewards-negative", "the repetition penalty divides negative logits too",
-          wrap(PENALISE, negative_rewarded), "penalties"),
-    fault("frequency-as-presence", "the frequency penalty counts a token once",
-          wrap(PENALISE, counted_once), "penalties", recipe=TENSOR),
     fault("penalties-by-order", "penalties go to the first rows of a step",
           wrap(PENALISE, lambda whole, logits, rows, *given: whole(logits, range(len(rows)),
              *given)), "sampler", recipe="fp8", echo="vllm-project/vllm#5639"),
     fault("bias-on-the-first-row", "a bias goes to the first row",
           wrap("runtime.sampling.penalties._flat_index", lambda whole, logits, rows,
              ids: whole(logits, [row - rows[0] for row in rows], ids)), "penalties", recipe=TENSOR),
-    fault("repetition-forgets-the-prompt", "the repetition penalty does not see the prompt",
-          given_to(SAMPLER + "SamplingState.__init__", prompt_ids=()), "sampler", recipe="fp8"),
     fault("drawn-with-anothers-options", "rows are drawn with the options of the first requests",
           first_options, "sampler", recipe="bf16", echo="vllm-project/vllm#5639"),
-    fault("logprobs-of-the-penalised", "log-probabilities are of the changed logits",
-          described_late, "sampler"),
-    fault("temperature-multiplied", "logits are multiplied by their temperature",
-          wrap(SAMPLER + "_draw", multiplied), "sampler", recipe=TENSOR),
-    fault("nucleus-off-by-one", "the nucleus leaves out the token that completes it",
-          wrap("runtime.sampling.draw._draw_nucleus", nucleus), "draw"),
     fault("min-p-of-the-batch", "every row of a batch is cut at the largest min_p in it",
           given_to("runtime.sampling.draw.draw", min_p=lambda p: torch.full_like(p, p.max())),
           "draw"),

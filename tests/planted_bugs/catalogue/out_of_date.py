@@ -4,6 +4,10 @@ _TRITON = (
     "no tool runs a Triton kernel without a GPU, so none was ever asked to find it; tests/kernels "
     "compares every kernel with its reference under Triton's interpreter"
 )
+_SAMPLING = (
+    "bisect holds an option against none, and no longer the arithmetic of sampling, which "
+    "tests/verify/test_sampling_check.py holds to its meaning"
+)
 OUT_OF_DATE = {
     "triton-slots-of-the-neighbour": _TRITON,
     "triton-rows-without-gaps": _TRITON,
@@ -22,5 +26,12 @@ OUT_OF_DATE = {
     "values-absorbed-with-the-keys-rows": "is absorb-values-from-row-0, in fp32",
     "latent-rows-rotated-in-the-other-layout": "is latent-key-in-halves-in-dense",
     "memory-given-back-early": "is nothing-held",
+    "presence-of-the-prompt": _SAMPLING,
+    "logprobs-of-the-penalised": _SAMPLING,
+    "repetition-rewards-negative": _SAMPLING,
+    "frequency-as-presence": _SAMPLING,
+    "repetition-forgets-the-prompt": _SAMPLING,
+    "temperature-multiplied": _SAMPLING,
+    "nucleus-off-by-one": _SAMPLING,
     "short-graphs-write-no-index-keys": "is short-moe-writes-no-index-keys, in fp32",
 }

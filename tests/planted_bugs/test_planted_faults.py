@@ -78,6 +78,7 @@ def test_the_draw_has_every_kind() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize("fault", DRAWN, ids=lambda fault: fault.id)
 def test_a_drawn_fault_is_found(fault: Fault, models: Path) -> None:
     name = "bisect" if fault.where == "runtime" else "verify"  # which serves no requests

@@ -74,7 +74,7 @@ def test_the_verdict_comes_first_in_80_columns(artifact, trace, text, capsys, mo
     [
         (["--prompt-ids", "5"], "has no draft plan; compile with --draft mtp"),
         (["--prompt-ids", "5", "--num-speculative-tokens", "0"], "nothing would be drafted"),
-        (["--prompt-ids", "5", "--num-speculative-tokens", "5"], "must be from 0 to 4"),
+        (["--prompt-ids", "5", "--num-speculative-tokens", "5"], "must be an integer in [0, 4]"),
         (["--prompt-ids", "5", "--max-tokens", "1"], "give 2 or more"),
         (["--prompt-ids", "x"], "give token ids"),
     ],

@@ -35,6 +35,7 @@ def raw(**changes: Any) -> dict[str, Any]:
     return made
 
 
+@pytest.mark.slow
 def test_tokens_with_a_borrowed_latent_and_a_layer_without_rope(tmp_path: Path) -> None:
     model = tiny_model(tiny_mistral_config(**SHARING))
     save_hf(model, tmp_path / "model")

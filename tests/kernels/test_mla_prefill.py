@@ -68,6 +68,7 @@ def test_products_per_head(shape):
 # ---- under Triton's interpreter --------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     TRITON < (3, 9), reason="before 3.9 the interpreter takes no loop bound from a reduction"
 )

@@ -35,6 +35,7 @@ MODULES = [
 # ---- under Triton's interpreter --------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     TRITON < (3, 9), reason="before 3.9 the interpreter takes no loop bound from a reduction"
 )

@@ -44,6 +44,7 @@ def test_places_can_be_led_astray(kernel) -> None:
                 assert other is value, argument.name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", GPUS)
 def test_the_launches_to_watch_can_be_listed(target: str) -> None:
     """Launches that ``python -m tests.kernels.sanitize`` runs, without running them."""

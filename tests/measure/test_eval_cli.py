@@ -71,6 +71,7 @@ def test_only_what_is_asked_for(artifact, text, capsys):
     assert "Drafts" not in printed
 
 
+@pytest.mark.slow
 def test_a_plot_is_drawn(artifact, text, tmp_path):
     pytest.importorskip("matplotlib")
     path = tmp_path / "results.png"

@@ -67,6 +67,7 @@ def test_drafts_are_compared_with_those_of_transformers(bench: Benches) -> None:
     assert {"draft", "3", "draft_head", "deeper_draft", "deeper_draft_head"} < set(report.layers)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("layout", "last"), [(TP2, "shard_mlps"), (EP2, "join_all_reduces")], ids=["tp2", "ep2"]
 )

@@ -360,6 +360,7 @@ def test_tools_whose_calls_could_not_be_read_are_refused(path: str, choice: str)
     chat.post(path=path, tools=tools, tool_choice="none", **ask)
 
 
+@pytest.mark.slow
 def test_why_there_are_no_chats(artifact: Path, monkeypatch, caplog) -> None:
     monkeypatch.setattr(artifact_text, "chat_format", lambda *_: DeepSeekV32Format())
     text = artifact_text.load_artifact_text(artifact)

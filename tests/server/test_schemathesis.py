@@ -62,6 +62,7 @@ def send_cases(server: Server, session, operation, count: int) -> None:
     check()
 
 
+@pytest.mark.slow
 def test_some_malformed_bodies(small: Server) -> None:
     send_malformed(small, 200)
 

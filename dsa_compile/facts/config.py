@@ -152,8 +152,8 @@ class CompileConfig:
         metadata={
             "optional": True,
             "option": Option(
-                "do not refuse weights for tensors of such names (*, ?) that the model does not "
-                "need; may be repeated",
+                "do not refuse weights for tensors of such names, patterns as a shell has them, "
+                "that the model does not need; may be repeated",
                 metavar="PATTERN",
             ),
         },

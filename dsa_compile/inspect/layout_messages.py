@@ -1,6 +1,6 @@
 """Messages that the layers of a model exchange on any layout, from its sizes alone.
 
-``inspecting.ranks`` reads such messages from the graphs of an artifact; here nothing is compiled.
+``inspect.ranks`` reads such messages from the graphs of an artifact; here nothing is compiled.
 """
 
 from dataclasses import dataclass

@@ -11,12 +11,16 @@ from typing import Any
 import pytest
 import torch
 
+from dsa_compile.frontend import build
 from dsa_compile.ir.edit import Editor
 from dsa_compile.ir.execution import BoundCall
+from dsa_compile.lowering import stages
 from dsa_compile.ops import REFERENCE
 from dsa_compile.ops.moe import router
 from dsa_compile.ops.norm import rms_norm
 from dsa_compile.ops.selection import best_first
+from dsa_compile.verify import recompiled_artifact
+from tests.exports import keep_exports
 from tests.planted_bugs.catalogue.out_of_date import OUT_OF_DATE
 from tests.planted_bugs.faults import CAUSES, KINDS, ROOT, Fault, catalogue, drawn, stratified
 from tests.planted_bugs.models import MODELS
@@ -30,6 +34,11 @@ SEED, COUNT = 8492, 12
 MISSED = ("own-lane-last",)
 _ORDER = drawn([fault for fault in FAULTS if not fault.control], COUNT + len(MISSED), SEED)
 DRAWN = [fault for fault in _ORDER if fault.id not in MISSED][:COUNT]
+
+
+def test_all_modules_have_the_export_that_faults_are_planted_in() -> None:
+    keep_exports()
+    assert recompiled_artifact.build_program is stages.build_program is build.build_program
 
 
 @pytest.mark.parametrize("kind", KINDS)

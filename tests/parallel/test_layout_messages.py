@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 
 from dsa_compile.frontend.architectures import load_config, spec_of
-from dsa_compile.inspect.layout_messages import LayerMessage, messages_of_layout
 from dsa_compile.inspect.ranks import exchanges
 from dsa_compile.inspect.store import Store
 from dsa_compile.measure.step.released import CONFIG
 from dsa_compile.weights.plan import WeightPlan
 from tests.parallel.conftest import LAYOUTS
+from tests.parallel.layout_messages import LayerMessage, messages_of_layout
 
 ROOT = Path(__file__).parents[2]
 RELEASED = spec_of(load_config(CONFIG).to_dict())

@@ -1,8 +1,4 @@
-"""Violations in a finished program, hazards above all, and the pass that left each.
-
-Hazards are looked for twice: by the checker that compiles and reads artifacts, which shares its
-facts with the planner of streams, and by what regions do when they run, which shares none.
-"""
+"""Violations in a finished program, hazards above all, and the pass that left each."""
 
 from collections.abc import Iterator
 
@@ -13,9 +9,8 @@ from dsa_compile.ir.region import Role
 from dsa_compile.ir.spec import violations
 from dsa_compile.verify.checks.report import HazardReport
 from dsa_compile.verify.checks.rewrite_run import in_a_line
+from dsa_compile.verify.checks.stream_check import stream_problem
 from dsa_compile.verify.execution.replay import Replay
-from dsa_compile.verify.hazards.observed_hazards import graph_hazards, runtime_hazards
-from dsa_compile.verify.hazards.order import Unordered
 
 STREAMS = "streams"
 """The name of what runs side streams, where it and no pass is wrong."""
@@ -49,19 +44,13 @@ def illegal(replay: Replay) -> Iterator[HazardReport]:
 
 
 def _problems(program: Program) -> _Problems:
-    """Problems by the checker, and of regions that it finds right those seen when they run."""
     known: _Problems = {
         str(hazard): (hazard.first, hazard.second)
         for region in program.regions.values()
         for hazard in find_hazards(region)
     }
     found = {text: known.get(text, ()) for text in violations(program, Level.KERNEL)}
-    found |= dict.fromkeys(_unselected(program), ())
-    accused = {text.partition(":")[0] for text in found}
-    for region in program.regions.values():
-        if region.name not in accused:
-            found |= dict(_texts(region.name, graph_hazards(region)))
-    return found
+    return found | dict.fromkeys(_unselected(program), ())
 
 
 def _unselected(program: Program) -> Iterator[str]:
@@ -75,16 +64,12 @@ def _unselected(program: Program) -> Iterator[str]:
 
 
 def _of_the_runtime(program: Program) -> Iterator[HazardReport]:
-    """Hazards that the runtime makes of the stream ops of right graphs."""
+    """What the runtime makes of the stream ops of right graphs, where that is something else."""
     for region in program.regions.values():
         try:
-            seen = dict(_texts(region.name, runtime_hazards(region)))
+            problem = stream_problem(region)
         except Exception as error:  # whatever a wrong switch of streams raises
-            seen = {f"{region.name}: does not run on streams: {in_a_line(error)}": ()}
-        for problem, nodes in seen.items():
+            problem = f"{region.name}: does not run on streams: {in_a_line(error)}"
+        if problem:
             text = f"{problem} (as runtime/execution/streams.py runs it; the graph is right)"
-            yield HazardReport(STREAMS, None, nodes, text)
-
-
-def _texts(region: str, hazards: list[Unordered]) -> Iterator[tuple[str, tuple[str, ...]]]:
-    return ((f"{region}: {h.problem}", (h.first, h.second)) for h in hazards)
+            yield HazardReport(STREAMS, None, (), text)

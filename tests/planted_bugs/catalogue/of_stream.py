@@ -5,7 +5,7 @@ from typing import Any
 
 from tests.planted_bugs.changes import called, given
 from tests.planted_bugs.faults import Fault
-from tests.planted_bugs.planting import Plant, here, inserting, result, within, wrap
+from tests.planted_bugs.planting import Plant, here, inserting, result, wrap
 
 SWITCH = "runtime.execution.streams.StreamSwitch."
 SM90 = {"where": "stream", "target": "sm_90a"}
@@ -69,14 +69,6 @@ def recorded_early(_: None, edit: Any, *rest: Any) -> None:
         node.prev.prepend(node)
 
 
-def event_shares_clock(whole: Any, timeline: Any, node: Any, stream: int) -> None:
-    whole(timeline, node, stream)
-    if str(node.target) == "dsa.record_event.default":
-        event = node.args[0]
-        made = timeline._events[event]
-        timeline._events[event] = replace(made, known=timeline._clocks[stream])
-
-
 def first_call_pinned(tasks: Any, *_: Any) -> Any:
     return [tasks[0], replace(tasks[1], pinned=True), *tasks[2:]]
 
@@ -89,9 +81,6 @@ FAULTS = (
           here("passes.overlap_streams.early_frees", lambda whole, *args: ((storage, home,
              replace(use, tick=0), reuse) for storage, home, use, reuse in whole(*args))),
           "overlap_streams", **BF16),
-    Fault("foreign-reads-not-seen", "memory that another stream only reads may be given out",
-          within("ir.hazards_streams.early_frees", "ir.storage.Uses.touches",
-             lambda whole, uses: set(uses.writes)), "overlap_streams", **BF16),
     Fault("missing-wait", "one call does not wait for another stream",
           result("passes.stream_schedule.waits", without_one), "overlap_streams", **THREE),
     Fault("waits-one-tick-late", "a wait is left out where the stream knows the call before",
@@ -107,8 +96,6 @@ FAULTS = (
     Fault("event-before-its-call", "an event is recorded before the call that it stands for",
           result("passes.overlap_streams._emit", recorded_early), "overlap_streams", **BF16,
           echo="cms-sw/cmssw#34725"),
-    Fault("event-knows-the-future", "an event shares its stream's clock",
-          wrap("ir.streams.Timeline._event", event_shares_clock), "overlap_streams", **BF16),
     Fault("event-recorded-once", "an event is recorded by the first call of a region alone",
           wrap(SWITCH + "_record_event", recorded_once), "streams", **BF16,
           hidden_by="debug_launches=True", echo="cms-sw/cmssw#34725"),

@@ -8,7 +8,9 @@ nothing, as in CUDA.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from dsa_compile.verify.hazards.launch_log import END, START, Freed, Launch, Log, Recorded
+from dsa_compile.ir.region import Region
+from dsa_compile.ir.streams import has_streams
+from tests.verify.launch_log import END, START, Freed, Launch, Log, Recorded, run_region
 
 MAIN = 0
 
@@ -38,13 +40,12 @@ class _Placed:
         return self.known.get(other.launch.stream, 0) >= other.tick
 
 
-def unordered(log: Log) -> Iterator[Unordered]:
+def graph_hazards(region: Region) -> list[Unordered]:
     """Pairs of work that may overlap on streams that are as late as events allow; each once."""
-    seen = set()
-    for found in _unordered(log):
-        if found not in seen:
-            seen.add(found)
-            yield found
+    log = Log()
+    if has_streams(region.graph):
+        run_region(region, log)
+    return list(dict.fromkeys(_unordered(log)))
 
 
 def _unordered(log: Log) -> Iterator[Unordered]:

@@ -14,12 +14,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._ops import OpOverload
 from torch.utils._pytree import tree_leaves, tree_map
 
 from dsa_compile.ir.execution import compile_region
 from dsa_compile.ir.region import Region
-from dsa_compile.ops import KEEP_ALIVE, ON_STREAM, RECORD_EVENT, REFERENCE, STREAM_OPS, WAIT_EVENT
+from dsa_compile.ops import KEEP_ALIVE, ON_STREAM, RECORD_EVENT, REFERENCE, WAIT_EVENT
 
 
 @dataclass(eq=False)
@@ -107,40 +106,11 @@ class Log:
         return made
 
 
-class GraphStreams:
-    """The stream ops of a graph as they are defined: every one acts on the current stream."""
-
-    def __init__(self, log: Log) -> None:
-        self._log = log
-
-    def function(self, op: OpOverload) -> Callable[..., None]:
-        """Function that stands for a stream op."""
-        log = self._log
-        made: dict[OpOverload, Callable[..., None]] = {
-            ON_STREAM: lambda stream: setattr(log, "current", stream),
-            RECORD_EVENT: lambda event: log.entries.append(Recorded(event, log.current)),
-            WAIT_EVENT: lambda event: log.entries.append(Waited(event, log.current)),
-            KEEP_ALIVE: lambda tensors: None,
-        }
-        return made[op]
-
-    def around(self, forward: Callable[..., Any]) -> Callable[..., Any]:
-        """``forward`` as it is."""
-        return forward
-
-
-def run_region(region: Region, log: Log, switch: Any, calls: int = 2) -> None:
-    """Run a region some times and log what it enqueues.
-
-    Args:
-        region: of the KERNEL level.
-        log: to add to.
-        switch: gives the functions of stream ops, see :class:`GraphStreams`.
-        calls: how often; a second call finds the events of the first.
-    """
-    forward = compile_region(region, lambda node: _function(node, log, switch))
-    call = switch.around(forward)
-    for _ in range(calls):
+def run_region(region: Region, log: Log) -> None:
+    """Run a region of the KERNEL level twice and log what it enqueues: the second call finds the
+    events of the first."""
+    call = compile_region(region, lambda node: _function(node, log))
+    for _ in range(2):
         inputs = [_input(node, log) for node in region.inputs()]
         given = frozenset(_numbers(inputs))
         log.entries.append(Launch(START, 0, frozenset(), given, frozenset()))
@@ -149,13 +119,16 @@ def run_region(region: Region, log: Log, switch: Any, calls: int = 2) -> None:
         del results
 
 
-def _function(node: fx.Node, log: Log, switch: Any) -> Callable[..., Any] | None:
-    if node.target in STREAM_OPS:
-        function: Callable[..., Any] = switch.function(node.target)
-        return function
-    if node.target is operator.getitem:
-        return operator.getitem
-    return _Logged(node, log)
+def _function(node: fx.Node, log: Log) -> Callable[..., Any]:
+    """Function of a call; every stream op acts on the current stream."""
+    given: dict[Any, Callable[..., Any]] = {
+        ON_STREAM: lambda stream: setattr(log, "current", stream),
+        RECORD_EVENT: lambda event: log.entries.append(Recorded(event, log.current)),
+        WAIT_EVENT: lambda event: log.entries.append(Waited(event, log.current)),
+        KEEP_ALIVE: lambda tensors: None,
+        operator.getitem: operator.getitem,
+    }
+    return given.get(node.target) or _Logged(node, log)
 
 
 class _Logged:

@@ -1,6 +1,7 @@
 """Messages that the layers of a model exchange on any layout, from its sizes alone.
 
-``inspect.ranks`` reads such messages from the graphs of an artifact; here nothing is compiled.
+``dsa_compile.inspect.ranks`` reads such messages from the graphs of an artifact; here nothing is
+compiled, so that each has something to be held to.
 """
 
 from dataclasses import dataclass

@@ -51,6 +51,13 @@ class Batch:
         """Number of requests R."""
         return len(self.context_lens)
 
+    @property
+    def token_rows(self) -> NDArray[np.int32]:
+        """The row of the scheduler of each token's request, int32 [T]; -1 of tokens of none."""
+        rows = np.full(self.num_tokens, -1, np.int32)
+        rows[: self.cu_seqlens[-1]] = np.repeat(self.request_rows, np.diff(self.cu_seqlens))
+        return rows
+
     def arrays(self) -> dict[str, NDArray[Any]]:
         """The arrays by name."""
         return {name: getattr(self, name) for name in _ARRAYS}

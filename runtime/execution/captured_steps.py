@@ -5,17 +5,17 @@ to where the graphs read it, and logits are read where they leave them.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from dsa_compile.runtime.execution.batch import Batch
+from dsa_compile.runtime.execution.idle_rows import write_padded
 from dsa_compile.runtime.execution.pinned_staging import Layout, StagingRing
 from dsa_compile.runtime.failures.step_errors import while_doing
 from dsa_compile.runtime.scheduling.stats import StepKind
@@ -108,10 +108,6 @@ class CapturedSteps(Generic[Key]):
         """Arrays that are sent for a step."""
         raise NotImplementedError
 
-    def write(self, batch: Batch | None, views: Mapping[str, NDArray[Any]]) -> None:
-        """Fill arrays of :meth:`layout` with a step and padding; with padding only for None."""
-        raise NotImplementedError
-
     def inputs(self, key: Key, sent: dict[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
         """The step's tensors from those that were sent, and the request row of each token."""
         raise NotImplementedError
@@ -166,7 +162,7 @@ class CapturedSteps(Generic[Key]):
         return self._logits[: self.count(batch)]
 
     def _send(self, layout: Layout, batch: Batch | None) -> None:
-        self.write(batch, self._parts.ring.take_views(layout))
+        write_padded(batch, self._parts.ring.take_views(layout))
         self._parts.ring.send(self._inputs[: layout.nbytes])
 
     def _run(self, key: Key, layout: Layout) -> None:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dsa_compile.kernels.cuda.sample_tokens import OPTIONS
+from dsa_compile.runtime.execution.idle_rows import IDLE
 from dsa_compile.runtime.execution.pinned_staging import Layout
 from dsa_compile.runtime.execution.runner import StepInputs
 
@@ -82,21 +83,11 @@ def fits_padded(inputs: StepInputs) -> bool:
     return batch.num_tokens == sum(inputs.max_new) + single
 
 
-_PADDING = {
-    "input_ids": 0,
-    "positions": 0,
-    "slot_mapping": -1,
-    "following": -1,
-    "max_new": 1,
-}
-
-
 class PaddedInputs:
     """Inputs that the host sends for a padded step: ``width`` rows for each of so many requests.
 
-    A row of nobody is a token with an empty context that writes no cache row. So are the rows of a
-    request that wants fewer than there are. A request that yields nothing is computed as if it did,
-    and remembered as nobody's.
+    The rows of a request that wants fewer than there are are idle, too. A request that yields
+    nothing is computed as if it did, and remembered in a row of no request.
 
     Args:
         requests: rows of the block table.
@@ -126,8 +117,8 @@ class PaddedInputs:
         # All but the block tables, which may be large and are behind the rest.
         padding = np.zeros(self.layout.nbytes, np.uint8)
         views = self.layout.in_numpy(padding)
-        for name, value in _PADDING.items():
-            views[name].fill(value)
+        for name in views.keys() & IDLE.keys():
+            views[name].fill(IDLE[name])
         views["rows"].fill(nobody)
         views["options"][:] = nobodys_options()
         self._padding = padding[: self.layout.places["block_tables"].start].copy()
@@ -167,7 +158,7 @@ class PaddedInputs:
         views = memory.views
         tables = views["block_tables"]
         if inputs is None or options is None:
-            tables.fill(-1)
+            tables.fill(IDLE["block_tables"])
             return ()
         batch, width = inputs.batch, self._width
         requests, columns = batch.block_tables.shape
@@ -192,8 +183,8 @@ class PaddedInputs:
         views["options"][index] = options.view(np.int64).reshape(-1, _WORDS)
         memory.named_rows[index] = -1
         tables[:requests, :columns] = batch.block_tables
-        tables[:requests, columns:] = -1
-        tables[requests:] = -1
+        tables[:requests, columns:] = IDLE["block_tables"]
+        tables[requests:] = IDLE["block_tables"]
         return places
 
 

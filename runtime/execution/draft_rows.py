@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from dsa_compile.kernels.cuda.draft_rows import parts_apart
+from dsa_compile.runtime.execution.idle_rows import idle_where
 from dsa_compile.runtime.execution.step_shape import StepShape
 from dsa_compile.runtime.execution.token_options import STEP, options_at, options_of_drafts
 
@@ -185,22 +186,26 @@ def corrected_rows(
         positions = positions - excess[here].masked_fill(grid < 0, 0)
         at_first = (grid >= 0) & (grid % width == 0)
         ids = torch.where(at_first, last[here], ids)
-    positions = positions.masked_fill(padding, 0)
+    positions = idle_where("positions", positions, padding)
     page = tables[owners, positions // block_size].long()
     values = {
         "input_ids": ids,
         "positions": positions,
-        "slot_mapping": (page * block_size + positions % block_size).masked_fill(padding, -1),
+        "slot_mapping": idle_where(
+            "slot_mapping", page * block_size + positions % block_size, padding
+        ),
         "cu_seqlens": step["cu_seqlens"],
     }
     if flat:
-        values["block_tables"] = tables[owners].masked_fill(padding[:, None], -1)
-        values["context_lens"] = (positions + 1).masked_fill(padding, 0).int()
+        values["block_tables"] = idle_where("block_tables", tables[owners], padding[:, None])
+        values["context_lens"] = idle_where("context_lens", positions + 1, padding).int()
         values["logit_rows"] = step["every_row"]
     else:
         values["block_tables"] = tables
         ends = step["cu_seqlens"][1:] - 1
-        values["context_lens"] = (positions[ends] + 1).masked_fill(padding[ends], 0).int()
+        values["context_lens"] = idle_where(
+            "context_lens", positions[ends] + 1, padding[ends]
+        ).int()
         values["logit_rows"] = places.flatten()
     mine = tables[owners[firsts]]
     return DraftedRows(
@@ -223,14 +228,16 @@ def deeper_rows(rows: DraftedRows, depth: int, block_size: int) -> dict[str, Ten
         What the draft plan takes of a step, but the token and the state.
     """
     unwanted = rows.max_new <= depth
-    positions = (rows.start + (depth - 2)).masked_fill(unwanted, 0)
+    positions = idle_where("positions", rows.start + (depth - 2), unwanted)
     page = rows.tables.gather(1, (positions // block_size)[:, None])[:, 0].long()
     count = len(positions)
     return {
         "positions": positions,
-        "slot_mapping": (page * block_size + positions % block_size).masked_fill(unwanted, -1),
-        "block_tables": rows.tables.masked_fill(unwanted[:, None], -1),
-        "context_lens": (positions + 1).masked_fill(unwanted, 0).int(),
+        "slot_mapping": idle_where(
+            "slot_mapping", page * block_size + positions % block_size, unwanted
+        ),
+        "block_tables": idle_where("block_tables", rows.tables, unwanted[:, None]),
+        "context_lens": idle_where("context_lens", positions + 1, unwanted).int(),
         "cu_seqlens": torch.arange(count + 1, dtype=torch.int32, device=positions.device),
         "logit_rows": torch.arange(count, device=positions.device),
     }

@@ -45,11 +45,12 @@ from dsa_compile.runtime.execution.host_choice import (
     Records,
     choose_on_host,
 )
+from dsa_compile.runtime.execution.idle_rows import padded
 from dsa_compile.runtime.execution.model_runner import LOGITS, ModelRunner
 from dsa_compile.runtime.execution.open_step import OpenStep
 from dsa_compile.runtime.execution.padded_rows import padded_rows
 from dsa_compile.runtime.execution.runner import LaunchedTokens, StepInputs
-from dsa_compile.runtime.execution.step_shape import StepShape, pad_tokens
+from dsa_compile.runtime.execution.step_shape import StepShape
 from dsa_compile.runtime.requests.logprobs import TokenLogprobs
 from dsa_compile.runtime.sampling.draft_verification import step_tokens
 from dsa_compile.runtime.sampling.draw_options import DrawOptions, sample_rows
@@ -282,7 +283,7 @@ class DraftingRunner(ModelRunner):
         """A step up to its logits: its rows, their drafts, and every value of the model."""
         self._eager_steps[StepKind(EAGER, variant)] += 1
         if lanes is not None:
-            inputs = replace(inputs, batch=pad_tokens(inputs.batch, lanes.tokens))
+            inputs = replace(inputs, batch=padded(inputs.batch, lanes.tokens))
         step = self._upload(ragged_inputs(inputs, options, self.max_running))
         flat = self._deterministic and fits_padded(inputs)
         if flat:

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from dsa_compile.runtime.execution.draft_rows import DraftedRows
+from dsa_compile.runtime.execution.idle_rows import IDLE
 from dsa_compile.runtime.execution.step_shape import DEEPER_FROM
 
 
@@ -30,9 +31,9 @@ def rows_on_lanes(rows: DraftedRows, row: int, options: Tensor) -> DraftedRows:
         rows,
         rows=torch.cat([rows.rows[:own], nobodys + row]),
         places=rows.places.new_zeros(rows.lanes.drafting, rows.lanes.width),
-        tables=pad(rows.tables[:own], (0, 0, 0, len(nobodys)), value=-1),
+        tables=pad(rows.tables[:own], (0, 0, 0, len(nobodys)), value=IDLE["block_tables"]),
         start=torch.cat([rows.start[:own], nobodys]),
         last=torch.cat([rows.last[:own], nobodys]),
-        max_new=torch.cat([rows.max_new[:own], nobodys + 1]),
+        max_new=torch.cat([rows.max_new[:own], nobodys + IDLE["max_new"]]),
         options=torch.cat([rows.options[:own], options.expand(len(nobodys), -1)]),
     )

@@ -1,23 +1,21 @@
 """Steps with prompt tokens as CUDA graphs: a chunk of a prompt, alone or beside decoding requests.
 
 There is a graph for each number of tokens and of requests that steps are padded to, of each
-variant. Padding tokens lie behind those of the last request, where ``cu_seqlens`` ends: they belong
-to nobody, write no cache row (slot -1), see no key and take no expert. Padded requests have no
-token and an empty context. A step that would be padded to more than twice its tokens runs without a
-graph.
+variant. Idle tokens lie behind those of the last request, where ``cu_seqlens`` ends, and take no
+expert; idle requests have no token. A step that would be padded to more than twice its tokens runs
+without a graph.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from dsa_compile.ir.plan import LONG, SHORT, variants_taking
 from dsa_compile.runtime.execution.batch import Batch
 from dsa_compile.runtime.execution.captured_steps import CapturedSteps
+from dsa_compile.runtime.execution.idle_rows import padded
 from dsa_compile.runtime.execution.pinned_staging import Layout
 
 # Requests of the smaller graphs; the larger ones have as many as a step may have.
@@ -139,49 +137,11 @@ def mixed_layout(key: MixedKey) -> Layout:
     )
 
 
-_PADDING = {
-    "input_ids": 0,
-    "positions": 0,
-    "slot_mapping": -1,
-    "token_rows": -1,
-    "logit_rows": 0,
-    "context_lens": 0,
-    "block_tables": -1,
-}
-
-
-def write_mixed(batch: Batch | None, views: Mapping[str, NDArray[Any]]) -> None:
-    """Fill a graph's inputs with a step and padding.
-
-    Args:
-        batch: at most as large as the views; None for padding only.
-        views: of :func:`mixed_layout`.
-    """
-    arrays: dict[str, NDArray[Any]] = {}
-    if batch is not None:
-        rows = np.repeat(batch.request_rows, np.diff(batch.cu_seqlens))
-        arrays = {**batch.arrays(), "token_rows": rows}
-    for name, view in views.items():
-        array = arrays.get(name, view[:0])
-        count = len(array)
-        # Requests beyond the step's own have no tokens: they begin where its tokens end.
-        view[count:] = _PADDING.get(name, 0 if batch is None else batch.num_tokens)
-        if array.ndim == 2:
-            view[:count, array.shape[1] :] = _PADDING[name]
-            view[:count, : array.shape[1]] = array
-        else:
-            view[:count] = array
-
-
 def padded_mixed(batch: Batch, key: MixedKey) -> Batch:
     """A step with the padding of a graph; its first logits are those that the step wants."""
-    layout = mixed_layout(key)
-    views = layout.in_numpy(np.empty(layout.nbytes, np.uint8))
-    write_mixed(batch, views)
-    views.pop("token_rows")
-    requests = np.full(key.rows, -1, np.int32)
-    requests[: batch.num_requests] = batch.request_rows
-    return Batch(**views, request_rows=requests, tokens_each=None)
+    made = padded(batch, key.tokens, key.rows, key.columns)
+    behind = (0, key.rows - len(batch.logit_rows))
+    return replace(made, logit_rows=np.pad(batch.logit_rows, behind))
 
 
 class MixedGraphs(CapturedSteps[MixedKey]):
@@ -190,10 +150,6 @@ class MixedGraphs(CapturedSteps[MixedKey]):
     def layout(self, key: MixedKey) -> Layout:
         """See :func:`mixed_layout`."""
         return mixed_layout(key)
-
-    def write(self, batch: Batch | None, views: Mapping[str, NDArray[Any]]) -> None:
-        """See :func:`write_mixed`."""
-        write_mixed(batch, views)
 
     def inputs(self, key: MixedKey, sent: dict[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
         """All is sent."""

@@ -7,7 +7,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -353,9 +352,7 @@ class ModelRunner:
         arrays = batch.arrays()
         unknown = batch.num_tokens > 0 and int(batch.input_ids.min()) < 0
         if unknown:
-            rows = np.repeat(batch.request_rows, np.diff(batch.cu_seqlens))
-            padding = (0, batch.num_tokens - len(rows))  # tokens of nobody
-            arrays["token_rows"] = np.pad(rows, padding, constant_values=-1)
+            arrays["token_rows"] = batch.token_rows
         tensors = self._upload(arrays)
         if unknown:
             tensors["input_ids"] = resolve_token_ids(

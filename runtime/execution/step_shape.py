@@ -1,17 +1,12 @@
-"""Sizes of a step that all lanes share, and what pads the step of one lane up to them.
+"""Sizes of a step that all lanes share; idle rows pad the step of one lane up to them.
 
 Experts take the tokens of all lanes, so whatever runs a layer with experts has as many rows on each
-lane: the model, first drafts, and every depth of deeper ones. What pads them belongs to nobody:
-tokens that write no cache row, and requests with an empty context.
+lane: the model, first drafts, and every depth of deeper ones.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
-from dsa_compile.runtime.execution.batch import Batch
 from dsa_compile.runtime.execution.draft_inputs import fits_padded
 from dsa_compile.runtime.execution.runner import StepInputs
 
@@ -54,38 +49,3 @@ class StepShape:
             ),
             even=all(map(fits_padded, steps)),
         )
-
-
-def pad_tokens(batch: Batch, tokens: int) -> Batch:
-    """Put tokens of no request behind those of a batch.
-
-    Args:
-        batch: perhaps without any request; it gets one of no tokens then, as no kernel takes none.
-        tokens: that it is to have.
-    """
-    missing = tokens - batch.num_tokens
-    batch = replace(
-        batch,
-        input_ids=np.pad(batch.input_ids, (0, missing)),
-        positions=np.pad(batch.positions, (0, missing)),
-        slot_mapping=np.pad(batch.slot_mapping, (0, missing), constant_values=-1),
-    )
-    return batch if batch.num_requests else pad_requests(batch, 1, np.zeros(2, np.int32))
-
-
-def pad_requests(batch: Batch, requests: int, cu_seqlens: NDArray[np.int32]) -> Batch:
-    """Put requests with an empty context behind those of a batch.
-
-    Args:
-        batch: any.
-        requests: that it is to have, R.
-        cu_seqlens: int32 ``[R + 1]``, where the tokens of each start.
-    """
-    missing = requests - batch.num_requests
-    return replace(
-        batch,
-        block_tables=np.pad(batch.block_tables, ((0, missing), (0, 0)), constant_values=-1),
-        cu_seqlens=cu_seqlens,
-        context_lens=np.pad(batch.context_lens, (0, missing)),
-        request_rows=np.pad(batch.request_rows, (0, missing), constant_values=-1),
-    )

@@ -8,15 +8,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from dsa_compile.runtime.engine_options import DETERMINISTIC_ROWS
+from dsa_compile.runtime.execution.idle_rows import IDLE
 
-# What a row of nobody holds; see dsa_compile.runtime.execution.cuda_graphs.
-_PADDING = {
-    "input_ids": 0,
-    "positions": 0,
-    "slot_mapping": -1,
-    "context_lens": 0,
-    "block_tables": -1,
-}
+_CUT = ("input_ids", "positions", "slot_mapping", "context_lens", "block_tables")
 
 
 @dataclass(frozen=True)
@@ -65,12 +59,12 @@ def parts_of(
     for start in range(0, total, shape.tokens):
         part = {"cu_seqlens": starts, "logit_rows": every}
         count = min(shape.tokens, total - start)
-        for name, padding in _PADDING.items():
+        for name in _CUT:
             tensor = values[name][start : start + count]
             behind: tuple[int, ...] = (0, shape.rows - count)
             if tensor.dim() == 2:
                 behind = (0, shape.columns - tensor.shape[1], *behind)
-            part[name] = pad(tensor, behind, value=padding) if any(behind) else tensor
+            part[name] = pad(tensor, behind, value=IDLE[name]) if any(behind) else tensor
         yield part, count
 
 

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsa_compile.runtime.execution.batch import Batch
+from dsa_compile.runtime.execution.idle_rows import padded
 from dsa_compile.runtime.execution.prompt_rows import PromptRows
 from dsa_compile.runtime.execution.runner import StepInputs
-from dsa_compile.runtime.execution.step_shape import pad_requests, pad_tokens
 
 
 def lane_inputs(inputs: StepInputs, lanes: int, max_running: int) -> list[StepInputs]:
@@ -31,8 +31,9 @@ def lane_inputs(inputs: StepInputs, lanes: int, max_running: int) -> list[StepIn
     """
     steps = lane_steps(inputs, lanes, max_running)
     most = max(step.batch.num_tokens for step in steps)
-    pad = _padded_rows if inputs.batch.tokens_each == 1 else pad_tokens
-    return [replace(step, batch=pad(step.batch, most)) for step in steps]
+    each = inputs.batch.tokens_each == 1
+    rows = most if each else None
+    return [replace(s, batch=padded(s.batch, most, rows, one_each=each)) for s in steps]
 
 
 def lane_steps(inputs: StepInputs, lanes: int, max_running: int) -> list[StepInputs]:
@@ -90,12 +91,6 @@ def _requests(batch: Batch, chosen: slice, first_row: int) -> Batch:
         request_rows=batch.request_rows[chosen] - first_row,
         tokens_each=batch.tokens_each,
     )
-
-
-def _padded_rows(batch: Batch, rows: int) -> Batch:
-    """Put requests of one token and an empty context behind those of a batch that decodes."""
-    bounds = np.arange(rows + 1, dtype=np.int32)
-    return pad_requests(pad_tokens(batch, rows), rows, bounds)
 
 
 def _prompt(prompt: PromptRows | None, start: int, end: int) -> PromptRows | None:

@@ -6,8 +6,9 @@ import pytest
 from dsa_compile.ir.plan import LONG, SHORT
 from dsa_compile.runtime.engine_options import DETERMINISTIC_ROWS
 from dsa_compile.runtime.execution.batch import Batch
-from dsa_compile.runtime.execution.cuda_graphs import decode_layout, padded_batch, write_padded
+from dsa_compile.runtime.execution.cuda_graphs import decode_layout, padded_batch
 from dsa_compile.runtime.execution.graph_plan import GraphKey, GraphPlan
+from dsa_compile.runtime.execution.idle_rows import write_padded
 
 BLOCK = 64
 

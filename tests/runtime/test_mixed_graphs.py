@@ -5,12 +5,12 @@ import pytest
 
 from dsa_compile.ir.plan import LONG, PROMPT, SHORT
 from dsa_compile.runtime.execution.batch import Batch
+from dsa_compile.runtime.execution.idle_rows import write_padded
 from dsa_compile.runtime.execution.mixed_graphs import (
     MixedKey,
     MixedPlan,
     mixed_layout,
     padded_mixed,
-    write_mixed,
 )
 
 BLOCK = 64
@@ -125,7 +125,7 @@ def test_padding_belongs_to_nobody():
     batch = step([1, 5], [100, 65], wanted=[1])
     layout = mixed_layout(MixedKey(LONG, 8, 4, 6))
     views = layout.in_numpy(np.full(layout.nbytes, 77, np.uint8))
-    write_mixed(batch, views)
+    write_padded(batch, views)
     for name in ("input_ids", "positions", "slot_mapping", "context_lens", "logit_rows"):
         real = getattr(batch, name)
         assert (views[name][: len(real)] == real).all(), name
@@ -136,7 +136,7 @@ def test_padding_belongs_to_nobody():
     assert (views["block_tables"][2:] == -1).all()
     assert (views["slot_mapping"][6:] == -1).all()
     assert views["context_lens"][2:].tolist() == [0, 0]
-    write_mixed(None, views)
+    write_padded(None, views)
     assert views["cu_seqlens"].tolist() == [0] * 5
     assert (views["slot_mapping"] == -1).all()
 

@@ -18,9 +18,10 @@ from dsa_compile.runtime.execution.draft_rows import (
     deeper_rows,
     following_tokens,
 )
+from dsa_compile.runtime.execution.idle_rows import padded
 from dsa_compile.runtime.execution.lane_rows import rows_on_lanes
 from dsa_compile.runtime.execution.runner import StepInputs
-from dsa_compile.runtime.execution.step_shape import StepShape, pad_tokens
+from dsa_compile.runtime.execution.step_shape import StepShape
 from dsa_compile.runtime.ranks.lanes import lane_steps
 from dsa_compile.runtime.sampling.draw_options import DrawOptions
 from dsa_compile.runtime.sampling.sampler import SamplingState
@@ -63,8 +64,8 @@ def step_of(lanes: list[list[tuple[int, int]]]) -> StepInputs:
 def rows_of(step: StepInputs, shape: StepShape) -> DraftedRows:
     """A lane's rows on the device."""
     options = DrawOptions(ROWS).records(step.rows, step.states, step.counts)
-    padded = replace(step, batch=pad_tokens(step.batch, shape.tokens))
-    arrays = ragged_inputs(padded, options, ROWS)
+    whole = replace(step, batch=padded(step.batch, shape.tokens))
+    arrays = ragged_inputs(whole, options, ROWS)
     given = {name: torch.from_numpy(array) for name, array in arrays.items()}
     state = RowState.empty(ROWS, torch.device("cpu"))
     return replace(corrected_rows(given, state, BLOCK, flat=False), lanes=shape)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from dsa_compile.runtime import step_pipeline
-from dsa_compile.runtime.execution import cuda_graphs, model_runner, token_parts
+from dsa_compile.runtime.execution import idle_rows, model_runner, token_parts
 from dsa_compile.runtime.execution.batch import Batch
 from dsa_compile.runtime.execution.caches import make_caches
 from dsa_compile.runtime.sampling import draft_verification, sampler
@@ -75,7 +75,7 @@ def padding_in_front(patch: Patch) -> None:
 
 def padding_of_graphs_that_writes(patch: Patch) -> None:
     """A padded row of a graph writes the first row of the first block."""
-    patch.setitem(cuda_graphs._PADDING, "slot_mapping", 0)
+    patch.setitem(idle_rows.IDLE, "slot_mapping", 0)
 
 
 def block_whatever_is_before_it(patch: Patch) -> None:

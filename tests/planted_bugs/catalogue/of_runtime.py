@@ -179,7 +179,7 @@ FAULTS = (
     fault("context-of-the-whole-prompt", "a chunk's context is as long as its request",
           result(BATCH + "build_batch", whole_contexts), "batch", recipe="fp8", hidden_by=CHUNKS),
     fault("padding-has-block-0", "padded rows write the first row of block 0",
-          result("runtime.execution.cuda_graphs.write_padded", pads_with_0), "cuda_graphs",
+          result("runtime.execution.idle_rows.write_padded", pads_with_0), "idle_rows",
           recipe=TENSOR, hidden_by="deterministic=False"),
     fault("logits-of-the-padding", "a padded part of a step gives the logits of its last rows",
           wrap("runtime.execution.token_parts.run_in_parts", last_rows), "token_parts",

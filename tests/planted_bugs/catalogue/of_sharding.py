@@ -163,7 +163,7 @@ KERNELS = (
 
 
 # The runtime of ranks.
-def writes_row_0(found: Any, batch: Any, tokens: int) -> Any:
+def writes_row_0(found: Any, batch: Any, *_: Any, **__: Any) -> Any:
     slots = found.slot_mapping.copy()
     slots[batch.num_tokens :] = 0
     return replace(found, slot_mapping=slots)
@@ -221,7 +221,7 @@ def first_targets(found: Any, prompt: Any, *_: Any) -> Any:
 
 RUNTIME = (
     Fault("padding-writes-the-first-row", "tokens that pad a lane write the first cache row",
-          result("runtime.execution.step_shape.pad_tokens", writes_row_0), "step_shape", "runtime",
+          result("runtime.execution.idle_rows.padded", writes_row_0), "idle_rows", "runtime",
           options=DP2_EP2),
     Fault("rows-of-the-place-in-the-lane", "a rank takes rows of a sum by its place in its lane",
           wrap("runtime.ranks.gloo.GlooCommunicator.reduce_scatter", rows_of_the_place), "gloo",

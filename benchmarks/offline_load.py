@@ -1,9 +1,9 @@
-"""Tokens a second of an engine without a server, under the load of ``dsa-bench serve``.
+"""Tokens a second of an engine without a server, so many requests at a time.
 
     python benchmarks/offline_load.py ARTIFACT [--load-format dummy] [--concurrency 64,256]
 
 As many requests run as the concurrency says; a new one comes when one ends. Prompts are random
-tokens. Compare with ``dsa-bench serve --max-concurrency N --num-prompts 4N``.
+tokens. Compare with a server under ``aiperf profile --concurrency N --request-count 4N``.
 """
 
 import argparse

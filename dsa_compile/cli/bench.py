@@ -1,4 +1,4 @@
-"""``dsa-bench``: time of kernels, of whole steps and of servers, beside those of others."""
+"""``dsa-bench``: time of kernels, of whole steps and of ranks, beside those of others."""
 
 import argparse
 import sys
@@ -10,8 +10,6 @@ from typing import NoReturn
 from dsa_compile.cli.bench_collectives import add_collectives, run_collectives
 from dsa_compile.cli.bench_drafts import add_drafts, run_drafts
 from dsa_compile.cli.bench_node import add_node, run_node
-from dsa_compile.cli.bench_serve import run_serve
-from dsa_compile.cli.bench_serve_options import add_serve
 from dsa_compile.cli.bench_step import add_step, run_step
 from dsa_compile.cli.common import Parser, guarded
 from dsa_compile.cli.tables import console, print_json
@@ -43,7 +41,7 @@ Exit status: 0 measured, 1 a kernel was wrong or failed, 2 refused, 130 interrup
 
 def build_parser() -> argparse.ArgumentParser:
     """The command's arguments."""
-    parser = Parser(prog=PROGRAM, description="Measure kernels, steps and servers.")
+    parser = Parser(prog=PROGRAM, description="Measure kernels, steps and ranks.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     kernels = commands.add_parser(
         "kernels",
@@ -79,7 +77,6 @@ def build_parser() -> argparse.ArgumentParser:
     kernels.add_argument("--list", action="store_true", help="print the cases and stop")
     add_step(commands)
     add_drafts(commands)
-    add_serve(commands)
     add_collectives(commands)
     add_node(commands)
     return parser
@@ -90,8 +87,6 @@ def run(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     if args.command == "step":
         return run_step(args)
-    if args.command == "serve":
-        return run_serve(args)
     if args.command == "drafts":
         return run_drafts(args)
     if args.command == "collectives":

@@ -1,1 +1,0 @@
-"""Measuring servers of OpenAI's API from outside, without torch."""

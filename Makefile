@@ -44,7 +44,7 @@ endif
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help install demo demo-bisect serve test test-ci test-all test-faults test-gpu lint docs bench clean
+.PHONY: help install demo demo-bisect serve test test-ci test-all test-bounds test-faults test-gpu lint docs bench clean
 help:
 	@echo "make demo    compile a small model, generate from the artifact, show what a pass did"
 	@echo "make demo-bisect  plant a bug in a copy of the compiler, and find the rewrite that has it"
@@ -52,6 +52,7 @@ help:
 	@echo "make test    run the tests but the slow ones"
 	@echo "make test-ci  run the slow tests that CI runs after those"
 	@echo "make test-all  run all tests: before a release"
+	@echo "make test-bounds  make test with the oldest torch, transformers, Triton and numpy that are declared"
 	@echo "make test-faults  plant every fault, and score verify and bisect; hours"
 	@echo "make test-gpu  the tests that need a GPU, on one"
 	@echo "make lint    ruff and mypy"
@@ -125,6 +126,14 @@ test-ci: $(DEVELOPED)
 # The slow ones too: whole geometries, planted faults, emulated kernels.
 test-all: $(DEVELOPED)
 	$(PYTEST) $(TESTS)
+
+# In an environment of its own, at the lower bounds that pyproject.toml declares.
+BOUNDS_VENV ?= build/bounds
+test-bounds: export PIP_CONSTRAINT = $(CURDIR)/build/bounds.txt
+test-bounds:
+	@mkdir -p build
+	sed -nE 's/^ *"(torch|transformers|triton|numpy)>=([0-9.]+).*/\1==\2.*/p' pyproject.toml > $(PIP_CONSTRAINT)
+	$(MAKE) test VENV=$(BOUNDS_VENV) TORCH=torch
 
 # test-ci has a fixed draw of twelve.
 test-faults: export OMP_NUM_THREADS ?= 1

@@ -169,10 +169,10 @@ def test_options_reach_the_engine(engine):
     command = (
         "art --prompt-ids 1 --max-tokens 5 --min-tokens 1 --temperature 0.5 --top-k 4 --top-p 0.9 "
         "--min-p 0.1 --seed 7 --repetition-penalty 1.1 --presence-penalty 0.2 "
-        "--frequency-penalty 0.3 --stop-token-ids 8 9 --logprobs 2 --ignore-eos --num-blocks 12 "
-        "--max-batched-tokens 64 --model-dir weights --deterministic --no-overlap --no-cuda-graphs "
-        "--generation-config none --debug-launches --gpu-memory-utilization 0.5 "
-        "--max-num-seqs 2 "
+        "--frequency-penalty 0.3 --stop-token-ids 8 9 --logprobs 2 --ignore-eos "
+        "--num-gpu-blocks-override 12 --max-num-batched-tokens 64 --model-dir weights "
+        "--deterministic --no-async-scheduling --enforce-eager --generation-config none "
+        "--debug-launches --gpu-memory-utilization 0.5 --max-num-seqs 2 "
         f"--digest {'7' * 64} --mixed-graph-tokens 512,64"
     )
     assert main(command.split()) == 0

@@ -11,8 +11,8 @@ from dsa_compile.runtime import Grammar, SamplingParams
 # Steps one after another, the next launched before the tokens of one are known, and that at the
 # sizes for which a GPU has graphs.
 WAITING: dict[str, Any] = {}
-AHEAD = {"overlap": True}
-PADDED = {"overlap": True, "padded": True}
+AHEAD = {"async_scheduling": True}
+PADDED = {"async_scheduling": True, "padded": True}
 WORDS = Grammar("regex", "[a-z_]{2,9}( [a-z_]{1,9}){0,5}\\n")
 OPTIONS: list[dict[str, Any]] = [
     {"temperature": 0.0},

@@ -18,7 +18,7 @@ ANSWER = 1 + 5 * STEPS // 2  # the prompt's step yields one token
 
 @pytest.fixture(scope="module")
 def engine(artifact):
-    options = {"num_blocks": 32, "max_running": 2, "overlap": True}
+    options = {"num_gpu_blocks_override": 32, "max_num_seqs": 2, "async_scheduling": True}
     return Engine.load(
         artifact, num_speculative_tokens=3, load_format="dummy", force_accept=2.5, **options
     )
@@ -40,7 +40,15 @@ def test_steps_keep_the_average(engine, text, logprobs):
 
 def test_what_is_printed_says_so(artifact, capsys, caplog):
     argv = [str(artifact), "--prompt-ids", "5 6 7", "--json", "--ignore-eos", "--force-accept"]
-    argv += ["3", "--num-speculative-tokens", "2", "--num-blocks", "8", "--max-tokens", "10"]
+    argv += [
+        "3",
+        "--num-speculative-tokens",
+        "2",
+        "--num-gpu-blocks-override",
+        "8",
+        "--max-tokens",
+        "10",
+    ]
     with caplog.at_level(logging.WARNING):
         assert generate(argv) == 0
     shown = capsys.readouterr()

@@ -85,7 +85,12 @@ def prompts(lengths: list[int]) -> list[list[int]]:
 
 
 def runner_of(path: Path, drafts: int, **options: Any) -> Any:
-    chosen = {"num_blocks": 60, "max_running": 8, "num_speculative_tokens": drafts, **options}
+    chosen = {
+        "num_gpu_blocks_override": 60,
+        "max_num_seqs": 8,
+        "num_speculative_tokens": drafts,
+        **options,
+    }
     return load_runner(path, EngineOptions(**chosen))
 
 
@@ -125,7 +130,7 @@ def test_without_the_field_every_draft_selects(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "padded"),
-    [({}, False), ({"overlap": True}, True), ({"deterministic": True}, False)],
+    [({}, False), ({"async_scheduling": True}, True), ({"deterministic": True}, False)],
     ids=["one after another", "ahead and padded", "deterministic"],
 )
 def test_tokens_are_those_without_drafts(
@@ -138,7 +143,7 @@ def test_tokens_are_those_without_drafts(
         for n in range(len(some))
     ]
     fixed = {"deterministic": options.get("deterministic", False)}
-    runner = runner_of(shared, DEPTH, num_blocks=13, **fixed)
+    runner = runner_of(shared, DEPTH, num_gpu_blocks_override=13, **fixed)
     if padded:
         runner.pad_to(sizes(runner, None))
     engine = Engine(runner, EngineOptions(max_num_seqs=8, max_num_batched_tokens=48, **options))

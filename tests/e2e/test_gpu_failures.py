@@ -143,7 +143,7 @@ def test_a_refused_launch_names_its_op(artifact, monkeypatch, cuda_graphs):
 @pytest.mark.parametrize("overlap", [True, False])
 def test_a_request_that_its_op_refuses_fails_alone(artifact, monkeypatch, overlap):
     """One of 32: an op does not take a token of its prompt, which nobody else has."""
-    options = {"num_blocks": 256, "max_running": 32, "max_batched_tokens": 512}
+    options = {"num_gpu_blocks_override": 256, "max_num_seqs": 32, "max_num_batched_tokens": 512}
     asked = prompts([5 + 9 * number for number in range(32)])
     want = Engine.load(artifact, **options, async_scheduling=overlap).generate(asked, PARAMS)
     seen = {token for output in want for token in output.prompt_token_ids + output.token_ids}

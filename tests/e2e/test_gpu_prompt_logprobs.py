@@ -14,7 +14,7 @@ def test_they_are_those_of_the_cpu(trained) -> None:
     prompts = [torch.randint(3, 1500, (n,), generator=generator).tolist() for n in lengths]
     wanted = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True, prompt_logprobs=4)
     plain = SamplingParams(max_tokens=64, temperature=0.0, ignore_eos=True)
-    options = {"num_blocks": 200, "max_running": 32, "max_batched_tokens": 256}
+    options = {"num_gpu_blocks_override": 200, "max_num_seqs": 32, "max_num_batched_tokens": 256}
     found = {}
     for target in ("cpu", "sm_90a"):
         engine = Engine.load(trained(target, "fp32"), **options)

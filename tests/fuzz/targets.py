@@ -27,7 +27,7 @@ def _serve(artifact: Path, **options: Any) -> list[Any]:
     from dsa_compile.runtime import Engine, SamplingParams
 
     params = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)
-    engine = Engine.load(artifact, num_blocks=4, **options)
+    engine = Engine.load(artifact, num_gpu_blocks_override=4, **options)
     outputs = engine.generate(list(PROMPTS), params)
     if (artifact / "tokenizer/tokenizer.json").is_file():
         engine.generate(["some text"], SamplingParams(max_tokens=2, stop=["x"], logprobs=2))
@@ -249,7 +249,7 @@ def requests(case: Case, base: Path, work: Path) -> None:
     )
     document = document if isinstance(document, dict) else {"params": document, "prompt": document}
     if base not in _ENGINES:
-        _ENGINES[base] = Engine.load(base / "fp32", num_blocks=8)
+        _ENGINES[base] = Engine.load(base / "fp32", num_gpu_blocks_override=8)
     engine = _ENGINES[base]
     greedy = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)
     try:
@@ -287,7 +287,17 @@ def arguments(case: Case, base: Path, work: Path) -> None:
     from dsa_compile.cli import generate
 
     argv = [str(base / "fp32"), "--prompt", "hello", "--max-tokens", "2", "--temperature", "0.5"]
-    argv += ["--top-p", "0.9", "--stop", "x", "--num-blocks", "4", "--seed", "3", "--json"]
+    argv += [
+        "--top-p",
+        "0.9",
+        "--stop",
+        "x",
+        "--num-gpu-blocks-override",
+        "4",
+        "--seed",
+        "3",
+        "--json",
+    ]
     document = mutated(case, {"argv": argv})
     argv = document.get("argv") if isinstance(document, dict) else None
     if not isinstance(argv, list):

@@ -27,7 +27,7 @@ def counted(path, **options) -> dict[int, tuple[int, ...]]:
 
 @pytest.fixture(scope="module")
 def alone(artifact) -> dict[int, tuple[int, ...]]:
-    return counted(artifact("one"), count_experts=True, max_running=4)
+    return counted(artifact("one"), count_experts=True, max_num_seqs=4)
 
 
 def test_every_token_is_counted_for_the_experts_that_it_chose(alone) -> None:

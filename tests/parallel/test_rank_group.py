@@ -309,7 +309,7 @@ FORKING = """
 import os, sys
 from dsa_compile.runtime import DeviceLost, Engine, SamplingParams
 
-engine = Engine.load(sys.argv[1], num_blocks=64)
+engine = Engine.load(sys.argv[1], num_gpu_blocks_override=64)
 params = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
 (before,) = engine.generate([[5, 6, 7]], params)
 child = os.fork()

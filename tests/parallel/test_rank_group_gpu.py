@@ -69,9 +69,9 @@ def test_two_gpus_give_the_tokens_of_one(compiled, layout: str) -> None:
     path = compiled(layout, "fp32")
     # lanes' steps are padded to one length, and take no such option
     options = {} if layout.startswith("dp") else {"deterministic": True}
-    assert tokens(path, GREEDY, cuda_graphs=False, **options) == wanted
+    assert tokens(path, GREEDY, enforce_eager=True, **options) == wanted
     assert tokens(path, GREEDY, num_gpu_blocks_override=13) == wanted
-    assert tokens(path, GREEDY, max_batched_tokens=1024) == wanted  # steps of whole prompts
+    assert tokens(path, GREEDY, max_num_batched_tokens=1024) == wanted  # steps of whole prompts
 
 
 @pytest.mark.parametrize("layout", ["tp2-mtp", "dp2ep2-mtp"])

@@ -74,7 +74,16 @@ def test_a_rank_loads_its_part_of_the_weights(artifact) -> None:
 
 
 def test_a_rank_alone_generates_and_says_projected(artifact, capsys) -> None:
-    options = ["--collectives", "replay", "--rank", "1", "--of", "2", "--num-blocks", "8"]
+    options = [
+        "--collectives",
+        "replay",
+        "--rank",
+        "1",
+        "--of",
+        "2",
+        "--num-gpu-blocks-override",
+        "8",
+    ]
     prompt = ["--prompt-ids", "5 6 7", "--max-tokens", "3", "--temperature", "0"]
     assert generate([str(artifact("tp2")), *options, *prompt]) == 0
     assert "projected: rank 1 ran without the others" in capsys.readouterr().out

@@ -38,7 +38,8 @@ def test_torchrun_starts_a_rank_on_each_gpu(compiled, layout: str, tmp_path: Pat
     command = [
         sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
         "-m", "dsa_compile.cli.generate", str(compiled(layout)), "--prompt-ids", "5 6 7",
-        "--max-tokens", "6", "--temperature", "0", "--ignore-eos", "--num-blocks", "64", "--json",
+        "--max-tokens", "6", "--temperature", "0", "--ignore-eos",
+        "--num-gpu-blocks-override", "64", "--json",
     ]  # fmt: skip
     log = tmp_path / "log"
     with log.open("w") as output:  # not a pipe, which torch's compile workers would hold open

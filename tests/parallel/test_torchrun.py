@@ -165,8 +165,8 @@ def test_a_sharded_artifact_runs_under_torchrun(artifact, tmp_path: Path) -> Non
     prompt = ["--prompt-ids", "5 6 7", "--max-tokens", "6", "--temperature", "0"]
     command = [
         sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-        "-m", "dsa_compile.cli.generate", str(artifact("tp2")), *prompt, "--num-blocks", "8",
-        "--json",
+        "-m", "dsa_compile.cli.generate", str(artifact("tp2")), *prompt,
+        "--num-gpu-blocks-override", "8", "--json",
     ]  # fmt: skip
     threads = {"OMP_NUM_THREADS": str(torch.get_num_threads())}
     done = subprocess.run(

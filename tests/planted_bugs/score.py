@@ -36,7 +36,7 @@ COMMANDS = {
     "bisect": ["bisect", "--against", "reference", "--json"],
 }
 _ADVISED = re.compile(r"--stop-after (\w+)")
-_OPTIONS = {"enable_prefix_cache": "prefix reuse", "max_batched_tokens": "chunked prefill",
+_OPTIONS = {"enable_prefix_caching": "prefix reuse", "max_num_batched_tokens": "chunked prefill",
             "draft": "drafting"}  # fmt: skip
 
 

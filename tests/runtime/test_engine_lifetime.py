@@ -25,7 +25,7 @@ def make(**options) -> Engine:
 
 
 def test_it_shows_what_it_does():
-    engine = make(max_running=1)
+    engine = make(max_num_seqs=1)
     assert repr(engine) == "<Engine over HashRunner: 0 of 32 blocks used, 0 running, 0 waiting>"
     engine.add_request("a", [1, 2, 3], GREEDY)
     engine.add_request("b", [1, 2, 3], GREEDY)

@@ -181,10 +181,10 @@ def test_an_interrupt_at_any_instruction_leaves_an_idle_engine(monkeypatch, call
     made = AsyncHashRunner(14, SIZE, VOCAB)
     counting = AtInstruction()
     with counting:
-        call(Engine(made, EngineOptions(overlap=True)))
+        call(Engine(made, EngineOptions(async_scheduling=True)))
     assert counting.count > 100
     for number in range(1, counting.count + 1):
-        engine = Engine(AsyncHashRunner(14, SIZE, VOCAB), EngineOptions(overlap=True))
+        engine = Engine(AsyncHashRunner(14, SIZE, VOCAB), EngineOptions(async_scheduling=True))
         try:
             with AtInstruction(number):
                 call(engine)
@@ -207,7 +207,7 @@ def test_a_stream_goes_on_after_an_interrupt_and_ends(monkeypatch):
     interrupted = True
     while interrupted:
         number += 1
-        engine = Engine(AsyncHashRunner(14, SIZE, VOCAB), EngineOptions(overlap=True))
+        engine = Engine(AsyncHashRunner(14, SIZE, VOCAB), EngineOptions(async_scheduling=True))
         stream = engine.stream(prompt, params)
         steps = iter(range(50))
         monkeypatch.setattr(

@@ -240,9 +240,9 @@ class EngineMachine(RuleBasedStateMachine):
     def start(self, num_blocks, budget, max_running, reuse, deterministic):
         self.engine, self.runner = self.make(
             num_blocks,
-            max_batched_tokens=max(budget, SIZE) if deterministic else budget,
-            max_running=max_running,
-            enable_prefix_cache=reuse,
+            max_num_batched_tokens=max(budget, SIZE) if deterministic else budget,
+            max_num_seqs=max_running,
+            enable_prefix_caching=reuse,
             deterministic=deterministic,
         )
         self.runner.flatness = FLATNESS

@@ -25,15 +25,21 @@ POISONED = 300  # a token id that the clean prompts do not hold
         (["--prompt-ids", "7", "--max-tokens", "256"], "use max_tokens <= 255"),
         (["--prompt-ids", "7", "--max-tokens", "9" * 30], "exceed the limit of 256 tokens"),
         (
-            ["--prompt-ids", " ".join(["7"] * 40), "--num-blocks", "2"],
+            ["--prompt-ids", " ".join(["7"] * 40), "--num-gpu-blocks-override", "2"],
             "exceed the cache's 32 tokens (2 blocks of 16)",
         ),
         (
-            ["--prompt-ids", "7", "--num-blocks", "0"],
+            ["--prompt-ids", "7", "--num-gpu-blocks-override", "0"],
             "--num-gpu-blocks-override must be an integer >= 1",
         ),
-        (["--prompt-ids", "7", "--num-blocks", "9" * 30], "must be from 1 to 134217727"),
-        (["--prompt-ids", "7", "--max-batched-tokens", "0"], "--max-num-batched-tokens must be an"),
+        (
+            ["--prompt-ids", "7", "--num-gpu-blocks-override", "9" * 30],
+            "must be from 1 to 134217727",
+        ),
+        (
+            ["--prompt-ids", "7", "--max-num-batched-tokens", "0"],
+            "--max-num-batched-tokens must be an",
+        ),
         (["--prompt", ""], "'prompt 1': the prompt is empty"),
     ],
 )

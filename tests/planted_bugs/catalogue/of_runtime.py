@@ -15,7 +15,7 @@ PENALISE = "runtime.sampling.penalties.penalise"
 POOL = "runtime.scheduling.block_pool.BlockPool."
 RESIDENCY = "runtime.scheduling.residency.Residency."
 MATCH = "runtime.scheduling.prefix_cache.PrefixCache.match"
-CHUNKS, NO_PREFIX = "max_batched_tokens=2048", "enable_prefix_cache=False"
+CHUNKS, NO_PREFIX = "max_num_batched_tokens=2048", "enable_prefix_caching=False"
 
 
 # Batches.

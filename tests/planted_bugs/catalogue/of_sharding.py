@@ -231,7 +231,7 @@ RUNTIME = (
           options=ALL4),
     Fault("sampling-sent-once-a-row", "how a request samples is sent once a row",
           wrap("runtime.ranks.messages.PlanWriter.plan", sent_once), "messages", "runtime",
-          options=TP2, hidden_by="overlap=False"),
+          options=TP2, hidden_by="async_scheduling=False"),
     Fault("targets-of-the-first-lane", "tokens to score of a lane are the first of all lanes",
           result("runtime.ranks.lanes._prompt", first_targets), "lanes", "runtime",
           options=DP2_EP2),

@@ -119,7 +119,7 @@ PROGRAM = (
           "program"),
     Fault("writing-stops-early", "a step without results leaves out the last layer's cache",
           result("ir.plan.Plan.writing", lambda found, *_: found[:-1]), "writing", "program",
-          recipe="bf16", layers=(3,), hidden_by="max_batched_tokens=2048"),
+          recipe="bf16", layers=(3,), hidden_by="max_num_batched_tokens=2048"),
     Fault("next-norm-of-last-but-one", "the layer before the last takes the final norm too",
           replan(MODEL_PLAN, "", at_layer(2, next_norm="model.norm")), "model_plan", "program",
           recipe="bf16", layers=(2,), exports=True),

@@ -83,7 +83,7 @@ $(DEVELOPED): pyproject.toml $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --editable '.[dev,docs,eval,serve,cuda]'
 	@touch $@
 
-demo/model/config.json: examples/small_random.py dsa_compile/testing/models.py | $(INSTALLED)
+demo/model/config.json: examples/small_random.py examples/small_models/models.py | $(INSTALLED)
 	@rm -rf demo/model
 	$(BIN)/python examples/small_random.py demo/model
 
@@ -165,7 +165,7 @@ docs: $(DEVELOPED)
 
 # All but those that want an artifact, a server or a GPU.
 bench: $(DEVELOPED)
-	@for script in $(filter-out %/drafting.py %/drawn_drafts.py %/offline_load.py %/plain_drafter.py %/projection_error.py %/ranks_decode.py %/engine_overlap.py %/mixed_sampling.py %/mixed_steps.py %/shared_selection.py %/verify_kernels.py %/serve_load.py %/screenshots.py,$(wildcard benchmarks/*.py)); do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+	@for script in $(filter-out %/drafting.py %/drawn_drafts.py %/offline_load.py %/plain_drafter.py %/projection_error.py %/ranks_decode.py %/engine_overlap.py %/mixed_sampling.py %/mixed_steps.py %/shared_selection.py %/verify_kernels.py %/serve_load.py %/screenshots.py,$(wildcard benchmarks/*.py)); do echo "== $$script"; PYTHONPATH=. $(BIN)/python $$script || exit 1; done
 
 clean:
 	rm -rf demo build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -5,8 +5,8 @@ FP8 blocks with a tensor an expert, and compiled with its weights packed. Then a
 loads the artifact and generates one token: caches of compiled kernels are empty, and the artifact's
 files are no longer in memory.
 
-    python benchmarks/cold_start.py [--layers 4] [--target sm_90a] [--verify full|header]
-    python benchmarks/cold_start.py --config CONFIG_JSON --target cpu     another geometry
+    python -m benchmarks.cold_start [--layers 4] [--target sm_90a] [--verify full|header]
+    python -m benchmarks.cold_start --config CONFIG_JSON --target cpu     another geometry
 
 Four layers, three of them dense, take 17 GB of disk for the checkpoint and as much for the
 artifact, below ``--directory``. Without a GPU a small model is taken for the CPU.
@@ -39,7 +39,7 @@ def released_config(layers: int) -> dict[str, Any]:
 
 def small_config(layers: int) -> dict[str, Any]:
     """``config.json`` of a model for tests with so many layers."""
-    from dsa_compile.testing.models import hub_config, tiny_config
+    from examples.small_models.models import hub_config, tiny_config
 
     return hub_config(tiny_config(layers), mtp=False)
 

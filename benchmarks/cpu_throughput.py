@@ -1,6 +1,6 @@
 """Tokens per second on the CPU: the compiled artifact beside the reference, same requests, one run.
 
-    python benchmarks/cpu_throughput.py [--threads 1] [--requests 32] [--max-tokens 32]
+    python -m benchmarks.cpu_throughput [--threads 1] [--requests 32] [--max-tokens 32]
 
 The reference is measured twice: as one left-padded batch, its best case, and one request at a time.
 All three must give the same tokens, or the run fails.
@@ -20,7 +20,7 @@ import torch
 
 from dsa_compile.lowering.compile_model import compile_model
 from dsa_compile.runtime import Engine, SamplingParams
-from dsa_compile.testing.models import save_hf, tiny_config, tiny_model
+from examples.small_models.models import save_hf, tiny_config, tiny_model
 
 
 def reference(model: Any, prompts: list[list[int]], count: int) -> list[list[int]]:

@@ -1,6 +1,6 @@
 """Write the HTML report of the published geometry, 61 layers, and open it: size and seconds.
 
-    python benchmarks/html_report.py
+    python -m benchmarks.html_report
 
 Opening is timed in headless Chromium, from the navigation until the page can be used, the time of
 its scripts apart; without a browser only the writing is timed.
@@ -16,7 +16,7 @@ from compile_full_geometry import CONFIG
 
 from dsa_compile.cli.inspect.command import main as inspect
 from dsa_compile.lowering.compile_model import compile_model
-from dsa_compile.testing.browser import NoBrowserError, chromium
+from tests.chromium import NoBrowserError, chromium
 
 OPENINGS = 7
 

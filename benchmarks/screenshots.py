@@ -1,6 +1,6 @@
 """Take the pictures of the HTML report that the documentation shows.
 
-    python benchmarks/screenshots.py [FOLDER]      docs/images by default
+    python -m benchmarks.screenshots [FOLDER]      docs/images by default
 
 The report is that of the published geometry, 61 layers, recipe fp8 with two streams. Needs a
 Chromium, as the tests of the report do, and Pillow, which comes with matplotlib.
@@ -15,7 +15,7 @@ from pathlib import Path
 from html_report import write
 from PIL import Image
 
-from dsa_compile.testing.browser import chromium
+from tests.chromium import chromium
 
 IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"
 LAPTOP = (1280, 800)

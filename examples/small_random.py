@@ -10,9 +10,8 @@ import argparse
 import tempfile
 from pathlib import Path
 
+from small_models.models import save_byte_tokenizer, save_hf, tiny_config, tiny_model
 from transformers.utils.logging import disable_progress_bar
-
-from dsa_compile.testing.models import save_byte_tokenizer, save_hf, tiny_config, tiny_model
 
 
 def write_model(directory: Path, layers: int, seed: int) -> None:

@@ -16,7 +16,7 @@ from dsa_compile.facts.gpus import Driver, Gpu
 from dsa_compile.inspect.diff import pass_diff
 from dsa_compile.inspect.fold import fold
 from dsa_compile.inspect.store import Store
-from dsa_compile.testing.models import tiny_config
+from examples.small_models.models import tiny_config
 
 OWN = {"model", "out", "options", "force", "revision", "progress", "passes"}
 

@@ -18,7 +18,7 @@ from dsa_compile.facts.config import BLOCK_SIZES, RECIPES, TARGETS, WEIGHT_MODES
 from dsa_compile.facts.layout import Layout
 from dsa_compile.lowering import compile_model as compiling
 from dsa_compile.passes.manager import pass_names
-from dsa_compile.testing.models import save_byte_tokenizer, save_hub, tiny_config, tiny_model
+from examples.small_models.models import save_byte_tokenizer, save_hub, tiny_config, tiny_model
 
 
 @pytest.fixture(scope="module")

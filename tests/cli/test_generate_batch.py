@@ -9,7 +9,7 @@ import pytest
 import dsa_compile.runtime
 from dsa_compile.cli.generate import main
 from dsa_compile.runtime import Engine
-from dsa_compile.testing.hash_runner import HashRunner, reference_tokens
+from tests.runtime.hash_runner import HashRunner, reference_tokens
 
 VOCAB = 64
 TRAINED = Path(__file__).parents[2] / "examples" / "tiny_v32" / "checkpoint"

@@ -27,7 +27,6 @@ from dsa_compile.measure.eval.loaded_artifact import LoadedArtifact
 from dsa_compile.runtime import Engine, EngineOptions, SamplingParams
 from dsa_compile.runtime.execution.drafter import Drafter as PlannedDrafter
 from dsa_compile.runtime.loading.load_runner import load_runner
-from dsa_compile.testing.models import save_hub, tiny_glm_config, tiny_model
 from dsa_compile.verify.bisect.runtime_answers import Answers
 from dsa_compile.verify.bisect.runtime_scenes import drafted_scenes
 from dsa_compile.verify.checks.verify_compilation import verify
@@ -37,6 +36,7 @@ from dsa_compile.verify.inputs.prompt import Prompt, random_tokens
 from dsa_compile.verify.inputs.reference import export_report
 from dsa_compile.verify.recompiled_artifact import RecompiledArtifact
 from dsa_compile.weights.checkpoint import Checkpoint
+from examples.small_models.models import save_hub, tiny_glm_config, tiny_model
 from tests.verify.drafting_check import DRAFTING, wrong_drafting
 
 from .conftest import BLOCK_SIZE, sizes

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dsa_compile.lowering.compile_model import compile_model
-from dsa_compile.testing.models import (
+from examples.small_models.models import (
     dequantised_twin,
     save_hf,
     save_hub,

@@ -21,12 +21,12 @@ from dsa_compile.lowering.compile_model import compile_model
 from dsa_compile.ops.quantize import E4M3
 from dsa_compile.runtime.execution.devices import device_of
 from dsa_compile.runtime.execution.executor import bind
-from dsa_compile.testing.models import yarn_parameters
 from dsa_compile.weights.block_fp8 import BLOCK
 from dsa_compile.weights.canonical import canonical_parameters
 from dsa_compile.weights.materialize import materialize
 from dsa_compile.weights.plan import WeightEntry, WeightPlan
 from dsa_compile.weights.windows import Window
+from examples.small_models.models import yarn_parameters
 from tests.weights.loading import load_layer
 
 VOCABULARY = 1024

@@ -7,7 +7,7 @@ import torch
 from dsa_compile.lowering.compile_model import compile_model
 from dsa_compile.runtime.engine_options import EngineOptions
 from dsa_compile.runtime.loading.load_runner import load_runner
-from dsa_compile.testing.models import save_hf, tiny_config, tiny_model
+from examples.small_models.models import save_hf, tiny_config, tiny_model
 
 from .test_exact import one_request
 

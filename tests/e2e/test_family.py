@@ -16,7 +16,7 @@ from dsa_compile.lowering.compile_model import compile_model
 from dsa_compile.runtime import Engine, SamplingParams
 from dsa_compile.runtime.engine_options import EngineOptions
 from dsa_compile.runtime.loading.load_runner import load_runner
-from dsa_compile.testing.models import (
+from examples.small_models.models import (
     dequantised_twin,
     save_hf,
     save_hub,

@@ -22,8 +22,14 @@ from dsa_compile.runtime import Engine, SamplingParams
 from dsa_compile.runtime.engine_options import EngineOptions
 from dsa_compile.runtime.loading.load_runner import load_runner
 from dsa_compile.runtime.loading.weight_loading import load_weights
-from dsa_compile.testing.models import dequantised_twin, save_hf, save_hub, tiny_config, tiny_model
 from dsa_compile.weights.checkpoint import Checkpoint
+from examples.small_models.models import (
+    dequantised_twin,
+    save_hf,
+    save_hub,
+    tiny_config,
+    tiny_model,
+)
 from tests.quick_cases import quick_first
 
 from .test_exact import one_request

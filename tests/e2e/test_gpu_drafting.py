@@ -12,7 +12,7 @@ from dsa_compile.runtime.engine_options import EngineOptions
 from dsa_compile.runtime.execution.runner import StepInputs
 from dsa_compile.runtime.loading.load_runner import load_runner
 from dsa_compile.runtime.sampling.sampler import SamplingState
-from dsa_compile.testing.models import save_hub, tiny_glm_config, tiny_model
+from examples.small_models.models import save_hub, tiny_glm_config, tiny_model
 
 from .test_padding import step
 

@@ -15,7 +15,7 @@ from dsa_compile.frontend.build import model_plan
 from dsa_compile.lowering.compile_model import compile_model
 from dsa_compile.measure.eval.reference_model import NO_MODEL
 from dsa_compile.runtime import Engine, SamplingParams
-from dsa_compile.testing.models import save_hf, tiny_mistral_config, tiny_model
+from examples.small_models.models import save_hf, tiny_mistral_config, tiny_model
 
 pytest.importorskip(
     "transformers.models.mistral_large4", reason="this transformers has no Mistral-Large-4"

@@ -22,8 +22,8 @@ from dsa_compile.passes.manager import run_pipeline
 from dsa_compile.runtime.engine_options import EngineOptions
 from dsa_compile.runtime.execution.batch import Batch
 from dsa_compile.runtime.loading.load_runner import load_runner
-from dsa_compile.testing.models import save_hf, tiny_config, tiny_model
 from dsa_compile.weights.checkpoint import Checkpoint
+from examples.small_models.models import save_hf, tiny_config, tiny_model
 from tests.quick_cases import quick_first
 
 LAST = 2  # of three layers; the draft plan calls it alone

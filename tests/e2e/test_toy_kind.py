@@ -19,7 +19,7 @@ from dsa_compile.frontend.model_checks import MODEL_TYPES
 from dsa_compile.frontend.modules import Layer
 from dsa_compile.lowering.compile_model import compile_model
 from dsa_compile.runtime import Engine, SamplingParams
-from dsa_compile.testing.models import save_hf, tiny_config, tiny_model
+from examples.small_models.models import save_hf, tiny_config, tiny_model
 
 LAYERS = {"mlp_layer_types": ["dense", "sparse", "sparse", "dense", "sparse", "sparse"]}
 SHARED = {"indexer_types": ["full", "full", "shared", "shared", "full", "shared"]}

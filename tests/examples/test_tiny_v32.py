@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import DeepseekV32ForCausalLM
 
-from dsa_compile.testing.models import dequantise
+from examples.small_models.models import dequantise
 from examples.tiny_v32 import evaluate, quantize_fp8
 from examples.tiny_v32.attention import Aux, Select
 from examples.tiny_v32.config import TinyConfig

@@ -13,7 +13,7 @@ from dsa_compile.facts.model_spec import ModelSpec
 from dsa_compile.frontend.architectures import load_config, spec_of
 from dsa_compile.frontend.build import build_program, load_spec, model_plan
 from dsa_compile.frontend.model_checks import check_expert_widths
-from dsa_compile.testing.models import hub_config, tiny_config, tiny_glm_config, yarn_parameters
+from examples.small_models.models import hub_config, tiny_config, tiny_glm_config, yarn_parameters
 
 CONFIGS = Path(__file__).parents[2] / "examples" / "configs"
 

@@ -10,7 +10,7 @@ from dsa_compile.facts.model_spec import READ_FIELDS
 from dsa_compile.frontend.build import load_spec
 from dsa_compile.frontend.config_notes import config_notes
 from dsa_compile.lowering.compile_model import compile_model
-from dsa_compile.testing.models import (
+from examples.small_models.models import (
     hub_config,
     tiny_axk2_config,
     tiny_config,

@@ -10,7 +10,7 @@ import torch
 from dsa_compile.errors import ConfigError
 from dsa_compile.frontend.architectures import ARCHITECTURES, load_config, spec_of
 from dsa_compile.frontend.config_fields import check_fields
-from dsa_compile.testing.models import (
+from examples.small_models.models import (
     tiny_axk2_config,
     tiny_config,
     tiny_glm_config,

@@ -13,7 +13,7 @@ from dsa_compile.frontend.build import build_program
 from dsa_compile.ir.dims import FakeWorld, size_name
 from dsa_compile.ir.graph_json import region_to_json
 from dsa_compile.ir.program import Program
-from dsa_compile.testing.models import save_hf, tiny_config, tiny_model
+from examples.small_models.models import save_hf, tiny_config, tiny_model
 
 CONFIG = CompileConfig(weights="none", records=False)
 

@@ -7,7 +7,7 @@ import pytest
 
 from dsa_compile.errors import ConfigError
 from dsa_compile.frontend.build import load_spec
-from dsa_compile.testing.models import tiny_config
+from examples.small_models.models import tiny_config
 
 LAYERS = [f"model.layers.{n}.self_attn.q_a_proj" for n in range(61)]
 QUARK = {

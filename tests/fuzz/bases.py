@@ -15,7 +15,7 @@ RECIPES = ("fp32", "fp8")
 def make_bases(root: Path, recipes: tuple[str, ...] = RECIPES) -> None:
     """A model, a packed artifact for each recipe, and one that refers to the model."""
     import dsa_compile
-    from dsa_compile.testing.models import save_byte_tokenizer, save_hf, tiny_config, tiny_model
+    from examples.small_models.models import save_byte_tokenizer, save_hf, tiny_config, tiny_model
 
     config = tiny_config(
         2, first_k_dense_replace=1, n_routed_experts=8, max_position_embeddings=256

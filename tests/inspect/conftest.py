@@ -15,8 +15,8 @@ from dsa_compile.lowering.compile_model import compile_model
 from dsa_compile.measure.step.ablation import Ablated
 from dsa_compile.measure.step.run import Row
 from dsa_compile.measure.step.timeline import Share
-from dsa_compile.testing.models import save_hf, tiny_config, tiny_model
 from dsa_compile.verify.checks.report import PassReport, SiteReport, VerifyReport
+from examples.small_models.models import save_hf, tiny_config, tiny_model
 from tests.inspect.report_page import Report
 
 PUBLISHED: dict[str, Any] = {
@@ -52,7 +52,7 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def browser() -> Iterator[Any]:
     """One browser for the tests of a file; they are skipped where there is none."""
     pytest.importorskip("playwright.sync_api")
-    from dsa_compile.testing.browser import NoBrowserError, chromium
+    from tests.chromium import NoBrowserError, chromium
 
     try:
         with chromium() as found:

@@ -21,7 +21,7 @@ from dsa_compile.inspect.onnx.schemas import register
 from dsa_compile.inspect.store import Store
 from dsa_compile.lowering.compile_model import compile_model
 from dsa_compile.measure.eval.hf import HfModel
-from dsa_compile.testing.models import save_hub, tiny_glm_config, tiny_model
+from examples.small_models.models import save_hub, tiny_glm_config, tiny_model
 
 pytestmark = pytest.mark.slow
 LOGICAL = "recognize_sparse_attention"

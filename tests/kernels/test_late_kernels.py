@@ -13,7 +13,7 @@ from dsa_compile.kernels.late_kernels import (
     watch_triton,
 )
 from dsa_compile.runtime import Engine
-from dsa_compile.testing.hash_runner import HashRunner
+from tests.runtime.hash_runner import HashRunner
 
 
 def test_an_engine_reports_those_since_it_was_made():

@@ -23,7 +23,7 @@ from dsa_compile.lowering.launched_kernels import bound_graphs, launched_kernels
 from dsa_compile.passes.manager import run_pipeline
 from dsa_compile.runtime.execution.graph_plan import GraphPlan
 from dsa_compile.runtime.loading.kernel_preparation import _resolve_token_ids
-from dsa_compile.testing.models import yarn_parameters
+from examples.small_models.models import yarn_parameters
 
 pytestmark = pytest.mark.slow
 CONTEXT = 163_840

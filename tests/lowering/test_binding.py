@@ -9,7 +9,7 @@ from dsa_compile.kernels.implementation import Implementation
 from dsa_compile.kernels.providers import PROVIDERS, Provider
 from dsa_compile.lowering.binding import bind_kernels
 from dsa_compile.lowering.compile_model import compile_model
-from dsa_compile.testing.models import save_hf, tiny_config, tiny_model
+from examples.small_models.models import save_hf, tiny_config, tiny_model
 
 OP = "swiglu_packed"
 

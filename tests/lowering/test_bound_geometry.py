@@ -13,7 +13,7 @@ from dsa_compile.ir.program import Program
 from dsa_compile.kernels.implementation import GPUS
 from dsa_compile.lowering.binding import bind_kernels
 from dsa_compile.passes.manager import run_pipeline
-from dsa_compile.testing.models import yarn_parameters
+from examples.small_models.models import yarn_parameters
 
 pytestmark = pytest.mark.slow
 

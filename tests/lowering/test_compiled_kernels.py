@@ -15,7 +15,7 @@ from dsa_compile.kernels.cuda.shipped import ShippedKernels
 from dsa_compile.lowering import compiled_kernels
 from dsa_compile.lowering.compile_model import CompileResult, compile_model
 from dsa_compile.lowering.compiled_kernels import ships_kernels, write_kernels
-from dsa_compile.testing.models import save_hf, tiny_config, tiny_model
+from examples.small_models.models import save_hf, tiny_config, tiny_model
 
 pytest.importorskip("cuda.bindings.nvrtc", reason="needs NVRTC")
 KERNEL = CudaKernel("head_weights.cu", "head_weights", {"CHUNKS": 7})

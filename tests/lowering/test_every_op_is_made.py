@@ -15,7 +15,7 @@ from dsa_compile.ir.program import Program
 from dsa_compile.kernels.table import KERNELS
 from dsa_compile.ops import FACTS, REFERENCE
 from dsa_compile.passes.manager import run_pipeline
-from dsa_compile.testing.models import tiny_mistral_config, yarn_parameters
+from examples.small_models.models import tiny_mistral_config, yarn_parameters
 
 TARGET = "sm_90a"  # of which the passes expect the most; on the CPU they leave some out
 

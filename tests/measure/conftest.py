@@ -7,7 +7,7 @@ import torch
 
 from dsa_compile.lowering.compile_model import compile_model
 from dsa_compile.measure.eval.loaded_artifact import LoadedArtifact
-from dsa_compile.testing.models import save_byte_tokenizer, save_hub, tiny_config, tiny_model
+from examples.small_models.models import save_byte_tokenizer, save_hub, tiny_config, tiny_model
 
 VOCAB = 258  # that of the byte tokenizer
 

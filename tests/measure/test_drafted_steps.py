@@ -10,7 +10,7 @@ from dsa_compile.artifact.manifest import open_manifest
 from dsa_compile.cli.bench import main
 from dsa_compile.lowering.compile_model import compile_model
 from dsa_compile.measure.step.drafted import DraftedStep, recorded_lengths
-from dsa_compile.testing.models import save_hub, tiny_config, tiny_model
+from examples.small_models.models import save_hub, tiny_config, tiny_model
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import pytest
 from dsa_compile.lowering.compile_model import compile_model
 from dsa_compile.measure.eval.indexer_overlap import measure_overlap, references
 from dsa_compile.measure.eval.loaded_artifact import LoadedArtifact
-from dsa_compile.testing.models import save_hf, tiny_glm_config, tiny_model
+from examples.small_models.models import save_hf, tiny_glm_config, tiny_model
 
 
 @pytest.fixture(scope="module")

@@ -12,10 +12,10 @@ from dsa_compile.facts.config import CompileConfig
 from dsa_compile.frontend.build import build_program, load_spec
 from dsa_compile.measure.eval.hf import HfModel
 from dsa_compile.measure.eval.loader_check import compare_constants, compare_loaders
-from dsa_compile.testing.models import save_hf, save_hub, tiny_config, tiny_model
 from dsa_compile.weights import layout
 from dsa_compile.weights.checkpoint import Checkpoint
 from dsa_compile.weights.stored import StoredReader
+from examples.small_models.models import save_hf, save_hub, tiny_config, tiny_model
 from tests.quick_cases import quick_first
 
 LAYOUTS = {

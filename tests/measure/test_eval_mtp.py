@@ -24,9 +24,9 @@ from dsa_compile.measure.eval.mtp_acceptance import (
     chain_matches,
     measure_acceptance,
 )
-from dsa_compile.testing.models import save_hub, tiny_config, tiny_model
 from dsa_compile.weights.canonical import canonical_parameters
 from dsa_compile.weights.checkpoint import Checkpoint
+from examples.small_models.models import save_hub, tiny_config, tiny_model
 
 
 @pytest.fixture(autouse=True)

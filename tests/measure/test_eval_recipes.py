@@ -15,7 +15,7 @@ from dsa_compile.lowering.compile_model import compile_model
 from dsa_compile.measure.eval.indexer_overlap import measure_overlap, references
 from dsa_compile.measure.eval.loaded_artifact import LoadedArtifact
 from dsa_compile.ops import Family, Form, ops_of
-from dsa_compile.testing.models import save_byte_tokenizer, save_hub, tiny_config, tiny_model
+from examples.small_models.models import save_byte_tokenizer, save_hub, tiny_config, tiny_model
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from dsa_compile.measure.step.published import VLLM, of_this_layer
 from dsa_compile.measure.step.released import write_released
 from dsa_compile.measure.step.run import Row, blocks_for
 from dsa_compile.measure.step.timeline import Share
-from dsa_compile.testing.models import tiny_config
+from examples.small_models.models import tiny_config
 
 EXPERTS, TOPK = 16, 16
 

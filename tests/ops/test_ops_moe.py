@@ -174,7 +174,7 @@ def test_router_may_choose_from_dropped_groups_that_score_zero():
     """Bias makes the experts of kept groups negative, as it may in A.X-K2's own router."""
     from transformers.models.axk2.modeling_axk2 import AXK2TopkRouter
 
-    from dsa_compile.testing.models import tiny_axk2_config
+    from examples.small_models.models import tiny_axk2_config
 
     config = tiny_axk2_config(1, n_group=4, topk_group=1, num_experts_per_tok=4)
     gate = AXK2TopkRouter(config)
@@ -201,7 +201,7 @@ def test_a_softmax_router_is_that_of_mistral_large4(groups: tuple[int, int]) -> 
         "transformers.models.mistral_large4.modeling_mistral_large4",
         reason="this transformers has no Mistral-Large-4",
     )
-    from dsa_compile.testing.models import tiny_mistral_config
+    from examples.small_models.models import tiny_mistral_config
 
     config = tiny_mistral_config(n_group=groups[0], topk_group=groups[1], routed_scaling_factor=2.5)
     gate = module.MistralLarge4TextTopkRouter(config.text_config)

@@ -14,7 +14,7 @@ from dsa_compile.lowering.compile_model import compile_model
 from dsa_compile.runtime import Engine, EngineOptions, SamplingParams
 from dsa_compile.runtime.loading.load_runner import load_runner
 from dsa_compile.runtime.loading.peers import Alone
-from dsa_compile.testing.models import save_hub, tiny_axk2_config, tiny_glm_config, tiny_model
+from examples.small_models.models import save_hub, tiny_axk2_config, tiny_glm_config, tiny_model
 from tests.quick_cases import quick_first
 
 from .conftest import LAYOUTS

@@ -11,7 +11,7 @@ from dsa_compile.facts.config import CompileConfig
 from dsa_compile.facts.layout import Layout
 from dsa_compile.frontend.architectures import spec_of
 from dsa_compile.frontend.layout_checks import check_layout
-from dsa_compile.testing.models import tiny_config
+from examples.small_models.models import tiny_config
 
 SPEC = replace(
     spec_of(tiny_config(2, first_k_dense_replace=1).to_dict()),

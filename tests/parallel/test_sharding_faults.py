@@ -14,13 +14,13 @@ from dsa_compile.facts.config import CompileConfig
 from dsa_compile.facts.layout import Layout
 from dsa_compile.frontend.build import build_program
 from dsa_compile.passes import shard_experts, sharding
-from dsa_compile.testing.models import tiny_config
 from dsa_compile.verify.checks.report import VerifyReport
 from dsa_compile.verify.checks.verify_compilation import verify
 from dsa_compile.verify.execution.replay import Replay
 from dsa_compile.verify.inputs.parameters import RandomParameters, WeightStore
 from dsa_compile.verify.inputs.prompt import Prompt, random_tokens
 from dsa_compile.weights.plan import Concat, Constant, Narrow, Shard, WeightEntry
+from examples.small_models.models import tiny_config
 
 TP2 = Layout(tp=2, shard_embedding=True)
 EP2 = replace(TP2, ep=2)

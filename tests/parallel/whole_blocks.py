@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from dsa_compile.testing.models import save_hub, tiny_config, tiny_model
+from examples.small_models.models import save_hub, tiny_config, tiny_model
 
 
 def save_whole_blocks(folder: Path) -> None:

@@ -28,7 +28,6 @@ from dsa_compile.ir.match import arguments
 from dsa_compile.ir.plan import MODEL, Plan
 from dsa_compile.ir.program import Place, Program, add_input
 from dsa_compile.ir.region import Region, Role
-from dsa_compile.testing.models import tiny_config
 from dsa_compile.verify.execution.interpreter import Interpreter
 from dsa_compile.verify.execution.ranks import on_each_rank, parts_of
 from dsa_compile.verify.execution.stages import result_nodes
@@ -36,6 +35,7 @@ from dsa_compile.weights.block_fp8 import quantize_rows
 from dsa_compile.weights.materialize import materialize
 from dsa_compile.weights.plan import Load, WeightEntry, WeightPlan
 from dsa_compile.weights.windows import Window
+from examples.small_models.models import tiny_config
 
 Size = int | str
 

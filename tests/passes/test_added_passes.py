@@ -20,7 +20,7 @@ from dsa_compile.passes.listing import listing
 from dsa_compile.passes.manager import pass_names
 from dsa_compile.passes.options import with_options
 from dsa_compile.passes.pipeline import PIPELINE
-from dsa_compile.testing.models import tiny_config
+from examples.small_models.models import tiny_config
 
 ROOT = Path(__file__).parents[2]
 

@@ -20,7 +20,7 @@ from dsa_compile.ir.program import Level, Program
 from dsa_compile.ir.region import Role
 from dsa_compile.ir.spec import violations
 from dsa_compile.passes.manager import pass_names, run_pipeline
-from dsa_compile.testing.models import yarn_parameters
+from examples.small_models.models import yarn_parameters
 
 LAYERS, DENSE_LAYERS = 61, 3
 MOE_LAYERS = LAYERS - DENSE_LAYERS

@@ -16,7 +16,7 @@ from dsa_compile.passes.listing import listing
 from dsa_compile.passes.manager import check_selection, pass_names, run_pipeline
 from dsa_compile.passes.pipeline import PIPELINE
 from dsa_compile.passes.selection import RUNTIME_REQUIRES
-from dsa_compile.testing.models import tiny_config
+from examples.small_models.models import tiny_config
 
 PASSES = [step for step in PIPELINE if isinstance(step, Pass)]
 SEVERAL = (Layout(tp=2, shard_embedding=True), Layout(dp=2))

@@ -14,9 +14,9 @@ from dsa_compile.ir.program import Program
 from dsa_compile.ir.region import Role
 from dsa_compile.ir.spec import verify
 from dsa_compile.passes.pipeline import PIPELINE
-from dsa_compile.testing.models import save_hf, tiny_config, tiny_model
 from dsa_compile.verify.comparison.agreement import same_bits
 from dsa_compile.weights.checkpoint import Checkpoint
+from examples.small_models.models import save_hf, tiny_config, tiny_model
 from tests.weights.loading import load_layer
 
 FIRST_WITH_CACHES = "insert_paged_caches"

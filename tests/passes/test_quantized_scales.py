@@ -9,7 +9,7 @@ from dsa_compile.errors import UserError
 from dsa_compile.ir.match import calls
 from dsa_compile.lowering.compile_model import compile_model
 from dsa_compile.ops import REFERENCE
-from dsa_compile.testing.models import hub_config, tiny_config
+from examples.small_models.models import hub_config, tiny_config
 
 FLAGGED = [op for op in REFERENCE if any(a.name == "ue8m0" for a in op._schema.arguments)]
 

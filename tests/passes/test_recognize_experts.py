@@ -6,7 +6,7 @@ from dsa_compile.passes.functionalize import Functionalize
 from dsa_compile.passes.recognize_experts import RecognizeExperts
 from dsa_compile.passes.strip_expert_sentinels import StripExpertSentinels
 from dsa_compile.passes.strip_noise import StripNoise
-from dsa_compile.testing.models import tiny_config
+from examples.small_models.models import tiny_config
 from tests.passes.conftest import PassCheck
 from tests.passes.sketch import Exported, region, value, weight
 

@@ -6,7 +6,7 @@ from transformers.models.deepseek_v32.modeling_deepseek_v32 import DeepseekV32To
 from dsa_compile.passes.functionalize import Functionalize
 from dsa_compile.passes.recognize_router import RecognizeRouter
 from dsa_compile.passes.strip_noise import StripNoise
-from dsa_compile.testing.models import tiny_axk2_config, tiny_config
+from examples.small_models.models import tiny_axk2_config, tiny_config
 from tests.passes.conftest import PassCheck
 from tests.passes.sketch import Exported, region, value, weight
 

@@ -12,7 +12,7 @@ from dsa_compile.ir.passes import Pass, RegionPass
 from dsa_compile.ir.program import Program
 from dsa_compile.ir.region import Role
 from dsa_compile.passes.pipeline import PIPELINE
-from dsa_compile.testing.models import save_hf, tiny_config, tiny_model
+from examples.small_models.models import save_hf, tiny_config, tiny_model
 from tests.passes.sketch import canonical
 from tests.quick_cases import quick_first
 

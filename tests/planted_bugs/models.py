@@ -68,7 +68,7 @@ def model_dir(name: str, folder: Path) -> Path:
     trained = ROOT / "examples" / "tiny_v32" / "checkpoint"
     if name == "trained" or path.exists():
         return trained if name == "trained" else path
-    from dsa_compile.testing import models
+    from examples.small_models import models
 
     if name == "trained-fp8":
         from examples.tiny_v32.quantize_fp8 import quantize_checkpoint

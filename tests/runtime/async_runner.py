@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from dsa_compile.runtime.sampling.device_sampler import DeviceSampler
-from dsa_compile.testing.hash_runner import HashRunner
+from tests.runtime.hash_runner import HashRunner
 
 
 class LaunchError(RuntimeError):

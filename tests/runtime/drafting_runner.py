@@ -15,7 +15,7 @@ from dsa_compile.runtime.execution.runner import StepTokens
 from dsa_compile.runtime.sampling.host_sampler import KnownTokens
 from dsa_compile.runtime.sampling.sampler import Sampler
 from dsa_compile.runtime.scheduling.step import Failure
-from dsa_compile.testing.hash_runner import HashRunner
+from tests.runtime.hash_runner import HashRunner
 
 from .async_runner import AsyncHashRunner
 

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 from contextlib import aclosing
+from pathlib import Path
 from queue import SimpleQueue
 
 import pytest
@@ -18,7 +19,7 @@ from dsa_compile.runtime import (
     SamplingParams,
     engine_thread,
 )
-from dsa_compile.testing.hash_runner import HashRunner, reference_tokens
+from tests.runtime.hash_runner import HashRunner, reference_tokens
 
 from .async_runner import AsyncHashRunner
 
@@ -281,10 +282,11 @@ def test_counts_for_nobody_leave_the_engine_alone(engine):
     asyncio.run(go_on())
 
 
+ROOT = Path(__file__).parents[2]
 LEAVING = """
 import asyncio, atexit
 from dsa_compile.runtime import AsyncEngine, Engine, EngineOptions, SamplingParams
-from dsa_compile.testing.hash_runner import HashRunner
+from tests.runtime.hash_runner import HashRunner
 
 made = Engine(HashRunner(64, 4, 64), EngineOptions())
 atexit.register(lambda: print("closed:", made.closed))
@@ -300,7 +302,7 @@ asyncio.run(main())
 
 def test_a_process_that_ends_in_a_stream_closes_the_engine():
     done = subprocess.run(
-        [sys.executable, "-c", LEAVING], capture_output=True, text=True, timeout=300
+        [sys.executable, "-c", LEAVING], cwd=ROOT, capture_output=True, text=True, timeout=300
     )
     assert (done.returncode, done.stdout) == (0, "closed: True\n"), done.stderr
 

@@ -6,7 +6,7 @@ import pytest
 from dsa_compile.errors import RequestError
 from dsa_compile.runtime import Engine, EngineOptions, SamplingParams
 from dsa_compile.runtime.scheduling.prefix_cache import PrefixCache
-from dsa_compile.testing.hash_runner import HashRunner, reference_tokens
+from tests.runtime.hash_runner import HashRunner, reference_tokens
 
 SIZE, VOCAB = 4, 64
 SALTS = (None, "", "a", "b", "ab", "salt:a")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
 from dsa_compile.runtime import Engine, EngineOptions, StepError
-from dsa_compile.testing.hash_runner import reference_tokens
+from tests.runtime.hash_runner import reference_tokens
 
 from .async_runner import AsyncHashRunner
 from .test_step_pipeline import FLATNESS, SIZE, VOCAB, EngineMachine, alone, greedy

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dsa_compile.errors import UserError
 from dsa_compile.runtime import Engine, EngineOptions, SamplingParams
-from dsa_compile.testing.hash_runner import HashRunner
+from tests.runtime.hash_runner import HashRunner
 
 SIZE = 4
 VOCAB = 64

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from dsa_compile.runtime import Engine, EngineOptions, SamplingParams
-from dsa_compile.testing.hash_runner import reference_tokens
+from tests.runtime.hash_runner import reference_tokens
 
 from .drafting_runner import DraftingRunner
 from .test_step_pipeline import EOS, FLATNESS, SIZE, VOCAB, EngineMachine, alone, greedy

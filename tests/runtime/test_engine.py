@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from dsa_compile.errors import RequestError, UserError
 from dsa_compile.runtime import Engine, EngineOptions, SamplingParams
-from dsa_compile.testing.hash_runner import HashRunner, reference_tokens
+from tests.runtime.hash_runner import HashRunner, reference_tokens
 
 SIZE = 4
 VOCAB = 64

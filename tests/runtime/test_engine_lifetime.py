@@ -11,7 +11,7 @@ import torch
 
 from dsa_compile.errors import UserError
 from dsa_compile.runtime import Engine, EngineOptions, SamplingParams
-from dsa_compile.testing.hash_runner import HashRunner, reference_tokens
+from tests.runtime.hash_runner import HashRunner, reference_tokens
 
 from .async_runner import AsyncHashRunner
 from .test_engine import Letters

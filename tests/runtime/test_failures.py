@@ -19,7 +19,7 @@ from dsa_compile.runtime.execution import executor as executor_module
 from dsa_compile.runtime.failures.step_errors import as_step_error, is_device_lost, is_out_of_memory
 from dsa_compile.runtime.loading import load_parts
 from dsa_compile.runtime.loading.load_runner import load_runner
-from dsa_compile.testing.models import save_hf, tiny_config, tiny_model
+from examples.small_models.models import save_hf, tiny_config, tiny_model
 
 from .async_runner import NO_MEMORY
 

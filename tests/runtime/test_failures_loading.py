@@ -25,7 +25,7 @@ from dsa_compile.runtime.loading import load_runner as loading
 from dsa_compile.runtime.loading import memory_plan, weight_loading
 from dsa_compile.runtime.loading.load_runner import load_runner
 from dsa_compile.runtime.loading.memory_plan import StepSizes, measure_memory
-from dsa_compile.testing.models import save_hf, tiny_config, tiny_model
+from examples.small_models.models import save_hf, tiny_config, tiny_model
 
 from .async_runner import NO_MEMORY
 

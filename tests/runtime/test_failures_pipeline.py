@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from dsa_compile.runtime import DeviceLost, StepError
-from dsa_compile.testing.hash_runner import reference_tokens
+from tests.runtime.hash_runner import reference_tokens
 
 from .async_runner import NO_MEMORY
 from .test_step_pipeline import VOCAB, greedy, make_engine, run

@@ -7,7 +7,7 @@ import pytest
 from dsa_compile.errors import ArtifactError
 from dsa_compile.runtime import Engine, EngineOptions, SamplingParams
 from dsa_compile.runtime.requests.generation_config import GenerationConfig
-from dsa_compile.testing.hash_runner import HashRunner, reference_tokens
+from tests.runtime.hash_runner import HashRunner, reference_tokens
 
 VOCAB = 64
 # As published with DeepSeek-V3.2, GLM-5's list of end tokens, and greedy.

@@ -10,7 +10,7 @@ import pytest
 from dsa_compile import runtime
 from dsa_compile.runtime import Engine, EngineOptions, SamplingParams
 from dsa_compile.runtime.failures.interrupts import Uninterrupted
-from dsa_compile.testing.hash_runner import HashRunner, reference_tokens
+from tests.runtime.hash_runner import HashRunner, reference_tokens
 
 from .async_runner import AsyncHashRunner
 from .drafting_runner import DraftingRunner

@@ -10,7 +10,7 @@ from dsa_compile.runtime.execution.batch import Batch
 from dsa_compile.runtime.execution.runner import StepInputs
 from dsa_compile.runtime.ranks.lanes import lane_inputs
 from dsa_compile.runtime.sampling.host_sampler import HostSampler
-from dsa_compile.testing.hash_runner import HashRunner, reference_tokens
+from tests.runtime.hash_runner import HashRunner, reference_tokens
 
 SIZE, VOCAB, ROWS = 4, 64, 6
 

@@ -4,7 +4,7 @@ import pytest
 
 from dsa_compile.errors import RequestError
 from dsa_compile.runtime import Engine, EngineOptions, SamplingParams
-from dsa_compile.testing.hash_runner import HashRunner, reference_tokens
+from tests.runtime.hash_runner import HashRunner, reference_tokens
 
 from .async_runner import AsyncHashRunner
 

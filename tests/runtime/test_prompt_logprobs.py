@@ -6,8 +6,8 @@ import torch
 
 from dsa_compile.errors import ParameterError
 from dsa_compile.runtime import Engine, EngineOptions, SamplingParams
-from dsa_compile.testing.hash_runner import HashRunner, reference_tokens
 from tests.runtime.async_runner import AsyncHashRunner
+from tests.runtime.hash_runner import HashRunner, reference_tokens
 
 SIZE, VOCAB = 4, 64
 

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from dsa_compile.artifact.reader import Artifact
 from dsa_compile.errors import ArtifactError, RequestError
 from dsa_compile.runtime.requests.prompts import load_tokenizer, token_ids_of
-from dsa_compile.testing.tokenizer import save_byte_tokenizer
+from examples.small_models.tokenizer import save_byte_tokenizer
 from tests.artifact.building import build, edit_manifest, forge, save_model
 
 NAME = "tokenizer/tokenizer.json"

@@ -17,7 +17,7 @@ from dsa_compile.runtime.sampling.penalties import TokenCounts
 from dsa_compile.runtime.sampling.rehearsed_options import launch_option_kernels
 from dsa_compile.runtime.sampling.sampler import SamplingState
 from dsa_compile.runtime.sampling.seen_tokens import SeenTokens
-from dsa_compile.testing.hash_runner import HashRunner
+from tests.runtime.hash_runner import HashRunner
 
 from .async_runner import AsyncHashRunner
 from .test_step_pipeline import EOS, FLATNESS, SIZE, VOCAB, EngineMachine, greedy, run, settings_of

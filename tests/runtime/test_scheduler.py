@@ -6,7 +6,7 @@ from dsa_compile.runtime.execution.batch import build_batch
 from dsa_compile.runtime.scheduling.limits import SchedulerConfig
 from dsa_compile.runtime.scheduling.request import Request
 from dsa_compile.runtime.scheduling.scheduler import Failure, Scheduler
-from dsa_compile.testing.hash_runner import HashRunner, reference_tokens
+from tests.runtime.hash_runner import HashRunner, reference_tokens
 
 SIZE = 4
 VOCAB = 64

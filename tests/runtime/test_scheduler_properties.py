@@ -22,7 +22,7 @@ from dsa_compile.runtime.scheduling.limits import SchedulerConfig
 from dsa_compile.runtime.scheduling.request import Request
 from dsa_compile.runtime.scheduling.scheduler import Failure, Scheduler
 from dsa_compile.runtime.scheduling.step import ScheduledStep
-from dsa_compile.testing.hash_runner import HashRunner, reference_tokens
+from tests.runtime.hash_runner import HashRunner, reference_tokens
 
 VOCAB = 32
 EOS = (7,)

@@ -18,7 +18,7 @@ from dsa_compile.runtime.execution.runner import StepInputs
 from dsa_compile.runtime.loading import load_runner as loading
 from dsa_compile.runtime.sampling import device_sampler
 from dsa_compile.runtime.sampling.sampler import SamplingState
-from dsa_compile.testing.models import save_hf, tiny_config, tiny_model
+from examples.small_models.models import save_hf, tiny_config, tiny_model
 from tests.artifact.building import edit_manifest
 
 CODE = b"\x7fELF, if this were a GPU"

@@ -14,8 +14,8 @@ from dsa_compile.runtime import Engine, SamplingParams
 from dsa_compile.runtime.requests.chat_prompt import encode_chat
 from dsa_compile.runtime.requests.prompts import load_tokenizer
 from dsa_compile.runtime.requests.special_tokens import leading_ids
-from dsa_compile.testing.hash_runner import HashRunner
 from tests.artifact.building import build, save_model
+from tests.runtime.hash_runner import HashRunner
 
 TRAINED = Path(__file__).parents[2] / "examples" / "tiny_v32" / "checkpoint"
 BOS = 0

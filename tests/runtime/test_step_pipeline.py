@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from dsa_compile.errors import UserError
 from dsa_compile.kernels.sampling_layout import MOST_TOP
 from dsa_compile.runtime import Engine, EngineOptions, SamplingParams
-from dsa_compile.testing.hash_runner import HashRunner, reference_tokens
+from tests.runtime.hash_runner import HashRunner, reference_tokens
 
 from .async_runner import AsyncHashRunner, LaunchError, ResultError
 

@@ -4,7 +4,7 @@ import time
 
 from dsa_compile.runtime import Engine, EngineOptions, SamplingParams
 from dsa_compile.runtime.scheduling.stats import EAGER, StepKind
-from dsa_compile.testing.hash_runner import HashRunner
+from tests.runtime.hash_runner import HashRunner
 
 from .async_runner import AsyncHashRunner
 

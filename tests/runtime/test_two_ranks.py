@@ -15,7 +15,7 @@ import torch
 from dsa_compile.runtime import Engine, EngineOptions, SamplingParams
 from dsa_compile.runtime.sampling.device_sampler import DeviceSampler
 from dsa_compile.runtime.sampling.host_sampler import HostSampler
-from dsa_compile.testing.hash_runner import HashRunner, reference_tokens
+from tests.runtime.hash_runner import HashRunner, reference_tokens
 
 SIZE = 4
 VOCAB = 64

@@ -31,7 +31,7 @@ SCRIPT: list[dict[str, Any]] = [
 def browser() -> Iterator[Any]:
     """Tests are skipped where there is none."""
     pytest.importorskip("playwright.sync_api")
-    from dsa_compile.testing.browser import NoBrowserError, chromium
+    from tests.chromium import NoBrowserError, chromium
 
     try:
         with chromium() as found:

@@ -10,8 +10,8 @@ import dsa_compile
 from dsa_compile.runtime import Engine, SamplingParams
 from dsa_compile.runtime.requests.generation_config import GenerationConfig
 from dsa_compile.server.artifact_text import ArtifactText
-from dsa_compile.testing.geometries import tiny_config
-from dsa_compile.testing.models import save_hf, tiny_model
+from examples.small_models.geometries import tiny_config
+from examples.small_models.models import save_hf, tiny_model
 from tests.server.serving import events, serving
 from tests.server.test_chat_answers import Chat
 

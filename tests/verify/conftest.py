@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from dsa_compile.lowering.compile_model import compile_model
-from dsa_compile.testing.models import save_hf, save_hub, tiny_config, tiny_model
 from dsa_compile.verify.recompiled_artifact import RecompiledArtifact
+from examples.small_models.models import save_hf, save_hub, tiny_config, tiny_model
 
 
 @pytest.fixture(scope="session")

@@ -75,7 +75,7 @@ def make_model(name: str, folder: Path) -> Path:
     if name == ON_RANKS:
         save_whole_blocks(path)
         return path
-    from dsa_compile.testing.models import save_hf, tiny_config, tiny_model
+    from examples.small_models.models import save_hf, tiny_config, tiny_model
 
     wide = {"v_head_dim": 128, "qk_nope_head_dim": 32} if name == "random-wide-values" else {}
     path.mkdir()

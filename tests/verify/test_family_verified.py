@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from dsa_compile.lowering.compile_model import compile_model
-from dsa_compile.testing.models import save_hf, tiny_axk2_config, tiny_mistral_config, tiny_model
 from dsa_compile.verify.checks.verify_compilation import verify
 from dsa_compile.verify.recompiled_artifact import RecompiledArtifact
+from examples.small_models.models import save_hf, tiny_axk2_config, tiny_mistral_config, tiny_model
 
 
 @pytest.mark.slow

@@ -7,11 +7,11 @@ import pytest
 
 from dsa_compile.lowering.compile_model import compile_model
 from dsa_compile.measure.step.released import write_released
-from dsa_compile.testing.models import save_hf, tiny_config, tiny_model
 from dsa_compile.verify.checks.kernel_check import KernelReport, check_kernels
 from dsa_compile.verify.inputs.prompt import Prompt, random_tokens
 from dsa_compile.verify.recompiled_artifact import RecompiledArtifact
 from dsa_compile.weights.dummy import DummyWeights
+from examples.small_models.models import save_hf, tiny_config, tiny_model
 
 pytestmark = pytest.mark.gpu(capability=(9, 0))
 RECIPES = ["bf16", "fp8", "fp8-kv-tensor"]

@@ -15,13 +15,13 @@ from dsa_compile.kernels.registry import load
 from dsa_compile.lowering.compile_model import compile_model
 from dsa_compile.ops.pointwise import pointwise
 from dsa_compile.runtime.execution import executor
-from dsa_compile.testing.models import save_hf, tiny_config, tiny_model
 from dsa_compile.verify.checks import kernel_by_op
 from dsa_compile.verify.checks.kernel_call import OpCall
 from dsa_compile.verify.checks.kernel_check import KernelReport, check_kernels, wrong_kernels
 from dsa_compile.verify.comparison.kernel_errors import KernelError
 from dsa_compile.verify.inputs.prompt import Chunk, Part
 from dsa_compile.verify.recompiled_artifact import RecompiledArtifact
+from examples.small_models.models import save_hf, tiny_config, tiny_model
 from tests.passes.sketch import region, value, weight
 
 TOKENS = 27

@@ -16,9 +16,9 @@ from dsa_compile.ir.region import Region, Role
 from dsa_compile.ops import KEEP_ALIVE, WAIT_EVENT
 from dsa_compile.passes import overlap_streams
 from dsa_compile.runtime.execution.streams import StreamSwitch
-from dsa_compile.testing.models import save_hf, tiny_config, tiny_model
 from dsa_compile.verify.checks.hazard_check import STREAMS, illegal
 from dsa_compile.verify.execution.replay import Replay
+from examples.small_models.models import save_hf, tiny_config, tiny_model
 from tests.verify.launch_order import graph_hazards
 
 Patch = pytest.MonkeyPatch

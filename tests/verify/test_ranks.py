@@ -17,7 +17,6 @@ from dsa_compile.facts.layout import DP, ONE_RANK, TP, WORLD, Layout, numbers_al
 from dsa_compile.frontend.build import build_program
 from dsa_compile.ir.rank_values import LANE, PARTIAL, WHOLE, Part
 from dsa_compile.ops import COMBINE
-from dsa_compile.testing.models import tiny_config
 from dsa_compile.verify.bisect import reproducer
 from dsa_compile.verify.checks.unsharded import compare_with_unsharded
 from dsa_compile.verify.comparison.agreement import compare
@@ -26,6 +25,7 @@ from dsa_compile.verify.execution.ranks import Ranks, at_numbers, on_ranks
 from dsa_compile.verify.execution.replay import Replay
 from dsa_compile.verify.inputs.parameters import RandomParameters, WeightStore
 from dsa_compile.verify.inputs.prompt import Prompt, random_tokens
+from examples.small_models.models import tiny_config
 
 dsa = torch.ops.dsa
 LAYOUT = Layout(tp=2, dp=3)

@@ -2,8 +2,8 @@ import pytest
 from transformers import DeepseekV32Config
 
 from dsa_compile.frontend import architectures
-from dsa_compile.testing.models import save_hf, save_hub, tiny_config, tiny_model
 from dsa_compile.weights.checkpoint import Checkpoint
+from examples.small_models.models import save_hf, save_hub, tiny_config, tiny_model
 
 
 @pytest.fixture(scope="session")

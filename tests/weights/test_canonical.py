@@ -2,8 +2,8 @@ import torch
 from transformers import DeepseekV32Config, DeepseekV32ForCausalLM
 
 from dsa_compile.frontend.architectures import spec_of
-from dsa_compile.testing.models import tiny_config, yarn_parameters
 from dsa_compile.weights.canonical import canonical_parameters, compute_dtype
+from examples.small_models.models import tiny_config, yarn_parameters
 
 
 def reference_shapes(config):

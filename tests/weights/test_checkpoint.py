@@ -8,9 +8,15 @@ import pytest
 import torch
 
 from dsa_compile.errors import CheckpointError
-from dsa_compile.testing.models import dequantised_twin, save_hf, save_hub, tiny_config, tiny_model
 from dsa_compile.weights import stored
 from dsa_compile.weights.checkpoint import Checkpoint
+from examples.small_models.models import (
+    dequantised_twin,
+    save_hf,
+    save_hub,
+    tiny_config,
+    tiny_model,
+)
 
 
 def read(checkpoint, name, dtype=torch.float32):

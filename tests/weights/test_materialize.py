@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from dsa_compile.errors import ArtifactError
-from dsa_compile.testing.models import dequantised_twin
 from dsa_compile.weights.materialize import materialize, write_expr
 from dsa_compile.weights.plan import (
     Concat,
@@ -17,6 +16,7 @@ from dsa_compile.weights.plan import (
     WeightPlan,
     infer_shape,
 )
+from examples.small_models.models import dequantised_twin
 from tests.weights.loading import load_layer
 
 VARIABLES = {"layer": "model.layers.1", "next_norm": "model.layers.2.input_layernorm"}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dsa_compile.testing.models import save_hf, save_hub, tiny_config, tiny_model
+from examples.small_models.models import save_hf, save_hub, tiny_config, tiny_model
 from tests.quick_cases import quick_first
 
 PROGRAM = """

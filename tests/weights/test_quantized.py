@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from dsa_compile.errors import ArtifactError, CheckpointError
-from dsa_compile.testing import models
 from dsa_compile.weights import stored
 from dsa_compile.weights.block_fp8 import BLOCK, E4M3, quantize_rows, scale_shape
 from dsa_compile.weights.materialize import materialize
@@ -20,6 +19,7 @@ from dsa_compile.weights.plan import (
     expr_to_json,
     infer_shape,
 )
+from examples.small_models import models
 
 PLAIN = "model.layers.0.self_attn.kv_a_proj_with_mqa.weight"  # 576 rows: ends inside a block
 GATE_UP = "model.layers.1.mlp.experts.gate_up_proj"

@@ -10,7 +10,8 @@ from transformers import AutoModelForCausalLM
 from dsa_compile.errors import CheckpointError
 from dsa_compile.frontend.architectures import ARCHITECTURES
 from dsa_compile.frontend.build import load_spec
-from dsa_compile.testing.models import (
+from dsa_compile.weights.checkpoint import Checkpoint
+from examples.small_models.models import (
     save_hf,
     tiny_axk2_config,
     tiny_config,
@@ -18,7 +19,6 @@ from dsa_compile.testing.models import (
     tiny_mistral_config,
     tiny_model,
 )
-from dsa_compile.weights.checkpoint import Checkpoint
 
 
 def stored(directory, config, **beside):

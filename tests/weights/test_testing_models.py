@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from transformers import DeepseekV32Config, DeepseekV32ForCausalLM
 
 from dsa_compile.frontend.architectures import spec_of
-from dsa_compile.testing.models import (
+from examples.small_models.models import (
     dequantise,
     dequantised_twin,
     quantise,

@@ -12,8 +12,8 @@ from transformers.quantizers.quantizer_finegrained_fp8 import FineGrainedFP8HfQu
 from dsa_compile.errors import CheckpointError, ConfigError
 from dsa_compile.frontend.build import load_spec
 from dsa_compile.measure.eval.loader_check import compare_loaders
-from dsa_compile.testing.models import save_hub, tiny_config, tiny_model
 from dsa_compile.weights.checkpoint import Checkpoint
+from examples.small_models.models import save_hub, tiny_config, tiny_model
 
 BLOCKS = dict.fromkeys(("hidden_size", "intermediate_size", "moe_intermediate_size"), 256)
 # transformers cannot read back what it saves of matrices that are no whole blocks

@@ -7,7 +7,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dsa_compile.testing.models import save_hf
 from dsa_compile.weights.materialize import write_expr
 from dsa_compile.weights.plan import (
     Concat,
@@ -21,6 +20,7 @@ from dsa_compile.weights.plan import (
 )
 from dsa_compile.weights.safetensors_file import SafetensorsFile
 from dsa_compile.weights.windows import sizes, through_reshape
+from examples.small_models.models import save_hf
 
 LAYER = "model.layers.1."
 KV_B = LAYER + "self_attn.kv_b_proj.weight"

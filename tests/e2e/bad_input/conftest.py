@@ -18,7 +18,7 @@ from dsa_compile.facts.config import CompileConfig
 from dsa_compile.frontend.build import build_program
 from dsa_compile.lowering import stages as compilation
 from dsa_compile.passes.manager import run_pipeline
-from dsa_compile.testing.models import save_byte_tokenizer, save_hf, tiny_config, tiny_model
+from examples.small_models.models import save_byte_tokenizer, save_hf, tiny_config, tiny_model
 
 PHASE = re.compile(r"[a-z][a-z ]+ \d+\.\d s.*")
 """A phase that came before the refusal, as the progress shows it."""

@@ -8,7 +8,7 @@ import pytest
 
 from dsa_compile.artifact.manifest import FORMAT_VERSION
 from dsa_compile.cli import compile as compile_cli
-from dsa_compile.testing.models import save_hf, tiny_config, tiny_model
+from examples.small_models.models import save_hf, tiny_config, tiny_model
 from tests.artifact.building import edit_manifest, forge
 from tests.e2e.bad_input.damage import NORM, edit_shard
 

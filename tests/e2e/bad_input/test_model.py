@@ -7,7 +7,7 @@ import shutil
 import pytest
 import torch
 
-from dsa_compile.testing import models
+from examples.small_models import models
 from tests.e2e.bad_input.damage import NORM, edit_json, edit_shard, shard_of
 
 FP8_BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128]}

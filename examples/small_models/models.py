@@ -20,14 +20,14 @@ from transformers import (
     PreTrainedModel,
 )
 
-from dsa_compile.testing.geometries import (
+from .geometries import (
     tiny_axk2_config,
     tiny_config,
     tiny_glm_config,
     tiny_mistral_config,
     yarn_parameters,
 )
-from dsa_compile.testing.tokenizer import save_byte_tokenizer
+from .tokenizer import save_byte_tokenizer
 
 __all__ = [
     "dequantise",

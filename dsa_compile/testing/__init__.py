@@ -1,1 +1,0 @@
-"""Builders of small models and checkpoints for tests and benchmarks; needs transformers."""

@@ -62,6 +62,7 @@ class StreamParser:
     Attributes:
         calls_only: whether there can be no text beside calls: what is left of their tags is none.
         called: whether a complete call was made so far.
+        most_calls: calls that are wanted, the first ones; None for all.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class StreamParser:
         self._calls = 0
         self.called = False
         self.calls_only = False
+        self.most_calls: int | None = None
         self._arguments = Arguments(None)
         self._json_text = ""
 
@@ -136,6 +138,8 @@ class StreamParser:
         while steps[self._state]():
             pass
         events, self._events = merged(self._events), []
+        if (most := self.most_calls) is not None:
+            events = [found for found in events if getattr(found, "index", 0) < most]
         return events
 
     # Each step consumes what it can at the buffer's beginning; returns whether to go on.

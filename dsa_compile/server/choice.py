@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from dsa_compile.chat import Event, StreamParser
 from dsa_compile.runtime.requests.detokenizer import Tokenizer
@@ -24,6 +25,7 @@ class Piece:
         logprobs: one entry a token where the request wants them.
         finish_reason: in the last piece.
         events: that the answer's parser found, if it has one.
+        stop_reason: the stop string or stop token that ended the answer, in the last piece.
     """
 
     text: str
@@ -31,6 +33,20 @@ class Piece:
     logprobs: list[TokenLogprobs]
     finish_reason: FinishReason | None
     events: list[Event]
+    stop_reason: str | int | None = None
+
+
+def finish(piece: Piece | None, called: bool = False) -> dict[str, Any]:
+    """The end of a choice as the API tells it, with vLLM's ``stop_reason``.
+
+    Args:
+        piece: the last one so far, if there is one.
+        called: whether the answer is a call.
+    """
+    if piece is None or piece.finish_reason is None:
+        return {"finish_reason": None}
+    reason = "tool_calls" if piece.finish_reason == "stop" and called else piece.finish_reason
+    return {"finish_reason": reason, "stop_reason": piece.stop_reason}
 
 
 class Choice:
@@ -144,7 +160,8 @@ class Choice:
         pieces = completion.pieces or []
         text = "" if self._scores else "".join(pieces[self._shown :])
         self._shown = len(pieces)
-        return Piece(text, tokens, logprobs, reason, completion.events())
+        stop = completion.stop_reason if reason == "stop" else None
+        return Piece(text, tokens, logprobs, reason, completion.events(), stop)
 
     def _finish(self, reason: str) -> None:
         self._finished = True

@@ -1,12 +1,13 @@
 """Service that the routes share: the artifact's text side, the engine, admission and metrics."""
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 from starlette.requests import Request
+from starlette.responses import Response
 
 from dsa_compile.chat import StreamParser
 from dsa_compile.errors import RequestError
@@ -31,7 +32,7 @@ from dsa_compile.server.prompt_encoding import (
 )
 from dsa_compile.server.request_record import RequestRecord
 from dsa_compile.server.settings import Settings
-from dsa_compile.server.streaming import unless_gone
+from dsa_compile.server.streaming import EventStream, JsonResponse, unless_gone
 from dsa_compile.server.structured import grammar_of
 from dsa_compile.server.supervisor import Supervisor
 from dsa_compile.server.tracing import Tracing
@@ -53,6 +54,40 @@ class Job:
         for choice in self.choices:
             choice.close()
         self._places.close()
+
+    async def respond(
+        self,
+        request: Request,
+        answer: "Answer",
+        stream: bool | None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Response:
+        """The response of an HTTP request, after which the job is closed.
+
+        Args:
+            request: of the client, who may leave meanwhile.
+            answer: the choices in the form of an API.
+            stream: whether it is sent as it grows.
+            headers: of the response.
+        """
+        if stream:
+            return EventStream(answer.events(self), self.close, headers)
+        try:
+            return JsonResponse(await unless_gone(request, answer.whole(self)), headers=headers)
+        finally:
+            self.close()
+
+
+class Answer(Protocol):
+    """The choices of a job in the form of one API."""
+
+    async def whole(self, job: Job) -> dict[str, Any]:
+        """The JSON of the response."""
+        ...
+
+    def events(self, job: Job) -> AsyncGenerator[bytes, None]:
+        """The same as server-sent events."""
+        ...
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -39,12 +39,19 @@ class EventStream(Response):
     Args:
         events: of the stream; an :class:`ApiError` becomes its last event but one.
         close: called once when the stream is over, however it ends.
+        headers: of the response, besides its own.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes, None], close: Callable[[], None]) -> None:
-        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
+    def __init__(
+        self,
+        events: AsyncGenerator[bytes, None],
+        close: Callable[[], None],
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        own = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+        super().__init__(headers={**own, **(headers or {})})
         del self.headers["content-length"]
         self._events = events
         self._close = close

@@ -20,7 +20,7 @@ class AnswerReader:
 
     Attributes:
         events: found so far; whoever reads them may remove them.
-        stopped: whether a stop string was found.
+        found: the stop string that ended the answer, once one has.
         cut: whether the text breaks off at its end, rather than the model ending it.
     """
 
@@ -28,7 +28,7 @@ class AnswerReader:
         self, parser: StreamParser, strings: Sequence[str] = (), include: bool = False
     ) -> None:
         self.events: list[Event] = []
-        self.stopped = False
+        self.found: str | None = None
         self.cut = False
         self._parser = parser
         self._strings = tuple(strings)
@@ -67,9 +67,10 @@ class AnswerReader:
         for event in events:
             if isinstance(event, ContentDelta):
                 before = self._stops.held
-                shown, self.stopped = self._stops.push(event.text, self._live)
+                shown, stopped = self._stops.push(event.text, self._live)
                 self._say(shown)
-                if self.stopped:
+                if stopped:
+                    self.found = self._stops.found
                     dropped = before + len(event.text) - len(shown) + self._parser.pending
                     self._raw = self._raw[: len(self._raw) - dropped]
                     self.events.append(Finished(self._parser.called))

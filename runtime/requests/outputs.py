@@ -231,7 +231,9 @@ class Completion:
             )
         self.finish_reason: FinishReason | None = None
         self._params = params
+        self._stop_token: int | None = None
         self._end_ids = params.end_ids(eos_ids)
+        self._stop_ids = self._end_ids.difference(() if params.ignore_eos else eos_ids)
         self._count = 0
         self._detokenizer = (
             None if tokenizer is None else Detokenizer(tokenizer, params.skip_special_tokens)
@@ -251,6 +253,11 @@ class Completion:
     def text(self) -> str | None:
         """The text that is certain so far, all of it once finished; None without a tokenizer."""
         return None if self._detokenizer is None else "".join(self._pieces)
+
+    @property
+    def stop_reason(self) -> str | int | None:
+        """The stop string or stop token that ended the request; None if it ended otherwise."""
+        return self._stop_token if self._stops.found is None else self._stops.found
 
     def events(self) -> list[Event]:
         """What the parser has found since this was called last; nothing without one."""
@@ -278,6 +285,8 @@ class Completion:
             if self._push(piece, may_end):
                 self.finish_reason = "stop"
                 return "stop"
+        if ended and token_id in self._stop_ids:
+            self._stop_token = token_id
         if ended or self._count >= self._params.max_tokens:
             self.finish("stop" if ended else "length")
         return self.finish_reason
@@ -292,7 +301,7 @@ class Completion:
         may_end = self._count > self._params.min_tokens
         if not self._push(self._detokenizer.finish(), may_end):
             self._show(self._stops.finish())
-        if self._stops.stopped and reason == "length":
+        if self._stops.found is not None and reason == "length":
             self.finish_reason = "stop"
 
     def _push(self, text: str, may_end: bool) -> bool:

@@ -15,7 +15,7 @@ class StopStrings:
         include: keep the matched string in the text.
 
     Attributes:
-        stopped: whether one was found.
+        found: the string that ended the text, once one has.
     """
 
     def __init__(self, strings: Sequence[str], include: bool = False) -> None:
@@ -24,7 +24,7 @@ class StopStrings:
         self._matched = [0] * len(self._strings)
         self._held = ""
         self._include = include
-        self.stopped = False
+        self.found: str | None = None
 
     @property
     def held(self) -> int:
@@ -49,7 +49,7 @@ class StopStrings:
             found = self._advance(char)
             if found and live:
                 self._held = ""
-                self.stopped = True
+                self.found = seen[at - found : at]
                 return seen[: at if self._include else at - found], True
         release = len(seen) - max(self._matched)
         self._held = seen[release:]

@@ -38,7 +38,7 @@ def read(record, stops, size, include=False) -> tuple[Answer, str, bool]:
     else:
         shown += reader.finish()
     assert sum(isinstance(event, Finished) for event in reader.events) == 1
-    return collect(reader.events), shown, reader.stopped
+    return collect(reader.events), shown, reader.found is not None
 
 
 def expected(record, stops, include) -> tuple[Answer, bool]:

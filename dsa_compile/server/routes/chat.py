@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
-from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -18,18 +17,12 @@ from dsa_compile.chat import (
     ToolCallEnd,
     collect,
 )
-from dsa_compile.server.chat_text import (
-    AnswerTokenizer,
-    answer_parser,
-    chat_format_of,
-    encode_chat,
-)
-from dsa_compile.server.choice import Piece
+from dsa_compile.server.chat_text import start_chat
+from dsa_compile.server.choice import Piece, finish
 from dsa_compile.server.errors import bad_request
 from dsa_compile.server.openai_types import ChatRequest
-from dsa_compile.server.sampling import sampling_params
 from dsa_compile.server.service import Job, Service, new_id
-from dsa_compile.server.streaming import DONE, EventStream, JsonResponse, event, merged, unless_gone
+from dsa_compile.server.streaming import DONE, event, merged
 from dsa_compile.server.token_text import chat_logprobs, prompt_logprobs
 from dsa_compile.server.tool_choice import tool_choice
 from dsa_compile.server.usage import chunk_usage, usage
@@ -46,37 +39,21 @@ def chat_router(service: Service) -> APIRouter:
         service.check_count(body, body.n or 1)
         choice = tool_choice(body.tools, body.tool_choice)
         _refuse(service, body)
-        text, prompt = await encode_chat(
+        answer_id = new_id("chatcmpl")
+        job = await start_chat(
             service,
-            body.messages,
-            tools=choice.tools,
-            **body.encoding(),
-        )
-        # What reasoning comes first is free.
-        after = "</think>" if text.rstrip().endswith("<think>") else ""
-        many = body.parallel_tool_calls is not False
-        forced = choice.grammar(chat_format_of(service), text, many)
-        grammar = await service.grammar(request, body, body.response_format, after, forced)
-        most = _max_tokens(body)
-        logprobs = (body.top_logprobs or 0) if body.logprobs else None
-        params = sampling_params(
+            request,
             body,
-            service.defaults,
-            max_tokens=service.room(prompt) if most is None else most,
-            logprobs=logprobs,
-            prompt_logprobs=body.prompt_logprobs,
-            grammar=grammar,
+            body.messages,
+            choice,
+            answer_id=answer_id,
+            encoding=body.encoding(),
+            response_format=body.response_format,
+            many=body.parallel_tool_calls is not False,
+            max_tokens=_max_tokens(body),
+            logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         )
-        parser = partial(answer_parser, service, text, choice)
-        tokenizer = AnswerTokenizer(service.text.tokenizer, body.skip_special_tokens)
-        answer = _Answer(service, body, prompt)
-        job = service.start(answer.id, [prompt], [params], body, tokenizer, parser=parser)
-        if body.stream:
-            return EventStream(answer.events(job), job.close)
-        try:
-            return JsonResponse(await unless_gone(request, answer.whole(job)))
-        finally:
-            job.close()
+        return await job.respond(request, _Answer(service, body, answer_id, job), body.stream)
 
     return router
 
@@ -98,30 +75,29 @@ def _max_tokens(body: ChatRequest) -> int | None:
 class _Answer:
     """The choices of a request in the form of the API."""
 
-    def __init__(self, service: Service, body: ChatRequest, prompt: list[int]) -> None:
-        self.id = new_id("chatcmpl")
+    def __init__(self, service: Service, body: ChatRequest, answer_id: str, job: Job) -> None:
+        self._id = answer_id
         self._service = service
         self._body = body
-        self._prompt = prompt
+        self._prompt = job.choices[0].prompt
         self._created = int(time.time())
-        self._calls = 1 if body.parallel_tool_calls is False else None
 
     async def whole(self, job: Job) -> dict[str, Any]:
         events: list[list[Event]] = [[] for _ in job.choices]
         logprobs: list[list[Any]] = [[] for _ in job.choices]
-        reasons: list[str | None] = [None] * len(job.choices)
+        last: list[Piece | None] = [None] * len(job.choices)
         ids: list[list[int]] = [[] for _ in job.choices]
         async for choice, piece in merged(job.choices):
             ids[choice.index] += piece.token_ids
-            events[choice.index] += self._events(piece)
+            events[choice.index] += piece.events
             logprobs[choice.index] += piece.logprobs
-            reasons[choice.index] = piece.finish_reason
+            last[choice.index] = piece
         choices: list[dict[str, Any]] = [
             {
                 "index": index,
                 "message": {**collect(found).message(), "refusal": None},
                 "logprobs": self._logprobs(logprobs[index]),
-                "finish_reason": _finish_reason(reasons[index], found),
+                **finish(last[index], _called(found)),
             }
             for index, found in enumerate(events)
         ]
@@ -141,7 +117,7 @@ class _Answer:
         options = self._body.stream_options
         prompt = {"prompt_token_ids": self._prompt} if self._body.return_token_ids else {}
         for choice in job.choices:
-            first = _chunk(choice.index, {"role": "assistant", "content": ""}, None, None)
+            first = _chunk(choice.index, {"role": "assistant", "content": ""}, None, finish(None))
             counts = chunk_usage(options, choice, 0)
             yield event({**head, **prompt, **counts, "choices": [first]})
         async for choice, piece in merged(job.choices):
@@ -153,28 +129,23 @@ class _Answer:
         yield DONE
 
     def _chunks(self, index: int, piece: Piece) -> Iterator[dict[str, Any]]:
-        found = self._events(piece)
+        found = piece.events
         logprobs = self._logprobs(piece.logprobs)
         ids = piece.token_ids if self._body.return_token_ids else []
         for delta in filter(None, map(_delta, found)):
-            yield _chunk(index, delta, logprobs, None, ids)
+            yield _chunk(index, delta, logprobs, finish(None), ids)
             logprobs, ids = None, []  # once, whatever came of the piece
-        reason = _finish_reason(piece.finish_reason, found)
-        if reason is not None or ids or (logprobs is not None and piece.logprobs):
-            yield _chunk(index, {}, logprobs, reason, ids)
+        ended = piece.finish_reason is not None
+        if ended or ids or (logprobs is not None and piece.logprobs):
+            yield _chunk(index, {}, logprobs, finish(piece, _called(found)), ids)
 
     def _head(self, kind: str) -> dict[str, Any]:
         return {
-            "id": self.id,
+            "id": self._id,
             "object": kind,
             "created": self._created,
             "model": self._service.model,
         }
-
-    def _events(self, piece: Piece) -> list[Event]:
-        if self._calls is None:
-            return piece.events
-        return [e for e in piece.events if getattr(e, "index", 0) < self._calls]
 
     def _usage(self, job: Job) -> dict[str, Any]:
         reasoning = sum(choice.reasoning_tokens for choice in job.choices)
@@ -186,9 +157,8 @@ class _Answer:
         return chat_logprobs(self._service.text.tokenizer, entries, self._body.top_logprobs or 0)
 
 
-def _finish_reason(reason: str | None, events: Iterable[Event]) -> str | None:
-    called = any(isinstance(found, Finished) and found.called for found in events)
-    return "tool_calls" if reason == "stop" and called else reason
+def _called(events: Iterable[Event]) -> bool:
+    return any(isinstance(found, Finished) and found.called for found in events)
 
 
 def _delta(found: Event) -> dict[str, Any] | None:
@@ -211,8 +181,8 @@ def _chunk(
     index: int,
     delta: dict[str, Any],
     logprobs: Any,
-    reason: str | None,
+    end: dict[str, Any],
     token_ids: Sequence[int] = (),
 ) -> dict[str, Any]:
-    chunk = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
+    chunk = {"index": index, "delta": delta, "logprobs": logprobs, **end}
     return {**chunk, "token_ids": token_ids} if token_ids else chunk

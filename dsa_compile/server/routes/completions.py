@@ -9,12 +9,12 @@ from starlette.responses import Response
 
 from dsa_compile.runtime.requests.grammar import Grammar
 from dsa_compile.runtime.requests.sampling_params import SamplingParams
-from dsa_compile.server.choice import Choice, Piece
+from dsa_compile.server.choice import Choice, Piece, finish
 from dsa_compile.server.errors import bad_request, unsupported
 from dsa_compile.server.openai_types import CompletionRequest
 from dsa_compile.server.sampling import sampling_params
 from dsa_compile.server.service import Job, Service, new_id
-from dsa_compile.server.streaming import DONE, EventStream, JsonResponse, event, merged, unless_gone
+from dsa_compile.server.streaming import DONE, event, merged
 from dsa_compile.server.token_text import CompletionLogprobs, prompt_logprobs
 from dsa_compile.server.usage import chunk_usage, usage
 
@@ -39,12 +39,7 @@ def completions_router(service: Service) -> APIRouter:
         answer = _Answer(service, body, prompts)
         tokenizer, scores = service.text.tokenizer, body.max_tokens == 0
         job = service.start(answer.id, prompts, params, body, tokenizer, scores)
-        if body.stream:
-            return EventStream(answer.events(job), job.close)
-        try:
-            return JsonResponse(await unless_gone(request, answer.whole(job)))
-        finally:
-            job.close()
+        return await job.respond(request, answer, body.stream)
 
     return router
 
@@ -97,16 +92,16 @@ class _Answer:
 
     async def whole(self, job: Job) -> dict[str, Any]:
         texts: list[list[str]] = [[self._prefix(choice.index)] for choice in job.choices]
-        reasons: list[str | None] = [None] * len(job.choices)
+        last: list[Piece | None] = [None] * len(job.choices)
         logprobs: list[list[Any]] = [[] for _ in job.choices]
         ids: list[list[int]] = [[] for _ in job.choices]
         async for choice, piece in merged(job.choices):
             texts[choice.index].append(piece.text)
             ids[choice.index] += piece.token_ids
             logprobs[choice.index] += piece.logprobs
-            reasons[choice.index] = piece.finish_reason
+            last[choice.index] = piece
         choices = []
-        for choice, parts, reason in zip(job.choices, texts, reasons, strict=True):
+        for choice, parts, end in zip(job.choices, texts, last, strict=True):
             entries, described = self._logprobs(choice.index), None
             if entries is not None:
                 described = entries.add(logprobs[choice.index])
@@ -115,7 +110,7 @@ class _Answer:
                     described = {
                         key: each and each + described[key] for key, each in of_prompt.items()
                     }
-            choices.append(_choice(choice.index, "".join(parts), described, reason))
+            choices.append(_choice(choice.index, "".join(parts), described, end))
             if self._body.prompt_logprobs is not None:
                 tokenizer = self._service.text.tokenizer
                 choices[-1]["prompt_logprobs"] = prompt_logprobs(tokenizer, choice.prompt_logprobs)
@@ -187,8 +182,9 @@ class _Answer:
 
 def _chunk(index: int, piece: Piece, logprobs: CompletionLogprobs | None) -> dict[str, Any]:
     described = None if logprobs is None else logprobs.add(piece.logprobs)
-    return _choice(index, piece.text, described, piece.finish_reason)
+    return _choice(index, piece.text, described, piece)
 
 
-def _choice(index: int, text: str, logprobs: Any, reason: str | None) -> dict[str, Any]:
-    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
+def _choice(index: int, text: str, logprobs: Any, end: Piece | None) -> dict[str, Any]:
+    choice: dict[str, Any] = {"index": index, "text": text, "logprobs": logprobs}
+    return choice | finish(end)

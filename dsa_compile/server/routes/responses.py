@@ -2,18 +2,12 @@
 
 import time
 from collections.abc import AsyncGenerator, Iterator
-from functools import partial
 from typing import Any, get_args
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from dsa_compile.server.chat_text import (
-    AnswerTokenizer,
-    answer_parser,
-    chat_format_of,
-    encode_chat,
-)
+from dsa_compile.server.chat_text import start_chat
 from dsa_compile.server.choice import Choice, Piece
 from dsa_compile.server.errors import ApiError, bad_request, unsupported
 from dsa_compile.server.field_types import Effort
@@ -25,9 +19,8 @@ from dsa_compile.server.response_input import (
     tools_of,
 )
 from dsa_compile.server.response_output import ResponseOutput, new_id
-from dsa_compile.server.sampling import sampling_params
 from dsa_compile.server.service import Job, Service
-from dsa_compile.server.streaming import EventStream, JsonResponse, encode_json, unless_gone
+from dsa_compile.server.streaming import encode_json
 from dsa_compile.server.tool_choice import tool_choice
 
 _KNOWN_INCLUDES = ("reasoning.encrypted_content",)  # reasoning is there as text
@@ -45,51 +38,28 @@ def responses_router(service: Service) -> APIRouter:
         service.check_count(body, 1)
         size = len(body.input)
         conversation = await in_thread(size, conversation_of, body.input, body.instructions)
+        answer = _Answer(service, body)
         try:
-            answer, job = await _start(service, request, body, conversation.messages)
+            job = await start_chat(
+                service,
+                request,
+                body,
+                conversation.messages,
+                tool_choice(tools_of(body.tools), body.tool_choice),
+                answer_id=answer.id,
+                encoding={
+                    "effort": _effort(body.reasoning),
+                    "template_kwargs": body.chat_template_kwargs,
+                },
+                response_format=response_format_of(body.text),
+                many=body.parallel_tool_calls is not False,
+                max_tokens=body.max_output_tokens,
+            )
         except ApiError as error:
             raise conversation.own_name(error) from None
-        if body.stream:
-            return EventStream(answer.events(job.choices[0]), job.close)
-        try:
-            return JsonResponse(await unless_gone(request, answer.whole(job.choices[0])))
-        finally:
-            job.close()
+        return await job.respond(request, answer, body.stream)
 
     return router
-
-
-async def _start(
-    service: Service,
-    request: Request,
-    body: ResponsesRequest,
-    messages: list[dict[str, Any]],
-) -> tuple["_Answer", Job]:
-    choice = tool_choice(tools_of(body.tools), body.tool_choice)
-    text, prompt = await encode_chat(
-        service,
-        messages,
-        tools=choice.tools,
-        effort=_effort(body.reasoning),
-        template_kwargs=body.chat_template_kwargs,
-    )
-    many = body.parallel_tool_calls is not False
-    forced = choice.grammar(chat_format_of(service), text, many)
-    after = "</think>" if text.rstrip().endswith("<think>") else ""
-    grammar = await service.grammar(request, body, response_format_of(body.text), after, forced)
-    most = body.max_output_tokens
-    params = sampling_params(
-        body,
-        service.defaults,
-        max_tokens=service.room(prompt) if most is None else most,
-        logprobs=None,
-        grammar=grammar,
-    )
-    tokenizer = AnswerTokenizer(service.text.tokenizer, body.skip_special_tokens)
-    parser = partial(answer_parser, service, text, choice)
-    answer = _Answer(service, body, (params.temperature, params.top_p))
-    job = service.start(answer.id, [prompt], [params], body, tokenizer, parser=parser)
-    return answer, job
 
 
 def _refuse(body: ResponsesRequest) -> None:
@@ -122,15 +92,11 @@ def _effort(reasoning: dict[str, Any] | None) -> str | None:
 class _Answer:
     """One response, whole or as the events of a stream."""
 
-    def __init__(
-        self, service: Service, body: ResponsesRequest, sampled: tuple[float, float]
-    ) -> None:
+    def __init__(self, service: Service, body: ResponsesRequest) -> None:
         self.id = new_id("resp")
-        self._body = body
         self._output = ResponseOutput()
-        self._most = 1 if body.parallel_tool_calls is False else None
         self._number = 0
-        temperature, top_p = sampled
+        default = service.defaults
         self._head = {
             "id": self.id, "object": "response", "created_at": int(time.time()),
             "model": service.model, "instructions": body.instructions,
@@ -138,13 +104,16 @@ class _Answer:
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": None, "store": False, "background": False,
             "reasoning": {"effort": _effort(body.reasoning), "summary": None},
-            "temperature": temperature, "top_p": top_p, "truncation": "disabled",
+            "temperature": default.temperature if body.temperature is None else body.temperature,
+            "top_p": default.top_p if body.top_p is None else body.top_p,
+            "truncation": "disabled",
             "text": body.text or {"format": {"type": "text"}},
             "tool_choice": body.tool_choice or "auto", "tools": body.tools or [],
             "user": body.user,
         }  # fmt: skip
 
-    async def whole(self, choice: Choice) -> dict[str, Any]:
+    async def whole(self, job: Job) -> dict[str, Any]:
+        (choice,) = job.choices
         reason: str | None = None
         async for piece in choice.pieces():
             for _ in self._take(piece):
@@ -152,7 +121,8 @@ class _Answer:
             reason = piece.finish_reason
         return self._ended(choice, reason)
 
-    async def events(self, choice: Choice) -> AsyncGenerator[bytes, None]:
+    async def events(self, job: Job) -> AsyncGenerator[bytes, None]:
+        (choice,) = job.choices
         begun = self._described("in_progress")
         yield self._event({"type": "response.created", "response": begun})
         yield self._event({"type": "response.in_progress", "response": begun})
@@ -171,10 +141,7 @@ class _Answer:
         yield self._event({"type": f"response.{ended['status']}", "response": ended})
 
     def _take(self, piece: Piece) -> Iterator[dict[str, Any]]:
-        found = piece.events
-        if self._most is not None:
-            found = [event for event in found if getattr(event, "index", 0) < self._most]
-        yield from self._output.add(found, cut=piece.finish_reason == "length")
+        yield from self._output.add(piece.events, cut=piece.finish_reason == "length")
 
     def _ended(self, choice: Choice, reason: str | None) -> dict[str, Any]:
         cut = reason == "length"

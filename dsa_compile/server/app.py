@@ -17,19 +17,20 @@ from dsa_compile.server.errors import ApiError, from_request_error
 from dsa_compile.server.middleware import ApiKeys, BodyLimit, RequestLog
 from dsa_compile.server.routes.chat import chat_router
 from dsa_compile.server.routes.completions import completions_router
+from dsa_compile.server.routes.messages import messages_router
 from dsa_compile.server.routes.operation import operation_router
 from dsa_compile.server.routes.page import page_router
 from dsa_compile.server.routes.responses import responses_router
 from dsa_compile.server.routes.tokens import tokens_router
 from dsa_compile.server.service import Service
-from dsa_compile.server.streaming import ClientGoneError, JsonResponse
+from dsa_compile.server.streaming import ClientGoneError, error_response
 from dsa_compile.server.tracing import TraceParents
 from dsa_compile.version import __version__
 
 _LOG = logging.getLogger(__name__)
 _ERRORS = {"description": "An error in the shape of OpenAI's"}
 _ROUTERS = (  # the first route that fits is taken: those of most requests come first
-    *(completions_router, chat_router, responses_router, tokens_router),
+    *(completions_router, chat_router, responses_router, messages_router, tokens_router),
     *(operation_router, page_router),
 )
 _STATUSES = (400, 401, 404, 408, 413, 415, 429, 500, 503)
@@ -66,18 +67,14 @@ def create_app(service: Service) -> ASGIApp:
     return RequestLog(outer, service.metrics)
 
 
-def _answer(error: ApiError) -> Response:
-    return JsonResponse(error.body(), error.status, error.headers())
-
-
 async def _api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    return _answer(error)
+    return error_response(request.scope, error)
 
 
 async def _request_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestError)
-    return _answer(from_request_error(error))
+    return error_response(request.scope, from_request_error(error))
 
 
 async def _validation_error(request: Request, error: Exception) -> Response:
@@ -85,17 +82,23 @@ async def _validation_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     found: dict[str, Any] = error.errors()[0]
     if found["type"] == "json_invalid":
-        return _answer(ApiError(400, f"the body is not valid JSON: {found['ctx']['error']}"))
+        return error_response(
+            request.scope, ApiError(400, f"the body is not valid JSON: {found['ctx']['error']}")
+        )
     if found["loc"] == ("body",):
-        return _answer(_no_object(request, found))
+        return error_response(request.scope, _no_object(request, found))
     # behind the field stands which form of a value was tried
     path = [str(part) for part in takewhile(_is_field, found["loc"][1:])]
     param = ".".join(path)[:200] or None
     if found["type"] == "extra_forbidden":
-        return _answer(ApiError(400, f"{param} is not a known field", param=param))
+        return error_response(
+            request.scope, ApiError(400, f"{param} is not a known field", param=param)
+        )
     own = found["type"] == "value_error"  # of our own check, without pydantic's words before it
     text = str(found["ctx"]["error"]) if own else found["msg"]
-    return _answer(ApiError(400, f"{param}: {text}" if param else text, param=param))
+    return error_response(
+        request.scope, ApiError(400, f"{param}: {text}" if param else text, param=param)
+    )
 
 
 def _is_field(part: object) -> bool:
@@ -119,12 +122,14 @@ def _no_object(request: Request, found: dict[str, Any]) -> ApiError:
 
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return _answer(ApiError(error.status_code, str(error.detail)))
+    return error_response(request.scope, ApiError(error.status_code, str(error.detail)))
 
 
 async def _unicode_error(request: Request, error: Exception) -> Response:
     """Of a name that JSON can write and UTF-8 cannot, in a field of any form."""
-    return _answer(ApiError(400, "the body has half of a surrogate pair, which is no character"))
+    return error_response(
+        request.scope, ApiError(400, "the body has half of a surrogate pair, which is no character")
+    )
 
 
 async def _client_gone(request: Request, error: Exception) -> Response:
@@ -132,4 +137,4 @@ async def _client_gone(request: Request, error: Exception) -> Response:
 
 
 async def _unforeseen(request: Request, error: Exception) -> Response:
-    return _answer(ApiError(500, "the server failed; its log has the reason"))
+    return error_response(request.scope, ApiError(500, "the server failed; its log has the reason"))

@@ -1,8 +1,9 @@
-"""Errors of the HTTP API, in the shape of OpenAI's."""
+"""Errors of the HTTP API, in the shape of OpenAI's or, for its routes, of Anthropic's."""
 
 from typing import Any
 
 from dsa_compile.errors import RequestError
+from dsa_compile.server.logs import request_id
 
 
 class ApiError(Exception):
@@ -35,8 +36,12 @@ class ApiError(Exception):
         self.code = code
         self.retry_after = retry_after
 
-    def body(self) -> dict[str, Any]:
-        """The JSON of the answer."""
+    def body(self, path: str = "") -> dict[str, Any]:
+        """The JSON of the answer, in the shape of the API that ``path`` belongs to."""
+        if path.startswith("/v1/messages"):
+            kind = _KINDS_OF_MESSAGES.get(self.status, self.kind)
+            described = {"type": kind, "message": self.message}
+            return {"type": "error", "error": described, "request_id": request_id.get()}
         error = {
             "message": self.message,
             "type": self.kind,
@@ -65,6 +70,7 @@ _KINDS = {
     500: "server_error",
     503: "service_unavailable_error",
 }
+_KINDS_OF_MESSAGES = {413: "request_too_large", 500: "api_error", 503: "overloaded_error"}
 
 
 class EngineLostError(ApiError):

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from dsa_compile.server.errors import ApiError
 from dsa_compile.server.logs import request_id
 from dsa_compile.server.metrics import Metrics
-from dsa_compile.server.streaming import ClientGoneError, JsonResponse
+from dsa_compile.server.streaming import ClientGoneError, error_response
 
 _LOG = logging.getLogger(__name__)
 _PLAIN_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
@@ -51,7 +51,8 @@ class RequestLog:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message["headers"], (b"x-request-id", own.encode())]
+                names = (b"x-request-id", b"request-id")  # the second is Anthropic's
+                message["headers"] = [*message["headers"], *((n, own.encode()) for n in names)]
             await send(message)
 
         try:
@@ -73,7 +74,8 @@ def _route(scope: MutableMapping[str, Any]) -> str:
 
 
 class ApiKeys:
-    """Lets in requests with ``Authorization: Bearer KEY``; health checks need none.
+    """Lets in requests with ``Authorization: Bearer KEY`` or ``X-Api-Key: KEY``; health checks need
+    none.
 
     Keys are compared by digests, all of them, so that neither time nor length tells of any.
     """
@@ -86,17 +88,20 @@ class ApiKeys:
         """Serve."""
         if scope["type"] == "http" and not self._may_pass(scope):
             error = ApiError(401, "a valid API key is needed", code="invalid_api_key")
-            await JsonResponse(error.body(), 401, error.headers())(scope, receive, send)
+            await error_response(scope, error)(scope, receive, send)
             return
         await self._app(scope, receive, send)
 
     def _may_pass(self, scope: Scope) -> bool:
         if scope["path"] in _OPEN_PATHS or scope["method"] == "OPTIONS":
             return True
-        kind, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
+        headers = Headers(scope=scope)
+        kind, _, key = headers.get("authorization", "").partition(" ")
+        if kind.lower() != "bearer":
+            key = headers.get("x-api-key", "")
         given = _digest(key.strip().encode("latin-1"))
         same = [hmac.compare_digest(given, digest) for digest in self._digests]
-        return any(same) and kind.lower() == "bearer"
+        return any(same)
 
 
 def _digest(key: bytes) -> bytes:
@@ -132,8 +137,7 @@ class BodyLimit:
         else:
             await self._app(scope, _once(body, receive), send)
             return
-        headers = {**error.headers(), "connection": "close"}
-        await JsonResponse(error.body(), error.status, headers)(scope, receive, send)
+        await error_response(scope, error, {"connection": "close"})(scope, receive, send)
 
     async def _read(self, scope: Scope, receive: Receive) -> bytes:
         length = Headers(scope=scope).get("content-length", "0")

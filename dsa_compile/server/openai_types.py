@@ -6,7 +6,7 @@ most fields share; None, or a field left out, is the model's or the server's def
 
 from functools import cache
 from itertools import islice
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -31,6 +31,7 @@ class Body(BaseModel):
     as some clients write every field that they know."""
 
     model_config = ConfigDict(extra="forbid")
+    most_unknown: ClassVar[int] = 1  # fields; the first is enough to refuse
 
     @model_validator(mode="before")
     @classmethod
@@ -43,9 +44,8 @@ class Body(BaseModel):
             for name in known
             if name in given and (given[name] is not None or name in kept)
         }
-        # The first one that is not known is enough to refuse: an error is noted for each.
         unknown = (pair for pair in given.items() if pair[0] not in known and pair[1] is not None)
-        return found | dict(islice(unknown, 1))
+        return found | dict(islice(unknown, cls.most_unknown))
 
 
 @cache
@@ -179,6 +179,53 @@ class ResponsesRequest(SamplingFields):
     truncation: Text | None = None
     background: Flag | None = None
     previous_response_id: Text | None = None
+
+
+class OutputConfig(Body):
+    """Anthropic's options of an answer."""
+
+    effort: Effort | None = None
+    format: Object | None = None
+
+
+class MessagesRequest(SamplingFields):
+    """``POST /v1/messages/count_tokens``. A field that is not listed is left out, and said so: the
+    clients of this API send new ones with every version."""
+
+    model_config = ConfigDict(extra="allow")
+    most_unknown: ClassVar[int] = 16
+
+    messages: Objects
+    system: Text | Objects | None = None
+    tools: Objects | None = None
+    tool_choice: Object | None = None
+    thinking: Object | None = None
+    output_config: OutputConfig | None = None
+    stop_sequences: Texts | None = None
+
+    # Of no effect on the answer.
+    cache_control: Object | None = None
+    context_management: Object | None = None
+    diagnostics: Object | None = None
+
+    def encoding(self) -> dict[str, Any]:
+        """Options of :meth:`dsa_compile.chat.ChatFormat.encode`."""
+        effort = None if self.output_config is None else self.output_config.effort
+        thinking = None if self.thinking is None else self.thinking.get("type") != "disabled"
+        return {"thinking": thinking, "effort": effort}
+
+    def response_format(self) -> dict[str, Any] | None:
+        """``output_config.format`` in the form of the ``response_format`` of chats."""
+        given = None if self.output_config is None else self.output_config.format
+        if given is None or given.get("type") != "json_schema":
+            return given
+        return {"type": "json_schema", "json_schema": given}
+
+
+class AnsweredMessagesRequest(MessagesRequest):
+    """``POST /v1/messages``."""
+
+    max_tokens: Whole
 
 
 class TokenizeRequest(ChatOptions):

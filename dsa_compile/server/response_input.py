@@ -1,10 +1,10 @@
 """The input of ``/v1/responses`` in the form of chats: messages, tools, the answer's format."""
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
-from dsa_compile.server.errors import ApiError, bad_request, unsupported
+from dsa_compile.server.conversation import Conversation
+from dsa_compile.server.errors import bad_request, unsupported
 
 _TEXT_PARTS = ("input_text", "output_text", "text")
 _FIELDS = {  # by the names in chats, where they have others
@@ -16,33 +16,8 @@ _FIELDS = {  # by the names in chats, where they have others
 }
 
 
-class Conversation:
-    """The messages of a request, and where each part of them comes from.
-
-    Attributes:
-        messages: in the form of chats.
-        fields: names of fields by those of chats: ``input[3]`` by ``messages[1].tool_calls[0]``.
-    """
-
-    def __init__(self) -> None:
-        self.messages: list[dict[str, Any]] = []
-        self.fields: dict[str, str] = dict(_FIELDS)
-
-    def own_name(self, error: ApiError) -> ApiError:
-        """An error about a field of chats, by the field's name in responses."""
-        error.param = error.param and self._own(error.param)
-        named = re.match(r"[\w.\[\]]*", error.message)
-        if named is not None:
-            error.message = self._own(named[0]) + error.message[named.end() :]
-        return error
-
-    def _own(self, name: str) -> str:
-        name = re.sub(r"^(tools\[\d+\])\.function\b", r"\1", name)
-        for known in sorted(self.fields, key=len, reverse=True):
-            rest = name[len(known) :]
-            if name.startswith(known) and rest[:1] in ("", ".", "["):
-                return self.fields[known] + rest
-        return name
+class _Items(Conversation):
+    """The conversation of items of ``/v1/responses``."""
 
     def add(self, item: Mapping[str, Any], param: str) -> None:
         """Add an item of the input.
@@ -57,39 +32,28 @@ class Conversation:
             case "message" if item.get("role") == "assistant":
                 content = _text(item.get("content"), f"{param}.content", _TEXT_PARTS)
                 self._answer(param, new="content" in self._last())["content"] = content
-                self._name("content", f"{param}.content")
+                self.name("content", f"{param}.content")
             case "message":
                 content = _text(item.get("content"), f"{param}.content", _TEXT_PARTS)
-                self._begin({"role": item.get("role"), "content": content}, param)
+                self.begin({"role": item.get("role"), "content": content}, param)
             case "reasoning":
                 texts = item.get("content") or item.get("summary") or []
                 text = _text(texts, param, ("reasoning_text", "summary_text"))
                 self._answer(param, new=True)["reasoning_content"] = text
-                self._name("reasoning_content", f"{param}.content")
+                self.name("reasoning_content", f"{param}.content")
             case "function_call":
-                function = {"name": item.get("name"), "arguments": item.get("arguments")}
-                call = {"id": item.get("call_id"), "type": "function", "function": function}
-                calls = self._answer(param).setdefault("tool_calls", [])
-                for name, own in (("", ""), (".function", ""), (".id", ".call_id")):
-                    self._name(f"tool_calls[{len(calls)}]{name}", param + own)
-                calls.append(call)
+                self._answer(param)
+                own = {"": param, ".function": param, ".id": f"{param}.call_id"}
+                self.call(item.get("call_id"), item.get("name"), item.get("arguments"), own)
             case "function_call_output":
                 content = _text(item.get("output"), f"{param}.output", _TEXT_PARTS)
                 call_id = item.get("call_id")
-                self._begin({"role": "tool", "tool_call_id": call_id, "content": content}, param)
-                self._name("tool_call_id", f"{param}.call_id")
-                self._name("content", f"{param}.output")
+                self.begin({"role": "tool", "tool_call_id": call_id, "content": content}, param)
+                self.name("tool_call_id", f"{param}.call_id")
+                self.name("content", f"{param}.output")
             case kind:
                 problem = "known: message, reasoning, function_call, function_call_output"
                 raise unsupported(f"{param}.type", f"{kind!r:.80}; {problem}")
-
-    def _begin(self, message: dict[str, Any], param: str) -> None:
-        self.fields[f"messages[{len(self.messages)}]"] = param
-        self.messages.append(message)
-
-    def _name(self, field: str, own: str) -> None:
-        """Note where a field of the last message comes from."""
-        self.fields[f"messages[{len(self.messages) - 1}].{field}"] = own
 
     def _last(self) -> dict[str, Any]:
         """The last message if it is an assistant's whose answer has begun; else an empty one."""
@@ -99,7 +63,7 @@ class Conversation:
     def _answer(self, param: str, new: bool = False) -> dict[str, Any]:
         """The assistant message that the next item belongs to."""
         if new or not self._last():
-            self._begin({"role": "assistant"}, param)
+            self.begin({"role": "assistant"}, param)
         return self.messages[-1]
 
 
@@ -113,7 +77,7 @@ def conversation_of(given: str | list[Any], instructions: str | None) -> Convers
     Raises:
         ApiError: an item is of another kind (400).
     """
-    made = Conversation()
+    made = _Items(_FIELDS)
     if instructions:
         made.add({"role": "system", "content": instructions}, "instructions")
     if isinstance(given, str):

@@ -147,6 +147,14 @@ class Service:
                 problem = f"{listed} tokens for each of {count} answers; at most {most}"
                 raise bad_request(f"{param}: {problem}", param)
 
+    def check_one(self, body: SamplingFields) -> None:
+        """Refuse what an API of one answer has no place for."""
+        if body.n not in (None, 1):
+            raise unsupported("n", "a response is one answer")
+        if body.prompt_logprobs is not None:
+            raise unsupported("prompt_logprobs", "use /v1/completions")
+        self.check_count(body, 1)
+
     @property
     def longest(self) -> int:
         """Tokens of a prompt and its answer at most."""

@@ -28,6 +28,14 @@ class JsonResponse(Response):
         return encode_json(content)
 
 
+def error_response(
+    scope: Scope, error: ApiError, headers: Mapping[str, str] | None = None
+) -> Response:
+    """The answer that is an error, in the shape that the request's route has."""
+    headers = {**error.headers(), **(headers or {})}
+    return JsonResponse(error.body(scope["path"]), error.status, headers)
+
+
 def event(content: Any) -> bytes:
     """One server-sent event."""
     return b"data: " + encode_json(content) + b"\n\n"

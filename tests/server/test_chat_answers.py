@@ -135,6 +135,7 @@ class Chat:
         }  # fmt: skip
         asyncio.run(self._app(scope, receive, send))
         assert sent[0]["status"] == 200, sent
+        self.headers = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
         return b"".join(message["body"] for message in sent[1:])
 
 
@@ -379,3 +380,23 @@ def test_a_schema_inside_json_object_is_kept() -> None:
     inside, _ = grammar_of(body, {"type": "json_object", "schema": schema})
     form = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
     assert inside == grammar_of(body, form)[0] != grammar_of(body, {"type": "json_object"})[0]
+
+
+def test_what_stopped_an_answer() -> None:
+    chat = Chat("Hello there<｜end▁of▁sentence｜>")
+    token = chat.tokenizer.encode("Hello there", add_special_tokens=False).ids[1]
+    for options, reason in (
+        ({}, None),
+        ({"stop": ["x", "ther"]}, "ther"),
+        ({"stop_token_ids": [token]}, token),
+        ({"stop_token_ids": [1]}, None),  # an end token
+        ({"stop_token_ids": [1], "ignore_eos": True}, 1),
+    ):
+        for path, more in (("/v1/chat/completions", {}), ("/v1/completions", {"prompt": "x"})):
+            body = {**options, **more, "max_tokens": 100}
+            (choice,) = json.loads(chat.post(path, **body))["choices"]
+            assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", reason)
+            *chunks, _ = events(chat.post(path, **body, stream=True))
+            assert chunks[-1]["choices"][0]["stop_reason"] == reason
+    (choice,) = json.loads(chat.post(max_tokens=1))["choices"]
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("length", None)

@@ -34,8 +34,8 @@ def responses_router(service: Service) -> APIRouter:
     async def create_response(body: ResponsesRequest, request: Request) -> Response:
         """Answer a conversation."""
         service.check_common(body)
+        service.check_one(body)
         _refuse(body)
-        service.check_count(body, 1)
         size = len(body.input)
         conversation = await in_thread(size, conversation_of, body.input, body.instructions)
         answer = _Answer(service, body)
@@ -67,10 +67,6 @@ def _refuse(body: ResponsesRequest) -> None:
         raise unsupported("previous_response_id", "answers are not kept; send them in input")
     if body.background:
         raise unsupported("background", "answers are not kept")
-    if body.n not in (None, 1):
-        raise unsupported("n", "a response is one answer")
-    if body.prompt_logprobs is not None:
-        raise unsupported("prompt_logprobs", "use /v1/completions")
     if body.truncation not in (None, "disabled"):
         raise unsupported("truncation", "a prompt that is too long is refused")
     for name in body.include or ():

@@ -129,6 +129,19 @@ class Manifest:
         """The calls of all plans, plan by plan."""
         return tuple(call for plan in self.plans.values() for call in plan.calls)
 
+    @property
+    def cache_owners(self) -> dict[str, tuple[CacheRecord, ...]]:
+        """The caches that each call owns, by its name; calls that own none are left out.
+
+        Calls that share an owner's caches may each use some of them: the owner has all.
+        """
+        found: dict[str, dict[str, CacheRecord]] = {}
+        for call in self.calls:
+            if call.caches is not None:
+                caches = self.caches.get(call.kind, ())
+                found.setdefault(call.caches, {}).update({cache.key: cache for cache in caches})
+        return {owner: tuple(caches.values()) for owner, caches in found.items() if caches}
+
     def sealed(self, files: tuple[FileRecord, ...]) -> "Manifest":
         """Manifest with its list of files and the digest over everything."""
         listed = replace(self, files=files)

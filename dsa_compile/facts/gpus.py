@@ -9,6 +9,12 @@ AUTO = "auto"
 CAPABILITIES = {"sm_90a": (9, 0), "sm_100a": (10, 0)}
 """Compute capability of the GPUs that each GPU target runs on; these targets fit no other."""
 
+GPU_MEMORY = {
+    "sm_90a": {"H100": 79.2, "H200": 139.8},
+    "sm_100a": {"B200": 178.0},
+}
+"""GiB of common GPUs of each target, as their driver reports them."""
+
 _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
 _LIBRARIES = ("libcuda.so.1", "libcuda.so")
 

@@ -1,5 +1,6 @@
-"""Exchanges of ranks: every collective of a step; and the bytes of a rank's weights."""
+"""Exchanges of ranks: every collective of a step; and the bytes that a rank holds."""
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,6 +8,7 @@ from typing import Any
 
 from dsa_compile.inspect.graph import Graph, Node
 from dsa_compile.inspect.store import Store, ranges
+from dsa_compile.ir.plan import MODEL
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "int64": 8, "int32": 4,
           "uint8": 1}  # fmt: skip
@@ -75,20 +77,65 @@ class Exchange:
         return sum(message.sent for message in self.messages)
 
 
-def exchanges(store: Store) -> list[Exchange]:
-    """Exchanges of every kind of region of an artifact, in the order in which a step runs them.
+@dataclass(frozen=True)
+class Held:
+    """Bytes that a rank holds, from the plans alone.
+
+    Attributes:
+        weights: each counted once, however many calls take it.
+        token: of all caches, for one token.
+    """
+
+    weights: int
+    token: int
+
+    def tokens(self, memory: float, block_size: int) -> int:
+        """Tokens that the caches have room for, in whole blocks; 0 where the weights do not fit.
+
+        Args:
+            memory: bytes that weights and caches may take.
+            block_size: tokens of a block.
+        """
+        return max(0, int((memory - self.weights) // (self.token * block_size)) * block_size)
+
+
+def held(store: Store) -> Held:
+    """The bytes that one rank of an artifact holds.
+
+    Raises:
+        ArtifactError: the weight plan is damaged.
+    """
+    plan, manifest = _weight_plan(store), store.manifest
+    weights: dict[str, int] = {}
+    for call in manifest.calls:
+        for entry in plan.get(call.kind, {}).values():
+            made = json.dumps(entry, sort_keys=True)
+            for name, value in call.vars.items():
+                made = made.replace(f"{{{name}}}", value)
+            weights[made] = _bytes(entry)
+    caches = [cache for each in manifest.cache_owners.values() for cache in each]
+    return Held(sum(weights.values()), sum(c.width * _BYTES[c.dtype] for c in caches))
+
+
+def exchanges(store: Store, plan: str = MODEL) -> list[Exchange]:
+    """Exchanges of every kind of region of a plan, in the order in which a step runs them.
 
     Variants list the same collectives; the first one stands for all.
+
+    Args:
+        store: the artifact's.
+        plan: its name.
 
     Raises:
         ArtifactError: a file of the artifact is damaged.
     """
     found = []
-    for kind in dict.fromkeys(call.kind for call in store.manifest.calls):
+    of_plan = store.manifest.plans[plan].calls
+    for kind in dict.fromkeys(call.kind for call in of_plan):
         graph = next(g for g in store.final.values() if g.kind == kind)
-        calls = [call for call in store.manifest.calls if call.kind == kind]
+        calls = [call for call in of_plan if call.kind == kind]
         layers = [call.layer for call in calls if call.layer is not None]
-        weights = _weight_bytes(store, kind)
+        weights = sum(map(_bytes, _weight_plan(store).get(kind, {}).values()))
         found.append(Exchange(kind, ranges(layers), len(calls), messages(graph), weights))
     return found
 
@@ -117,8 +164,10 @@ def _message(graph: Graph, node: Node) -> Message:
     return Message(node.name, node.op_name, axis, ranks, size, str(rows), node.path)
 
 
-def _weight_bytes(store: Store, kind: str) -> int:
+def _weight_plan(store: Store) -> Mapping[str, Any]:
     path = store.manifest.weights.plan
-    plan: Mapping[str, Any] = {} if path is None else store.read_json(path)
-    entries = plan.get(kind, {}).values()
-    return sum(math.prod(entry["shape"]) * _BYTES.get(entry["dtype"], 1) for entry in entries)
+    return {} if path is None else store.read_json(path)
+
+
+def _bytes(entry: Mapping[str, Any]) -> int:
+    return math.prod(entry["shape"]) * _BYTES.get(entry["dtype"], 1)

@@ -15,22 +15,9 @@ Caches = Mapping[str, Mapping[str, Tensor]]
 """Caches by key, for each call that owns some, by its name."""
 
 
-def cache_owners(manifest: Manifest) -> dict[str, tuple[CacheRecord, ...]]:
-    """The caches that each call owns, by its name; calls that own none are left out.
-
-    Calls that share an owner's caches may each use some of them: the owner has all.
-    """
-    found: dict[str, dict[str, CacheRecord]] = {}
-    for call in manifest.calls:
-        if call.caches is not None:
-            caches = manifest.caches.get(call.kind, ())
-            found.setdefault(call.caches, {}).update({cache.key: cache for cache in caches})
-    return {owner: tuple(caches.values()) for owner, caches in found.items() if caches}
-
-
 def page_bytes(manifest: Manifest, *, shared: bool = False) -> int:
     """Bytes of one block in all caches that :func:`make_caches` makes."""
-    owners = cache_owners(manifest).values()
+    owners = manifest.cache_owners.values()
     rows = sum(
         cache.width * getattr(torch, cache.dtype).itemsize
         for caches in (dict.fromkeys(owners) if shared else owners)
@@ -53,7 +40,7 @@ def make_caches(
     Raises:
         UserError: no memory for them.
     """
-    owners = cache_owners(manifest)
+    owners = manifest.cache_owners
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None
     made: dict[tuple[CacheRecord, ...] | str, dict[str, Tensor]] = {}
     try:

@@ -1,14 +1,20 @@
 """Messages of layers by their sizes, beside those in the graphs of artifacts."""
 
+import json
 from pathlib import Path
 
 import pytest
 
+import dsa_compile
+from dsa_compile.cli.inspect.command import main
+from dsa_compile.facts.layout import Layout
 from dsa_compile.frontend.architectures import load_config, spec_of
-from dsa_compile.inspect.ranks import exchanges
+from dsa_compile.inspect.ranks import exchanges, held
 from dsa_compile.inspect.store import Store
 from dsa_compile.measure.step.released import CONFIG
+from dsa_compile.runtime.execution.caches import page_bytes
 from dsa_compile.weights.plan import WeightPlan
+from dsa_compile.weights.sharing import weight_homes
 from tests.parallel.conftest import LAYOUTS
 from tests.parallel.layout_messages import LayerMessage, messages_of_layout
 
@@ -85,10 +91,40 @@ def test_the_page_has_these_figures() -> None:
 
 @pytest.mark.parametrize("name", ["tp2", "ep2"])
 def test_a_rank_holds_the_bytes_that_are_listed(artifact, name: str) -> None:
+    """What several calls take is loaded once, and counted once."""
     store = Store.open(artifact(name))
-    path = store.manifest.weights.plan
-    plan = WeightPlan.from_json(store.read_json(path))
-    held = sum(
-        entry.nbytes for call in store.manifest.calls for entry in plan.entries(call.kind).values()
-    )
-    assert sum(each.calls * each.weight_bytes for each in exchanges(store)) == held
+    plan = WeightPlan.from_json(store.read_json(store.manifest.weights.plan))
+    loaded = {
+        home: plan.entries(call.kind)[key].nbytes
+        for call in store.manifest.calls
+        for key, home in weight_homes(store.manifest.calls, plan)[call.name].items()
+    }
+    found = held(store)
+    assert found.weights == sum(loaded.values())
+    assert found.token * store.manifest.block_size == page_bytes(store.manifest)
+
+
+@pytest.mark.slow
+def test_drafts_add_weights_once_and_no_messages_to_a_step(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The released model over eight ranks: 61 layers, and the one that drafts."""
+    said = []
+    for draft in (None, "mtp"):
+        out = tmp_path / str(draft)
+        dsa_compile.compile(
+            ROOT / "examples" / "deepseek_v32", out, weights="none", layout=Layout(tp=8),
+            target="sm_90a", recipe="fp8", draft=draft, compiled_kernels=False, records=False,
+        )  # fmt: skip
+        assert main([str(out), "ranks", "--json"]) == 0
+        said.append(json.loads(capsys.readouterr().out))
+    without, drafting = said
+    assert drafting["messages"] == without["messages"] == 123
+    assert next(iter(drafting["drafts"].values()))["messages"] == 3
+    # a layer and eh_proj more; embedding and head are the model's
+    assert 1.4e9 < drafting["weight_bytes"] - without["weight_bytes"] < 1.8e9
+    ((gpu, tokens),) = [(n, t) for n, t in drafting["tokens"].items() if t]
+    assert gpu.startswith("H200")
+    assert tokens < without["tokens"][gpu]
+    taken = tokens * drafting["cache_bytes_per_token"] + drafting["weight_bytes"]
+    assert taken < 0.9 * 139.8 * 2**30

@@ -5,8 +5,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, overload
 
+from dsa_compile.common import hub
 from dsa_compile.common.option_keywords import keywords_of, takes_options
 from dsa_compile.facts.config import CompileConfig
+from dsa_compile.frontend.config_json import read_config_json
+from dsa_compile.frontend.model_checks import fitting_recipe
 from dsa_compile.lowering.compile_result import Clock, CompileResult, Progress, Silence
 
 # The compiler brings torch and transformers with it, and wrong names should not wait for those.
@@ -75,6 +78,7 @@ def compile_model(
     from dsa_compile.lowering.request import check_request
 
     clock = Clock(progress or Silence())
+    options = decided(model, options, revision)
     request = check_request(
         model,
         out,
@@ -84,9 +88,31 @@ def compile_model(
         more_passes=bool(passes),
         phase=clock.start,
     )
-    if options.chosen:
-        request = replace(request, notes=(options.chosen, *request.notes))
+    request = replace(request, notes=(*options.chosen, *request.notes))
     clock.start("imports")
     from dsa_compile.lowering.stages import run
 
     return run(request, force, clock, passes)
+
+
+def decided(
+    model: Path | str, options: CompileConfig, revision: str | None = None
+) -> CompileConfig:
+    """The options with the recipe that fits the model, where none was given and it is for a GPU.
+
+    Args:
+        model: a directory, or ``owner/name`` on the Hub, whose ``config.json`` is fetched.
+        options: of a compilation.
+        revision: of a model on the Hub.
+
+    Raises:
+        UserError: the model's configuration cannot be read, or its model type is not taken.
+    """
+    if not options.undecided:
+        return options
+    on_hub = hub.is_hub_id(str(model))
+    config = read_config_json(hub.find(str(model), revision).path if on_hub else Path(model))
+    recipe, why = fitting_recipe(config)
+    found = replace(options, recipe=recipe)
+    object.__setattr__(found, "chosen", (*options.chosen, f"recipe {recipe}: {why}"))
+    return found

@@ -21,6 +21,7 @@ from dsa_compile.cli.generate_output import (
     projected_line,
 )
 from dsa_compile.cli.generate_prompts import check_options, engine_prompts, read_prompts
+from dsa_compile.cli.models import artifact_of
 from dsa_compile.runtime.engine_options import EngineOptions
 from dsa_compile.runtime.requests.sampling_params import SamplingParams
 
@@ -52,11 +53,13 @@ def _run(args: argparse.Namespace) -> int:
     options = EngineOptions(**given_options(EngineOptions, args))
     batch = None if args.input is None else Batch(args.input, args.output)
     prompts = [] if batch is not None else read_prompts(args)
+    dummy = options.load_format == "dummy"
+    artifact = artifact_of(args.artifact, args, draft=options.draft, dummy=dummy)
     from dsa_compile.runtime import Engine
 
     verbose = sys.stderr.isatty() if args.verbose is None else args.verbose
     with log_to_stderr("dsa_compile.runtime") if verbose else nullcontext():
-        engine = Engine.load(args.artifact, options)
+        engine = Engine.load(artifact, options)
     params = replace(engine.default_params, **chosen)
     if batch is not None:
         return _run_batch(engine, batch, params)

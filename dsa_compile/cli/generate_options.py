@@ -5,13 +5,15 @@ from pathlib import Path
 
 from dsa_compile.cli.common import Parser
 from dsa_compile.cli.flags import add_options
+from dsa_compile.cli.models import ABOUT, add_compile_options
 from dsa_compile.runtime.engine_options import EngineOptions
 from dsa_compile.runtime.requests.sampling_params import SamplingParams
 
-_DESCRIPTION = """\
-Continue one or more prompts with a model compiled by dsa-compile.
+_DESCRIPTION = f"""\
+Continue one or more prompts.
 
-ARTIFACT is the directory that dsa-compile wrote. Prompts are texts when the model came with a
+{ABOUT}
+Prompts are texts when the model came with a
 tokenizer, and token ids always. Several prompts run together as one batch.
 """
 _EXAMPLES = """\
@@ -36,10 +38,13 @@ def build_parser() -> argparse.ArgumentParser:
         description=_DESCRIPTION,
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        usage="%(prog)s ARTIFACT (--prompt TEXT | --prompt-ids IDS | --prompt-file FILE | "
+        usage="%(prog)s MODEL (--prompt TEXT | --prompt-ids IDS | --prompt-file FILE | "
         "--input FILE --output FILE) [options]",
     )
-    parser.add_argument("artifact", metavar="ARTIFACT", help="directory written by dsa-compile")
+    parser.add_argument(
+        "artifact", metavar="MODEL",
+        help="a directory, or owner/name on the Hub; or what dsa-compile wrote",
+    )  # fmt: skip
     where = parser.add_argument_group("prompts (one of)").add_mutually_exclusive_group(
         required=True
     )
@@ -117,4 +122,5 @@ def build_parser() -> argparse.ArgumentParser:
     )
     engine = parser.add_argument_group("engine")
     add_options(engine, EngineOptions, leave_out=("skip_tokenizer_init",))
+    add_compile_options(parser)
     return parser

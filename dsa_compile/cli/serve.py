@@ -1,15 +1,18 @@
-"""``dsa-serve``: an artifact behind an OpenAI-compatible HTTP server."""
+"""``dsa-serve``: a model behind an OpenAI-compatible HTTP server."""
 
 import argparse
+import multiprocessing
 import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from dsa_compile.cli.common import Parser, guarded
 from dsa_compile.cli.flags import add_options, given_options, opposite
+from dsa_compile.cli.models import ABOUT, add_compile_options, artifact_of, is_model
 from dsa_compile.common.regular_files import read_regular
 from dsa_compile.errors import UserError
 from dsa_compile.runtime.engine_options import EngineOptions
@@ -18,13 +21,15 @@ from dsa_compile.server.settings import Settings
 
 PROGRAM = "dsa-serve"
 
-_DESCRIPTION = """\
-Serve a model compiled by dsa-compile over HTTP, with the endpoints of OpenAI's API.
+_DESCRIPTION = f"""\
+Serve a model over HTTP, with the endpoints of OpenAI's API.
 
-ARTIFACT is the directory that dsa-compile wrote. Flags have the names of vLLM's where it has them.
+{ABOUT}
+Flags have the names of vLLM's where it has them.
 """
 _EXAMPLES = """\
 examples:
+  dsa-serve deepseek-ai/DeepSeek-V3.2 --tensor-parallel-size 8 --draft mtp
   dsa-serve artifact/ --port 8000
   dsa-serve artifact/ --host 0.0.0.0 --api-key "$KEY" --served-model-name deepseek-v3.2
   dsa-serve --config serve.yaml
@@ -56,8 +61,7 @@ def _run(args: argparse.Namespace) -> int:
         packages = "fastapi uvicorn httptools pyzmq msgspec prometheus-client tokenizers jinja2"
         raise UserError(f"{error.name} is not installed: pip install {packages}") from error
     if args.artifact is None:
-        raise UserError(f"ARTIFACT is needed; see {PROGRAM} --help")
-    artifact = Path(args.artifact)
+        raise UserError(f"MODEL is needed; see {PROGRAM} --help")
     engine = given_options(EngineOptions, args)
     options = EngineOptions(**engine)  # refused before its process is started
     if options.force_accept is not None and options.load_format != "dummy":
@@ -70,9 +74,47 @@ def _run(args: argparse.Namespace) -> int:
     given = given_options(Settings, args)
     if "api_key" not in given and (key := os.environ.get("DSA_API_KEY")):
         given["api_key"] = (key,)
+    artifact = _compiled(args, options) if is_model(args.artifact) else _artifact(args, options)
+    if is_model(args.artifact):
+        given.setdefault("served_model_name", (_name(args.artifact),))
     if (started := started_rank()) is not None and started.rank:
         return _follow(artifact, engine)
     return serve(Settings(artifact=artifact, **given, engine=engine))
+
+
+def _artifact(args: argparse.Namespace, options: EngineOptions) -> Path:
+    dummy = options.load_format == "dummy"
+    return artifact_of(args.artifact, args, draft=options.draft, dummy=dummy)
+
+
+def _compiled(args: argparse.Namespace, options: EngineOptions) -> Path:
+    """The artifact of a model, compiled by a process of its own: this one does without torch."""
+    spawn = multiprocessing.get_context("spawn")
+    ours, theirs = spawn.Pipe(duplex=False)
+    # it ends with this one, whose signals it leaves to it
+    child = spawn.Process(target=_compile, args=(args, options, theirs), daemon=True)
+    child.start()
+    theirs.close()
+    try:
+        return Path(ours.recv())
+    except EOFError:  # it has said why
+        child.join()
+        sys.exit(child.exitcode)
+
+
+def _compile(args: argparse.Namespace, options: EngineOptions, result: Connection) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def run() -> int:
+        result.send(str(_artifact(args, options)))
+        return 0
+
+    sys.exit(guarded(PROGRAM, run))
+
+
+def _name(model: str) -> str:
+    """The name of a model in requests and answers: that of the Hub, or its directory's."""
+    return Path(model).resolve().name if Path(model).exists() else model
 
 
 def _follow(artifact: Path, engine: Mapping[str, Any]) -> int:
@@ -93,16 +135,20 @@ def _parser() -> argparse.ArgumentParser:
         description=_DESCRIPTION,
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        usage="%(prog)s ARTIFACT [options]",
+        usage="%(prog)s MODEL [options]",
     )
     parser.add_argument(
-        "artifact", metavar="ARTIFACT", nargs="?", help="directory written by dsa-compile"
+        "artifact",
+        metavar="MODEL",
+        nargs="?",
+        help="a directory, or owner/name on the Hub; or what dsa-compile wrote",
     )
     parser.add_argument(
         "--config", metavar="FILE", help="YAML file of flags; those of the command line win"
     )
     add_options(parser.add_argument_group("HTTP"), Settings)
     add_options(parser.add_argument_group("engine"), EngineOptions, leave_out=_UNSERVED)
+    add_compile_options(parser)
     return parser
 
 

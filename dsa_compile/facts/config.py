@@ -94,8 +94,9 @@ class CompileConfig:
         metavar=f"{{{','.join((AUTO, *TARGETS))}}}",
     )  # fmt: skip
     recipe: str = option(
-        "fp32", "precision of weights, activations and caches", choices=tuple(RECIPES),
-        unset="fp32, which gives the reference model's tokens",
+        AUTO, "precision of weights, activations and caches", choices=tuple(RECIPES),
+        unset="auto: fp32 on a CPU, which gives the reference model's tokens; on a GPU fp8 for a "
+        "checkpoint in FP8 blocks, else bf16",
     )  # fmt: skip
     weights: str = option(
         "reference", "reference: stay where they are, the artifact names the files and their "
@@ -158,16 +159,21 @@ class CompileConfig:
             ),
         },
     )
-    chosen: ClassVar[str] = ""  # of an instance: which target ``auto`` became, and why
+    # of an instance: what ``auto`` became, and why; and whether the recipe is left to the model
+    chosen: ClassVar[tuple[str, ...]] = ()
+    undecided: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.target == AUTO:
             target, why = choose_target()
             object.__setattr__(self, "target", target)
-            object.__setattr__(self, "chosen", f"target {target}: {why}")
+            object.__setattr__(self, "chosen", (f"target {target}: {why}",))
         if self.target not in TARGETS:  # "gpu" is near to "cpu", and is not meant by it
             known = ", ".join(f"{name} ({machine})" for name, machine in _MACHINES.items())
             raise UserError(f"unknown target {self.target!r}; choose one of {known}")
+        if self.recipe == AUTO:
+            object.__setattr__(self, "recipe", "fp32")
+            object.__setattr__(self, "undecided", self.target != "cpu")
         check(self)
         if self.profile is not None:
             object.__setattr__(self, "profile", os.fspath(self.profile))

@@ -97,6 +97,24 @@ def recipes_of(model_type: str) -> tuple[str, ...]:
     return _NARROW.get(model_type, tuple(RECIPES))
 
 
+def fitting_recipe(config: Mapping[str, Any]) -> tuple[str, str]:
+    """The recipe that suits a checkpoint on a GPU, and why.
+
+    Args:
+        config: of the model.
+
+    Raises:
+        ConfigError: a model type that is not taken.
+    """
+    recipes = recipes_of(check_model_type(config))
+    stored = config.get("quantization_config") or {}
+    if stored.get("quant_method") != "fp8":
+        return "bf16", "its weights are not quantised"
+    if "fp8" in recipes:
+        return "fp8", "its weights are blocks of FP8"
+    return "bf16", "this model type has no recipe with FP8"
+
+
 def check_recipe(model_type: str, recipe: str) -> None:
     """Raise UserError for a recipe that a model type cannot be compiled with."""
     recipes = recipes_of(model_type)

@@ -31,7 +31,7 @@ class Settings:
     )
     served_model_name: tuple[str, ...] = option(
         (), "names for requests to use, the first of which answers carry", several="words",
-        metavar="NAME", unset="the artifact's directory",
+        metavar="NAME", unset="the model's name or directory",
     )  # fmt: skip
     api_key: tuple[str, ...] = option(
         (), "let in requests with one of these keys only", several="words", metavar="KEY",

@@ -35,7 +35,7 @@ def cheap(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def compiled(model_dir: Path, out: Path, **options: object) -> CompileResult:
-    return compile_model(model_dir, out, target="sm_90a", force=True, **options)
+    return compile_model(model_dir, out, target="sm_90a", recipe="fp32", force=True, **options)
 
 
 def test_an_artifact_holds_what_its_steps_launch(model_dir, tmp_path, cheap):

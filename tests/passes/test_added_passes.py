@@ -173,7 +173,14 @@ def test_by_hand(install, model_dir: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_options_are_recorded_and_checked(model_dir: Path, tmp_path: Path) -> None:
     options = ("overlap_streams.streams=3",)
-    compile_model(model_dir, tmp_path / "a", weights="none", target="sm_90a", pass_options=options)
+    compile_model(
+        model_dir,
+        tmp_path / "a",
+        weights="none",
+        target="sm_90a",
+        recipe="fp32",
+        pass_options=options,
+    )
     config = Artifact.open(tmp_path / "a").manifest.compile
     assert config.pass_options == options
     (step,) = (step for step in pipeline_of(config) if step.name == "overlap_streams")

@@ -116,7 +116,7 @@ def test_files_that_are_refused(tmp_path: Path, text: str, words: str, capsys) -
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        ([], "ARTIFACT is needed"),
+        ([], "MODEL is needed"),
         (["a", "--max-model-len", "4Q"], "'4Q' is not a number"),
         (["a", "--max-model-len", "K"], "'K' is not a number"),
         (["a", "--max-num-sequences", "4"], "did you mean --max-num-seqs?"),

@@ -170,4 +170,4 @@ def _weight_plan(store: Store) -> Mapping[str, Any]:
 
 
 def _bytes(entry: Mapping[str, Any]) -> int:
-    return math.prod(entry["shape"]) * _BYTES.get(entry["dtype"], 1)
+    return int(math.prod(entry["shape"])) * _BYTES.get(entry["dtype"], 1)

@@ -76,9 +76,10 @@ def run(args: argparse.Namespace) -> int:
     out.print(shown)
     out.print()
     for name, step in steps.items():
+        what = "a step" if name == MODEL else f"a step of {name}"
         out.print(
-            f"{'a step' if name == MODEL else f'a step of {name}'}: {step['messages']} messages; for "
-            f"a token whose logits are wanted each rank sends {step['sent_bytes']:,.0f} bytes"
+            f"{what}: {step['messages']} messages; for a token whose logits are wanted each rank "
+            f"sends {step['sent_bytes']:,.0f} bytes"
         )
     out.print(
         f"a rank: {holds.weights:,} bytes of weights ({holds.weights / GIB:.1f} GiB), each counted "

@@ -59,7 +59,7 @@ def _run(args: argparse.Namespace) -> int:
 
     verbose = sys.stderr.isatty() if args.verbose is None else args.verbose
     with log_to_stderr("dsa_compile.runtime") if verbose else nullcontext():
-        engine = Engine.load(artifact, options)
+        engine = Engine.load(str(artifact), options)
     params = replace(engine.default_params, **chosen)
     if batch is not None:
         return _run_batch(engine, batch, params)

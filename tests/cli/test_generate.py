@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from dsa_compile.cli.generate import main
+from dsa_compile.facts.config import CompileConfig
 from dsa_compile.runtime.engine_options import EngineOptions
 from dsa_compile.runtime.requests.sampling_params import SamplingParams
 from tests.cli.stub_engine import Letters
@@ -250,7 +251,8 @@ def test_help_states_the_defaults_that_hold(capsys):
     assert caught.value.code == 0
     text = " ".join(capsys.readouterr().out.split())
     stated = dict(re.findall(r"--([a-z-]+) [XN] (?:(?!--).)*?\(default: ([\d.]+)[;)]", text))
-    params, options = vars(SamplingParams()), vars(EngineOptions())
+    params = vars(SamplingParams()) | vars(CompileConfig())
+    options = vars(EngineOptions())
     assert {"temperature", "top-k", "max-tokens"} < stated.keys()
     for name, value in stated.items():
         assert float(value) == (params | options)[name.replace("-", "_")], name

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dsa_compile.facts.config import FP8_RECIPES, GPUS, RECIPES, TARGETS, CompileConfig
-from dsa_compile.facts.layout import ATTENTION, EMBEDDING, EXPERTS, HEAD, MLPS, TOKENS
+from dsa_compile.facts.layout import DP, TP, WORLD
 
 GROUP = "dsa_compile.passes"
 """The entry points by which installed packages add passes (:mod:`dsa_compile.passes.added`)."""
@@ -24,12 +24,9 @@ _NAMES = {
     "FP8_RECIPES": FP8_RECIPES,
     "GPUS": GPUS,
     "TARGETS": TARGETS,
-    "ATTENTION": ATTENTION,
-    "EMBEDDING": EMBEDDING,
-    "EXPERTS": EXPERTS,
-    "TOKENS": TOKENS,
-    "HEAD": HEAD,
-    "MLPS": MLPS,
+    "DP": DP,
+    "TP": TP,
+    "WORLD": WORLD,
 }
 
 
@@ -42,7 +39,7 @@ class PassFacts:
         options: with their defaults.
         about: the docstring of its module.
         package: name and version of the package that adds it; empty for the project's own.
-        cuts: the part of the model that it cuts over ranks; empty for one that cuts none.
+        cuts: the axis of the ranks that it is for; empty for one that runs on one rank too.
     """
 
     name: str
@@ -64,7 +61,7 @@ class PassFacts:
         return (
             config.recipe in self.recipes
             and config.target in self.targets
-            and (not self.cuts or self.cuts in config.layout.cuts)
+            and (not self.cuts or config.layout.along(self.cuts) > 1)
         )
 
 

@@ -15,7 +15,7 @@ Leaves out: widths that only the fallback kernel would take.
 import torch
 
 from dsa_compile.facts.config import FP8_RECIPES
-from dsa_compile.facts.layout import ATTENTION
+from dsa_compile.facts.layout import TP
 from dsa_compile.ir.edit import Editor
 from dsa_compile.ir.match import Call, Const, Node
 from dsa_compile.ir.passes import Numerics, RegionPass
@@ -33,9 +33,9 @@ class FuseAllReduceNorm(RegionPass):
     """All-reduce, addition, norm and quantisation become one op."""
 
     numerics = Numerics.BITWISE
-    requires = ("shard_attention", "fuse_add_norm_quantize")
+    requires = ("place", "fuse_add_norm_quantize")
     recipes = FP8_RECIPES
-    cuts = ATTENTION
+    cuts = TP
 
     def expects(self, program: Program, region: Region) -> int | None:
         """The norm between attention and MLP."""

@@ -16,7 +16,7 @@ Declines: gathered rows that something else reads too.
 import torch
 
 from dsa_compile.facts.config import FP8_RECIPES
-from dsa_compile.facts.layout import TOKENS
+from dsa_compile.facts.layout import DP
 from dsa_compile.ir.edit import Editor
 from dsa_compile.ir.match import Call, Const, Node
 from dsa_compile.ir.passes import Numerics, RegionPass
@@ -31,9 +31,9 @@ class GatherQuantized(RegionPass):
     """All-gathers take e4m3 values and scales in place of bf16."""
 
     numerics = Numerics.BITWISE
-    requires = ("shard_experts", "quantize_experts")
+    requires = ("place", "quantize_experts")
     recipes = FP8_RECIPES
-    cuts = TOKENS
+    cuts = DP
 
     def expects(self, program: Program, region: Region) -> int | None:
         """The tokens of the experts of every MoE layer."""

@@ -16,7 +16,7 @@ Declines: rows that are read before all operands are there.
 import torch
 from torch import fx
 
-from dsa_compile.facts.layout import TOKENS
+from dsa_compile.facts.layout import DP
 from dsa_compile.ir.edit import Editor
 from dsa_compile.ir.match import argument, calls
 from dsa_compile.ir.passes import Numerics, RegionPass
@@ -32,8 +32,8 @@ class JoinAllGathers(RegionPass):
     """The all-gathers in front of experts become one."""
 
     numerics = Numerics.BITWISE
-    requires = ("shard_experts", "gather_quantized")
-    cuts = TOKENS
+    requires = ("place", "gather_quantized")
+    cuts = DP
 
     def expects(self, program: Program, region: Region) -> int | None:
         """One before the experts of every MoE layer."""

@@ -4,14 +4,14 @@ import textwrap
 from collections.abc import Iterator
 
 from dsa_compile.facts.config import RECIPES, TARGETS
-from dsa_compile.facts.layout import EMBEDDING, EXPERTS, TOKENS
+from dsa_compile.facts.layout import DP, TP, WORLD
 from dsa_compile.passes.facts import LevelFacts, passes_of
 from dsa_compile.passes.selection import RUNTIME_REQUIRES
 from dsa_compile.passes.steps import steps
 
 _WIDTH = 80
-# Options that let a pass run which is for ranks, where that is not --tp.
-_OPTIONS = {EXPERTS: "--tp or --dp", TOKENS: "--dp", EMBEDDING: "--shard-embedding"}
+# Options that let a pass run which is for the ranks of an axis.
+_OPTIONS = {TP: "--tp", DP: "--dp", WORLD: "--tp or --dp"}
 _INTRODUCTION = """\
 Passes in the order they run. bitwise: results stay the same to the last bit;
 tolerance: the same mathematics, rounded elsewhere. A pass is left out together
@@ -33,7 +33,7 @@ def listing() -> Iterator[str]:
         users += ["the runtime"] if step.name in RUNTIME_REQUIRES else []
         recipes = "" if step.recipes == tuple(RECIPES) else f"; recipe {', '.join(step.recipes)}"
         targets = "" if step.targets == TARGETS else f"; target {', '.join(step.targets)}"
-        ranks = f"; with {_OPTIONS.get(step.cuts, '--tp')}" if step.cuts else ""
+        ranks = f"; with {_OPTIONS[step.cuts]}" if step.cuts else ""
         package = f"; {step.package}" if step.package else ""
         yield f"{step.name} ({step.numerics}{recipes}{targets}{ranks}{package})"
         yield from _indented(step.about.partition("\n")[0].replace("``", ""))

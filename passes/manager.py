@@ -7,8 +7,8 @@ from dsa_compile.errors import CompileError
 from dsa_compile.facts.config import CompileConfig
 from dsa_compile.ir.graph_json import region_to_json
 from dsa_compile.ir.passes import Pass, PassRecord
+from dsa_compile.ir.placement_check import placement_problems
 from dsa_compile.ir.program import Level, Program
-from dsa_compile.ir.rank_check import rank_problems
 from dsa_compile.ir.refusal import way_into
 from dsa_compile.ir.spec import verify
 from dsa_compile.passes.added import pipeline_of
@@ -94,7 +94,7 @@ def rank_refusal(program: Program) -> str:
     """
     if program.config.layout.world == 1:
         return ""
-    for problem in rank_problems(program):
+    for problem in placement_problems(program):
         region = problem.partition(":")[0]
         sites = [site for site in program.records[-1].journal.sites if site.region in (region, "")]
         where = f" site {sites[0].number}" if len(sites) == 1 else ""

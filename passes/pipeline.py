@@ -24,11 +24,11 @@ from dsa_compile.passes.gather_quantized import GatherQuantized
 from dsa_compile.passes.hoist_query_scale import HoistQueryScale
 from dsa_compile.passes.insert_paged_caches import InsertPagedCaches
 from dsa_compile.passes.join_all_gathers import JoinAllGathers
-from dsa_compile.passes.join_all_reduces import JoinAllReduces
 from dsa_compile.passes.merge_projections import MergeProjections
 from dsa_compile.passes.merge_shared_expert import MergeSharedExpert
 from dsa_compile.passes.overlap_streams import OverlapStreams
 from dsa_compile.passes.pack_swiglu import PackSwiglu
+from dsa_compile.passes.place import Place
 from dsa_compile.passes.quantize_experts import QuantizeExperts
 from dsa_compile.passes.quantize_indexer import QuantizeIndexer
 from dsa_compile.passes.quantize_latent_cache import QuantizeLatentCache
@@ -47,11 +47,6 @@ from dsa_compile.passes.recognize_router import RecognizeRouter
 from dsa_compile.passes.recognize_sparse_attention import RecognizeSparseAttention
 from dsa_compile.passes.recognize_swiglu import RecognizeSwiglu
 from dsa_compile.passes.select_logit_rows import SelectLogitRows
-from dsa_compile.passes.shard_attention import ShardAttention
-from dsa_compile.passes.shard_embedding import ShardEmbedding
-from dsa_compile.passes.shard_experts import ShardExperts
-from dsa_compile.passes.shard_head import ShardHead
-from dsa_compile.passes.shard_mlps import ShardMlps
 from dsa_compile.passes.skip_padding import SkipPadding
 from dsa_compile.passes.split_prompts import SplitPrompts
 from dsa_compile.passes.split_short_long import SplitShortLong
@@ -85,13 +80,8 @@ PIPELINE: tuple[Pass | Level, ...] = (
     AbsorbMla(),
     FlattenTokens(),
     InsertPagedCaches(),
-    # shard: over the ranks of a layout, before weights are merged and quantised
-    ShardAttention(),
-    ShardMlps(),
-    ShardExperts(),
-    JoinAllReduces(),
-    ShardHead(),
-    ShardEmbedding(),
+    # place: on the ranks of a layout, before weights are merged and quantised
+    Place(),
     # fuse
     MergeProjections(),
     PackSwiglu(),

@@ -15,11 +15,6 @@ TP, DP, WORLD = "tp", "dp", "world"
 """The axes of a layout, as collectives and weights name them: the ranks of a lane, the lanes, and
 both together."""
 
-ATTENTION, MLPS, EXPERTS, HEAD, EMBEDDING = "attention", "mlps", "experts", "head", "embedding"
-TOKENS = "tokens"
-"""The parts of a model, and the tokens of a step, that a layout may cut; a pass that is for one
-names it."""
-
 
 @has_options
 @dataclass(frozen=True, kw_only=True)
@@ -89,15 +84,6 @@ class Layout:
         if axis == TP:
             return tuple(range(lane * self.tp, (lane + 1) * self.tp))
         return tuple(range(place, self.world, self.tp))
-
-    @property
-    def cuts(self) -> frozenset[str]:
-        """Parts that each rank has only a share of; with lanes, tokens among them."""
-        if self.world == 1:
-            return frozenset()
-        parts = {ATTENTION, MLPS, EXPERTS, HEAD} if self.tp > 1 else {EXPERTS}
-        parts |= {TOKENS} if self.dp > 1 else set()
-        return frozenset(parts | ({EMBEDDING} if self.shard_embedding else set()))
 
     def __str__(self) -> str:
         sizes = {name: getattr(self, name) for name in (TP, DP, "ep")}

@@ -34,8 +34,8 @@ class Pass:
 
     Subclasses set ``numerics``, name the passes whose results they build on in ``requires``, and
     implement :meth:`run`; most derive from :class:`RegionPass`. ``recipes`` and ``targets`` are
-    what a pass is for: under any other recipe or target it does not run. One that cuts a part of
-    the model over ranks names it in ``cuts``, and runs where the layout cuts that part.
+    what a pass is for: under any other recipe or target it does not run. One that is for several
+    ranks names their axis in ``cuts``, and runs where the layout has more than one along it.
     """
 
     numerics: ClassVar[Numerics] = Numerics.BITWISE
@@ -67,7 +67,7 @@ class Pass:
             self.name not in config.disable
             and config.recipe in self.recipes
             and config.target in self.targets
-            and (not self.cuts or self.cuts in config.layout.cuts)
+            and (not self.cuts or config.layout.along(self.cuts) > 1)
         )
 
     def run(self, program: Program, record: PassRecord) -> None:

@@ -10,8 +10,8 @@ from dsa_compile.errors import CompileError
 from dsa_compile.ir.dims import describe, shape_names, symbol_names
 from dsa_compile.ir.hazards import find_hazards
 from dsa_compile.ir.kernel_ops import allowed_targets
+from dsa_compile.ir.placement_check import placement_problems
 from dsa_compile.ir.program import Level, Program
-from dsa_compile.ir.rank_check import rank_problems
 from dsa_compile.ir.refusal import made_by, node_problem
 from dsa_compile.ir.region import Region, Role
 from dsa_compile.ops import FACTS, Form
@@ -62,7 +62,7 @@ def violations(program: Program, level: Level) -> Iterator[str]:
             yield from map(str, find_hazards(region))
     yield from _value_problems(program)
     if level is Level.KERNEL and program.config.layout.world > 1:
-        yield from rank_problems(program)
+        yield from placement_problems(program)
 
 
 def verify(program: Program, level: Level) -> None:

@@ -104,7 +104,7 @@ def test_comparison_of_an_artifact(artifact: Artifacts, capsys: pytest.CaptureFi
     report = json.loads(capsys.readouterr().out)
     assert report["ok"]
     assert report["layout"] == "tp2, ep2"
-    assert report["passes"][0]["name"] == "shard_attention"
+    assert report["passes"][0]["name"] == "place"
 
 
 def test_what_runs_one_rank_says_so(

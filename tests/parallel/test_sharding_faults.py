@@ -1,7 +1,7 @@
 """Wrong cuts whose graphs are sound: verify finds each at the pass that made it.
 
 Values decide, not structure: parts that belong to another rank, or pieces cut where they should not
-be. What structure shows is found without running (``tests/ir/test_rank_check.py``).
+be. What structure shows is found without running (``tests/ir/test_placement_check.py``).
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ import pytest
 from dsa_compile.facts.config import CompileConfig
 from dsa_compile.facts.layout import Layout
 from dsa_compile.frontend.build import build_program
-from dsa_compile.passes import shard_experts, sharding
+from dsa_compile.passes import place
 from dsa_compile.verify.checks.report import VerifyReport
 from dsa_compile.verify.checks.verify_compilation import verify
 from dsa_compile.verify.execution.replay import Replay
@@ -34,9 +34,9 @@ class Clean:
     store: WeightStore
     prompt: Prompt
 
-    def check(self, name: str, layout: Layout = TP2) -> VerifyReport:
-        """Run one pass again, on the program that it was given, and verify it."""
-        run = next(run for run in self.replay.runs if run.step.name == name)
+    def check(self, layout: Layout = TP2) -> VerifyReport:
+        """Run the pass that cuts again, on the program that it was given, and verify it."""
+        run = next(run for run in self.replay.runs if run.step.name == "place")
         before = run.before.fork(replace(run.before.config, layout=layout))
         return verify(Replay(before, [run.step]), self.store, self.prompt)
 
@@ -46,7 +46,7 @@ def clean(tmp_path_factory: pytest.TempPathFactory) -> Clean:
     folder: Path = tmp_path_factory.mktemp("model")
     tiny_config(2, first_k_dense_replace=1).save_pretrained(folder)
     config = CompileConfig(target="cpu", weights="none", layout=TP2, records=False, block_size=16)
-    program = build_program(folder, replace(config, stop_after="shard_embedding"))
+    program = build_program(folder, replace(config, stop_after="place"))
     spec = program.spec
     tokens = random_tokens(spec.index_topk + 8, spec.vocab_size)
     prompt = Prompt.of(tokens, spec.index_topk, 16)
@@ -55,11 +55,11 @@ def clean(tmp_path_factory: pytest.TempPathFactory) -> Clean:
 
 def planted(monkeypatch, key: str, change: Callable[[Shard], Shard]) -> None:
     """Change the cut of a weight behind the back of the pass that made it."""
-    keep = sharding._keep_part
+    keep = place.keep_part
 
-    def wrong(edit, program, cut) -> None:
-        keep(edit, program, cut)
-        kind, name = edit.region.kind, cut.weight.meta["key"]
+    def wrong(edit, program, weight, cut) -> None:
+        keep(edit, program, weight, cut)
+        kind, name = edit.region.kind, weight.meta["key"]
         if name.endswith(key):
             entry = program.weights.remove(kind, name)
             assert isinstance(entry.expr, Shard)
@@ -67,7 +67,7 @@ def planted(monkeypatch, key: str, change: Callable[[Shard], Shard]) -> None:
                 kind, name, WeightEntry(entry.dtype, entry.shape, change(entry.expr))
             )
 
-    monkeypatch.setattr(sharding, "_keep_part", wrong)
+    monkeypatch.setattr(place, "keep_part", wrong)
 
 
 def of_the_other_rank(cut: Shard) -> Shard:
@@ -75,39 +75,39 @@ def of_the_other_rank(cut: Shard) -> Shard:
     return replace(cut, of=Concat(cut.dim, tuple(halves)))
 
 
-def found_in(report: VerifyReport, name: str) -> None:
+def found_in(report: VerifyReport, path: str) -> None:
+    """The pass is found, and no site of it but those at a path."""
     assert not report.ok
     (done,) = report.passes
-    assert (done.name, bool(done.problem)) == (name, True)
-    assert {site.pass_name for site in report.wrong} <= {name}
+    assert (done.name, bool(done.problem)) == ("place", True)
+    assert {site.pass_name for site in report.wrong} <= {"place"}
+    assert report.wrong
+    assert all(path in site.path for site in report.wrong), report.wrong
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", [TP2, EP2], ids=str)
+def test_sound_cuts_are_right(clean: Clean, layout: Layout) -> None:
+    assert [done.problem for done in clean.check(layout).passes] == [""]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name",
-    ["shard_attention", "shard_mlps", "shard_experts", "shard_head", "shard_embedding"],
-)
-def test_sound_cuts_are_right(clean: Clean, name: str) -> None:
-    assert [done.problem for done in clean.check(name).passes] == [""]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "key"),
+    ("path", "key"),
     [
-        ("shard_attention", "q_b_proj.weight"),
-        ("shard_attention", "w_uk"),
-        ("shard_attention", "w_uv"),
-        ("shard_attention", "o_proj.weight"),
-        ("shard_mlps", "gate_proj.weight"),
-        ("shard_mlps", "down_proj.weight"),
-        ("shard_head", "lm_head.weight"),
-        ("shard_embedding", "embed_tokens.weight"),
+        ("self_attn", "q_b_proj.weight"),
+        ("self_attn", "w_uk"),
+        ("self_attn", "w_uv"),
+        ("self_attn", "o_proj.weight"),
+        ("mlp", "gate_proj.weight"),
+        ("mlp", "down_proj.weight"),
+        ("head", "lm_head.weight"),
+        ("embed", "embed_tokens.weight"),
     ],
 )
-def test_the_part_of_another_rank(clean: Clean, monkeypatch, name: str, key: str) -> None:
+def test_the_part_of_another_rank(clean: Clean, monkeypatch, path: str, key: str) -> None:
     planted(monkeypatch, key, of_the_other_rank)
-    found_in(clean.check(name), name)
+    found_in(clean.check(), path)
 
 
 @pytest.mark.slow
@@ -117,7 +117,7 @@ def test_gate_and_up_cut_as_one_piece(clean: Clean, monkeypatch) -> None:
         "gate_up_proj",
         lambda cut: replace(cut, stacked=1, length=cut.length * cut.stacked),
     )
-    found_in(clean.check("shard_experts"), "shard_experts")
+    found_in(clean.check(), "mlp")
 
 
 @pytest.mark.slow
@@ -126,13 +126,13 @@ def test_the_experts_of_another_rank(clean: Clean, monkeypatch) -> None:
         half = len(values) // 2
         return Constant(dtype, shape, (*values[half:], *values[:half]))
 
-    monkeypatch.setattr(shard_experts, "Constant", turned)
-    found_in(clean.check("shard_experts", EP2), "shard_experts")
+    monkeypatch.setattr(place, "Constant", turned)
+    found_in(clean.check(EP2), "mlp")
 
 
 def test_an_expert_that_no_rank_has(clean: Clean, monkeypatch) -> None:
     def lost(dtype, shape, values) -> Constant:
         return Constant(dtype, shape, (-1, *values[1:]))
 
-    monkeypatch.setattr(shard_experts, "Constant", lost)
-    found_in(clean.check("shard_experts", EP2), "shard_experts")
+    monkeypatch.setattr(place, "Constant", lost)
+    found_in(clean.check(EP2), "mlp")

@@ -4,7 +4,7 @@ import torch
 from dsa_compile.facts.config import CompileConfig
 from dsa_compile.facts.layout import Layout
 from dsa_compile.passes.fuse_all_reduce_norm import FuseAllReduceNorm
-from dsa_compile.passes.shard_mlps import ShardMlps
+from dsa_compile.passes.place import Place
 from tests.passes.conftest import PassCheck
 from tests.passes.sketch import Sketch, region, value, weight
 
@@ -48,7 +48,7 @@ def test_the_sum_over_ranks_is_part_of_its_norm(check: PassCheck, dtype: torch.d
         )
         return parts[0], parts[1], parts[2], parts[3]
 
-    check(FuseAllReduceNorm(), before(dtype), after, prepare=[ShardMlps()], config=TP2)
+    check(FuseAllReduceNorm(), before(dtype), after, prepare=[Place()], config=TP2)
 
 
 def test_a_sum_that_something_else_reads_stays(check: PassCheck) -> None:

@@ -261,6 +261,6 @@ def head(step: Pass) -> str:
     """Heading of a pass in the listing."""
     recipes = "" if step.recipes == tuple(RECIPES) else f"; recipe {', '.join(step.recipes)}"
     targets = "" if step.targets == TARGETS else f"; target {', '.join(step.targets)}"
-    others = {"experts": "--tp or --dp", "tokens": "--dp", "embedding": "--shard-embedding"}
-    ranks = f"; with {others.get(step.cuts, '--tp')}" if step.cuts else ""
+    options = {"tp": "--tp", "dp": "--dp", "world": "--tp or --dp"}
+    ranks = f"; with {options[step.cuts]}" if step.cuts else ""
     return f"{step.name} ({step.numerics.value}{recipes}{targets}{ranks})"

@@ -29,7 +29,7 @@ def test_ops_are_named_that_are_called_with_other_constants(recompiled: Recompil
 def test_weights_are_named_that_a_rewrite_cuts(recompiled: RecompiledArtifact) -> None:
     exported = recompiled.exported
     cut = Replay(exported.fork(replace(exported.config, layout=Layout(tp=2))))
-    text = brought(cut, "shard_attention")
+    text = brought(cut, "place")
     assert text.startswith("inserts dsa.all_reduce (ops/collectives.py")
     assert "cuts self_attn.o_proj.weight, self_attn.q_b_proj.weight" in text
     assert text.endswith("(weights/ranks.py, weights/windows.py)")

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from dsa_compile.facts.config import CompileConfig
 from dsa_compile.facts.layout import DP, ONE_RANK, TP, WORLD, Layout, numbers_along
+from dsa_compile.facts.placements import PARTIAL, REPLICATE, TOKENS, Split
 from dsa_compile.frontend.build import build_program
-from dsa_compile.ir.rank_values import LANE, PARTIAL, WHOLE, Part
 from dsa_compile.ops import COMBINE
 from dsa_compile.verify.bisect import reproducer
 from dsa_compile.verify.checks.unsharded import compare_with_unsharded
@@ -112,11 +112,11 @@ def test_a_group_gets_values_in_the_order_in_which_it_lists_its_ranks(
 
 
 def test_whole_values_of_both_axes() -> None:
-    terms = gathered(OF_EACH, {TP: Part(-1), DP: PARTIAL}, LAYOUT)
+    terms = gathered(OF_EACH, {TP: Split(-1), DP: PARTIAL}, LAYOUT)
     assert terms.tolist() == [[6, 6, 9, 9]] * 2
-    lanes = gathered(OF_EACH, {TP: PARTIAL, DP: LANE}, LAYOUT)
+    lanes = gathered(OF_EACH, {TP: PARTIAL, DP: TOKENS}, LAYOUT)
     assert firsts(lanes) == (DP, [1, 5, 9])
-    assert gathered(OF_EACH, {TP: WHOLE, DP: LANE}, LAYOUT) is OF_EACH
+    assert gathered(OF_EACH, {TP: REPLICATE, DP: TOKENS}, LAYOUT) is OF_EACH
 
 
 def test_rows_of_all_lanes_are_compared_with_those_of_one() -> None:
@@ -200,7 +200,7 @@ def test_lanes_together_are_one_rank(tmp_path: Path, layout: Layout) -> None:
     tiny_config(1, first_k_dense_replace=0).save_pretrained(tmp_path)
     config = CompileConfig(
         target="cpu", weights="none", layout=layout, records=False, block_size=16,
-        stop_after="shard_experts",
+        stop_after="place",
     )  # fmt: skip
     program = build_program(tmp_path, config)
     unsharded = Replay(
@@ -211,5 +211,5 @@ def test_lanes_together_are_one_rank(tmp_path: Path, layout: Layout) -> None:
     prompt = Prompt.of(tokens, program.spec.index_topk, 16)
     report = compare_with_unsharded(Replay(program), unsharded, store, prompt)
     assert report.wrong is None
-    assert report.passes[-1].name == "shard_experts"
+    assert report.passes[-1].name == "place"
     assert report.passes[-1].sums > 0

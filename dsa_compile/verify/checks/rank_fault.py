@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
+from dsa_compile.ir.placement_check import placement_problems
 from dsa_compile.ir.program import Program
-from dsa_compile.ir.rank_check import rank_problems
 from dsa_compile.verify.execution.replay import PassRun, Replay
 
 
@@ -36,4 +36,4 @@ def rank_fault(replay: Replay) -> RankFault | None:
 
 
 def _problem(program: Program) -> str:
-    return next(rank_problems(program), "")
+    return next(placement_problems(program), "")

@@ -14,10 +14,10 @@ from typing import Any
 from torch import Tensor, fx
 
 from dsa_compile.facts.layout import DP, TP
+from dsa_compile.facts.placements import PARTIAL, TOKENS, Placement, Split
 from dsa_compile.ir.passes import Pass
+from dsa_compile.ir.placement_check import region_problems
 from dsa_compile.ir.program import Program
-from dsa_compile.ir.rank_check import region_problems
-from dsa_compile.ir.rank_values import LANE, PARTIAL, Part, RankValue
 from dsa_compile.passes.added import pipeline_of
 from dsa_compile.verify.checks.rewrite_run import in_a_line
 from dsa_compile.verify.comparison.agreement import compare
@@ -201,7 +201,7 @@ def _problems(done: PassComparison, program: Program, trace: Trace, whole: _Whol
                     counted.add(ours)
                     _count(done, shares.values())
                 whole = gathered(both[1], shares, layout)
-                if shares.get(DP, LANE) != LANE:
+                if shares.get(DP, TOKENS) != TOKENS:
                     whole = rows_of_lanes(whole, both[0], layout.dp)
                 agreement = compare(both[0], whole, chunk.size, chunk.padding)
                 done.error = max(done.error, agreement.error)
@@ -216,18 +216,18 @@ def _problems(done: PassComparison, program: Program, trace: Trace, whole: _Whol
             yield f"layer {layer_of(call.call)} returns what {problem}"
 
 
-def _count(done: PassComparison, shares: Collection[RankValue]) -> None:
+def _count(done: PassComparison, shares: Collection[Placement]) -> None:
     done.sums += PARTIAL in shares
-    parts = any(isinstance(share, Part) for share in shares)
+    parts = any(isinstance(share, Split) for share in shares)
     done.parts += parts and PARTIAL not in shares
     done.alike += not parts and PARTIAL not in shares
 
 
 def _sentence(
-    layer: int | str, node: fx.Node, shares: Mapping[str, RankValue], problem: str
+    layer: int | str, node: fx.Node, shares: Mapping[str, Placement], problem: str
 ) -> str:
     what = node.name
-    dims = [share.dim for share in shares.values() if isinstance(share, Part)]
+    dims = [share.dim for share in shares.values() if isinstance(share, Split)]
     if PARTIAL in shares.values():
         what = f"the sum over ranks of {what}"
     elif dims:

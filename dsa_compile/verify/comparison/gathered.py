@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from dsa_compile.facts.layout import DP, Layout
-from dsa_compile.ir.rank_values import PARTIAL, Part, RankValue
+from dsa_compile.facts.placements import PARTIAL, Placement, Split
 from dsa_compile.verify.execution.exact import ExactTensor, numbers
 from dsa_compile.verify.execution.ranks import meet, parts_of
 
 
-def gathered(value: Any, on_axes: Mapping[str, RankValue], layout: Layout) -> Any:
+def gathered(value: Any, on_axes: Mapping[str, Placement], layout: Layout) -> Any:
     """The whole value: parts side by side, terms added, along one axis after the other.
 
     Args:
@@ -26,17 +26,17 @@ def gathered(value: Any, on_axes: Mapping[str, RankValue], layout: Layout) -> An
         differ in what should be alike on all.
     """
     for axis, share in on_axes.items():
-        if share == PARTIAL or isinstance(share, Part):
+        if share == PARTIAL or isinstance(share, Split):
             value = meet(partial(_whole, share), value, axis, layout.along(axis))
     return value
 
 
-def _whole(share: RankValue, values: Sequence[Any]) -> Sequence[Any]:
+def _whole(share: Placement, values: Sequence[Any]) -> Sequence[Any]:
     """The whole value, for each of the ranks that share it."""
     if not all(isinstance(each, Tensor) for each in values):
         return values
     first, parts = values[0], [numbers(each) for each in values]
-    if isinstance(share, Part):
+    if isinstance(share, Split):
         pieces = [part.chunk(share.pieces, share.dim) for part in parts]
         whole = torch.cat([p for same in zip(*pieces, strict=True) for p in same], share.dim)
     else:

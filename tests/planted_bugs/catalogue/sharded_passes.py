@@ -3,12 +3,13 @@
 Those whose values meet wrongly no compilation lets pass; its refusal must name the pass.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import torch
 
+from dsa_compile.facts.placements import Split, WeightRow
 from dsa_compile.weights.plan import Concat, Expr, Narrow, Reshape, Shard, Transpose
 from tests.planted_bugs.changes import (
     altered,
@@ -24,6 +25,7 @@ from tests.planted_bugs.planting import (
     Plant,
     Planting,
     afterwards,
+    both,
     here,
     inserting,
     result,
@@ -94,14 +96,14 @@ def cut(key: str, change: Callable[[Shard], Expr], kind: str = "") -> Plant:
     """A weight is cut in another way, in regions of a kind or in all."""
 
     def plant(planting: Planting) -> None:
-        def keep(whole: Any, edit: Any, program: Any, cut: Any) -> None:
-            whole(edit, program, cut)
-            name = cut.weight.meta["key"]
+        def keep(whole: Any, edit: Any, program: Any, weight: Any, cut: Any) -> None:
+            whole(edit, program, weight, cut)
+            name = weight.meta["key"]
             if name.endswith(key) and edit.region.kind.startswith(kind):
                 planned(program.weights, edit.region.kind, name, change)  # type: ignore[arg-type]
                 planting.sites.add(edit._notes.number)
 
-        planting.wrap("passes.sharding._keep_part", keep)
+        planting.wrap("passes.place.keep_part", keep)
 
     return plant
 
@@ -111,9 +113,16 @@ def scales(place: str, kind: str, key: str, change: Callable[[Shard], Expr]) -> 
     return afterwards(place, replanned(kind, key, lambda expr: of_first_part(expr, change)))
 
 
-def cutting(pass_name: str, change: Callable[..., Any]) -> Plant:
-    """A pass cuts by ``change(Cut, weight, dim, …)``."""
-    return here(f"passes.{pass_name}.Cut", change)
+def cutting(op: str, **pieces: int) -> Plant:
+    """Rows of the table for operands of an op say other numbers of pieces."""
+
+    def rows(found: Any, *_: Any) -> Iterator[Any]:
+        for row in found:
+            if row.op == op:
+                row = replace(row, placement=replace(row.placement, pieces=pieces[row.operand]))
+            yield row
+
+    return result("facts.placements.weight_rows", rows)
 
 
 def placed(rule: Callable[[int, int, int], int], ranks: int = 2) -> Plant:
@@ -124,17 +133,28 @@ def placed(rule: Callable[[int, int, int], int], ranks: int = 2) -> Plant:
         every = (rule(e, r, count // ranks) for r in range(ranks) for e in range(count))
         return whole(dtype, shape, tuple(every))
 
-    return struck_once(here("passes.shard_experts.Constant", constant))
+    return struck(here("passes.place.Constant", constant))
 
 
-def struck_once(plant: Plant) -> Plant:
-    """It is the pass's first site, and its only one."""
+def struck(plant: Plant) -> Plant:
+    """It is the sites that number experts."""
 
     def and_noted(planting: Planting) -> None:
-        planting.sites.add(1)
+        def define(whole: Any, edit: Any, program: Any) -> Any:
+            planting.sites.add(edit._notes.number)
+            return whole(edit, program)
+
+        planting.wrap("passes.place.define_places", define)
         plant(planting)
 
     return and_noted
+
+
+def matrices_dealt(whole: Any, edit: Any, program: Any, weight: Any, cut: Any) -> None:
+    """Of whole experts a rank has every other one."""
+    if cut.split.dim == -3 and weight.meta["key"].startswith("mlp.experts."):
+        cut = replace(cut, placement=Split(-3, weight.meta["val"].shape[0] // 2))
+    whole(edit, program, weight, cut)
 
 
 def dealt(expert: int, rank: int, own: int) -> int:
@@ -147,45 +167,47 @@ def expert_first(whole: Any, dtype: str, shape: Any, values: tuple[int, ...]) ->
 
 
 # Sums over ranks.
-def summed(module: str, change: Callable[..., None], kind: str = "") -> Plant:
-    """A pass ends a site by ``change(edit, root, part)`` in place of an all-reduce."""
+def summed(path: str, change: Callable[..., Any], kind: str = "") -> Plant:
+    """``change(edit, part, root)`` is made of the parts at a path in place of an all-reduce."""
 
     def plant(planting: Planting) -> None:
-        def end(whole: Any, edit: Any, program: Any, root: Any, part: Any) -> None:
-            if not edit.region.kind.startswith(kind):
-                return whole(edit, program, root, part)
+        def convert(whole: Any, edit: Any, program: Any, part: Any, op: Any, *where: Any) -> Any:
+            here = path in part.meta["path"] and edit.region.kind.startswith(kind)
+            if op is not dsa.all_reduce.default or not here:
+                return whole(edit, program, part, op, *where)
             planting.sites.add(edit._notes.number)
-            return change(edit, root, part)
+            return change(edit, part, where[-1])
 
-        here(f"passes.{module}.all_reduce", end)(planting)
+        here("passes.place.convert", convert)(planting)
 
     return plant
 
 
-def unreduced(edit: Any, root: Any, part: Any) -> None:
-    edit.replace(root, part)
+def unreduced(edit: Any, part: Any, root: Any) -> Any:
+    return part
 
 
-def reduced_twice(edit: Any, root: Any, part: Any) -> None:
+def reduced_twice(edit: Any, part: Any, root: Any) -> Any:
     once = edit.call(dsa.all_reduce.default, part, "tp", 2, before=root)
-    edit.replace(root, edit.call(dsa.all_reduce.default, once, "tp", 2, before=root))
+    return edit.call(dsa.all_reduce.default, once, "tp", 2, before=root)
 
 
-def residual_on_every_rank(edit: Any, root: Any, part: Any) -> None:
+def residual_on_every_rank(edit: Any, part: Any, root: Any) -> Any:
     (add,) = (user for user in root.users if user.target is aten.add.Tensor)
     (residual,) = (node for node in add.all_input_nodes if node is not root)
     both = edit.call(aten.add.Tensor, residual, part, before=add)
-    edit.replace(add, edit.call(dsa.all_reduce.default, both, "tp", 2, before=add))
+    edit.swap(add, edit.call(dsa.all_reduce.default, both, "tp", 2, before=add))
+    return part
 
 
-def averaged(edit: Any, root: Any, part: Any) -> None:
+def averaged(edit: Any, part: Any, root: Any) -> Any:
     half = edit.call(aten.mul.Tensor, part, 0.5, before=root)
-    edit.replace(root, edit.call(dsa.all_reduce.default, half, "tp", 2, before=root))
+    return edit.call(dsa.all_reduce.default, half, "tp", 2, before=root)
 
 
 def of_sum(edit: Any, op: Any, args: Any) -> Any:
     """The second term is what all ranks already added."""
-    (total,) = (user for user in args[1].users if user.target is dsa.all_reduce.default)
+    total = edit.call(dsa.all_reduce.default, args[1], "tp", 2, before=args[1].next)
     return op, (args[0], total)
 
 
@@ -202,28 +224,11 @@ def in_front_of_norm(own: Any) -> Any:
     return own.args[0] if own.target is dsa.rms_norm.default else own
 
 
-def indexer_cut(edit: Any, program: Any, *rest: Any) -> bool:
+def indexer_cut(found: Any, *_: Any) -> Iterator[Any]:
     """Each rank scores keys with its half of the index heads, and selects for itself."""
-    from dsa_compile.passes import sharding
-
-    select = next((n for n in edit.graph.nodes if n.target is dsa.paged_index_topk.default), None)
-    if select is None:
-        return False
-    keys = ("self_attn.indexer.wq_b.weight", "self_attn.indexer.weights_proj.weight")
-    inputs = {n.meta["key"]: n for n in edit.region.inputs()}
-    heads, width = 16, 32
-    views = {
-        n: [n.args[1][0], heads // 2, width]
-        for n in edit.graph.nodes
-        if n.target in (aten.view.default, aten.reshape.default)
-        and list(n.args[1][1:]) == [heads, width]
-    }
-    root: Any = type("Found", (), {"root": select})
-    cuts = [sharding.Cut(inputs[key], 0) for key in keys]
-    part = sharding.compute_part(edit, program, cuts, root, views)
-    assert part is not None
-    edit.replace(select, part)
-    return True
+    yield from found
+    yield WeightRow("paged_index_topk", "q", "tp", Split(-2), "indexer")
+    yield WeightRow("paged_index_topk", "weights", "tp", Split(-1), "indexer")
 
 
 def router_cut(edit: Any, program: Any, *rest: Any) -> bool:
@@ -262,81 +267,80 @@ def first_of_a_type(found: Any, *_: Any) -> list[Any]:
     return list(kinds.values())
 
 
-ATTENTION, MLPS, EXPERTS = "shard_attention", "shard_mlps", "shard_experts"
+PLACE = "place"
 OUTPUT, DOWN = "self_attn.o_proj.weight", "mlp.experts.down_proj_and_shared"
 TWO = {"model": "two", "options": CUT2}
 TWO_BF16 = {**TWO, "recipe": "bf16"}
 BLOCKS = {"model": "blocks", "recipe": "fp8", "options": CUT2}
 PASSES = (
     Fault("queries-of-the-other-rank", "queries of the other rank",
-          cut("q_b_proj.weight", of_the_other_rank), ATTENTION, **TWO),
+          cut("q_b_proj.weight", of_the_other_rank), PLACE, **TWO),
     Fault("every-other-heads-values", "every other head's values",
-          cut("w_uv", every_other), ATTENTION, **TWO_BF16),
+          cut("w_uv", every_other), PLACE, **TWO_BF16),
     Fault("halves-of-o-proj-exchanged", "the halves of o_proj are exchanged",
-          cut("o_proj.weight", of_the_other_rank, "moe"), ATTENTION, **TWO_BF16),
+          cut("o_proj.weight", of_the_other_rank, "moe"), PLACE, **TWO_BF16),
     Fault("o-proj-cut-along-its-other-axis", "o_proj is cut along its other axis",
-          cut("o_proj.weight", by_rows), ATTENTION, **TWO),
+          cut("o_proj.weight", by_rows), PLACE, **TWO),
     Fault("no-all-reduce-behind-o-proj", "no all-reduce behind o_proj",
-          summed(ATTENTION, unreduced, "moe"), ATTENTION, **TWO),
+          summed("self_attn", unreduced, "moe"), PLACE, **TWO),
     Fault("o-proj-reduced-twice", "o_proj is reduced twice",
-          summed(ATTENTION, reduced_twice), ATTENTION, **TWO),
+          summed("self_attn", reduced_twice), PLACE, **TWO),
     Fault("residual-on-every-rank", "the residual is added on every rank before the sum",
-          summed(ATTENTION, residual_on_every_rank, "moe"), ATTENTION, **TWO),
+          summed("self_attn", residual_on_every_rank, "moe"), PLACE, **TWO),
     Fault("indexer-sharded", "each rank selects with its half of the index heads",
-          afterwards("passes.shard_attention.ShardAttention.rewrite", indexer_cut), ATTENTION,
+          result("facts.placements.weight_rows", indexer_cut), PLACE,
           **TWO),
     Fault("up-of-the-other-rank", "the up projection of the other rank",
-          cut("up_proj.weight", of_the_other_rank, "dense"), MLPS, **TWO_BF16),
-    Fault("shared-expert-reduced-twice", "the shared expert is reduced twice",
-          summed(MLPS, reduced_twice, "moe"), MLPS, **TWO),
+          cut("up_proj.weight", of_the_other_rank, "dense"), PLACE, **TWO_BF16),
+    Fault("shared-expert-reduced-twice", "what experts give is reduced twice",
+          summed("mlp", reduced_twice, "moe"), PLACE, **TWO),
     Fault("down-of-the-first-rank", "the down projection of the first rank on every rank",
-          cut("down_proj.weight", of_the_first_rank, "moe"), MLPS, **TWO),
+          cut("down_proj.weight", of_the_first_rank, "moe"), PLACE, **TWO),
     Fault("parts-averaged", "the parts of an MLP are averaged",
-          summed(MLPS, averaged, "dense"), MLPS, **TWO_BF16),
+          summed("mlp", averaged, "dense"), PLACE, **TWO_BF16),
     Fault("gate-and-up-cut-as-one", "gate and up of experts are cut as one matrix",
-          cut("experts.gate_up_proj", in_one_piece), EXPERTS, **TWO),
+          cut("experts.gate_up_proj", in_one_piece), PLACE, **TWO),
     Fault("experts-of-the-other-rank", "each rank numbers the experts that the other has",
-          placed(lambda e, r, own: e - (1 - r) * own if e // own == 1 - r else -1), EXPERTS,
+          placed(lambda e, r, own: e - (1 - r) * own if e // own == 1 - r else -1), PLACE,
           model="two", options=EP2),
     Fault("an-expert-on-both-ranks", "an expert is on both ranks",
           placed(lambda e, r, own: 0 if r and not e else e - r * own if e // own == r else -1),
-          EXPERTS, model="two", options=EP2),
+          PLACE, model="two", options=EP2),
     Fault("gate-and-up-of-other-experts", "gate and up of the other rank's experts",
-          cut("experts.gate_up_proj", of_the_other_rank), EXPERTS, recipe="bf16", model="two",
+          cut("experts.gate_up_proj", of_the_other_rank), PLACE, recipe="bf16", model="two",
           options=EP2),
     Fault("router-sharded", "each rank has its half of the router's rows, twice",
-          afterwards("passes.shard_experts.ShardExperts.rewrite", router_cut), EXPERTS, model="two",
+          afterwards("passes.place.Place.rewrite", router_cut), PLACE, model="two",
           options=EP2),
     Fault("experts-dealt-in-turn", "numbers of experts are dealt in turn, matrices in runs",
-          placed(dealt), EXPERTS, options=EP2),
+          placed(dealt), PLACE, options=EP2),
     Fault("places-by-expert-first", "numbers lie expert by expert, and are cut rank by rank",
-          struck_once(here("passes.shard_experts.Constant", expert_first)), EXPERTS, recipe="bf16",
+          struck(here("passes.place.Constant", expert_first)), PLACE, recipe="bf16",
           model="trained", options=DP2_EP2),
     Fault("absent-experts-are-the-first", "an expert of another rank counts as the first here",
-          placed(lambda e, r, own: e - r * own if e // own == r else 0, 4), EXPERTS, options=ALL4),
+          placed(lambda e, r, own: e - r * own if e // own == r else 0, 4), PLACE, options=ALL4),
     Fault("experts-counted-in-a-lane", "experts are counted as if a lane's ranks shared them",
-          placed(lambda e, r, own: -1 if r else e), EXPERTS, recipe="fp8", model="trained",
+          placed(lambda e, r, own: -1 if r else e), PLACE, recipe="fp8", model="trained",
           options=DP2_EP2),
     Fault("tokens-gathered-before-their-norm", "tokens are gathered in front of their norm",
-          inserting(EXPERTS, "dsa.all_gather_rows", altered(0, in_front_of_norm)), EXPERTS,
+          inserting(PLACE, "dsa.all_gather_rows", altered(0, in_front_of_norm)), PLACE,
           options=DP2),
     Fault("gathers-found-by-type", "rows of all lanes are found by their type",
           wrap("ir.edit.Editor.swap", found_by_type), "join_all_gathers", recipe="fp8",
           model="wide", options=DP2_EP2),
     Fault("shared-expert-in-the-sum-already", "the shared expert is in the sum already",
-          inserting("join_all_reduces", "aten.add.Tensor", of_sum), "join_all_reduces", **TWO),
+          inserting(PLACE, "aten.add.Tensor", of_sum), PLACE, **TWO),
     Fault("routed-experts-twice", "routed experts twice, the shared expert not at all",
-          inserting("join_all_reduces", "aten.add.Tensor", lambda edit, op, args: (op, (args[0],
-             args[0]))), "join_all_reduces", **TWO_BF16),
+          inserting(PLACE, "aten.add.Tensor", lambda edit, op, args: (op, (args[0],
+             args[0]))), PLACE, **TWO_BF16),
     Fault("vocabulary-in-another-order", "the vocabulary is gathered in another order",
-          cut("lm_head.weight", of_the_other_rank), "shard_head", **TWO_BF16),
+          cut("lm_head.weight", of_the_other_rank), PLACE, **TWO_BF16),
     Fault("every-other-row-of-the-vocabulary", "a rank has every other row of the vocabulary",
-          cut("lm_head.weight", every_other), "shard_head", **TWO),
+          cut("lm_head.weight", every_other), PLACE, **TWO),
     Fault("head-cut-in-two-pieces", "a rank has a part of each half of the vocabulary",
-          cutting("shard_head", lambda whole, weight, dim: whole(weight, dim, stacked=2)),
-          "shard_head", options=TP2),
+          cutting("linear", weight=2), PLACE, options=TP2),
     Fault("columns-of-the-embedding-exchanged", "columns of the embedding are exchanged",
-          cut("embed_tokens.weight", of_the_other_rank), "shard_embedding", **TWO),
+          cut("embed_tokens.weight", of_the_other_rank), PLACE, **TWO),
     Fault("merged-and-cut-as-one", "gate and up are merged, and cut as one",
           afterwards("passes.merge_projections.MergeProjections.rewrite", replanned("dense",
              "mlp.gate_up_proj.weight", merged_then_cut)), "merge_projections", **TWO),
@@ -373,13 +377,10 @@ PASSES = (
           wrap("ir.edit.Editor.take", without_the_sum), "fuse_all_reduce_norm", recipe="fp8",
           model="broad", options=TP2),
     Fault("control-experts-dealt-in-turn", "experts are dealt in turn, numbers and matrices",
-          lambda planting: (placed(dealt)(planting), cutting(EXPERTS, lambda whole, weight, dim,
-             **given: whole(weight, dim, stacked=weight.meta["val"].shape[0] // 2,
-             **given))(planting),), options=DP2_EP2),
+          both(placed(dealt), wrap("passes.place.keep_part", matrices_dealt)), options=DP2_EP2),
     Fault("control-one-gather-of-a-type", "of gathers of one type the first is joined",
           result("passes.join_all_gathers._gathers", first_of_a_type), recipe="fp8", model="wide",
           options=DP2_EP2),
     Fault("control-experts-in-finer-pieces", "a rank has a part of each half of an expert",
-          cutting(EXPERTS, lambda whole, weight, dim, stacked=1, **given: whole(weight, dim,
-             stacked=2 * stacked, **given)), options=DP2),
+          cutting("experts", gate_up=4, down=2), options=DP2),
 )  # fmt: skip

@@ -8,9 +8,9 @@ from torch import fx
 
 from dsa_compile.facts.config import CompileConfig
 from dsa_compile.facts.layout import Layout
+from dsa_compile.ir.placement_check import placement_problems
 from dsa_compile.ir.program import Program
-from dsa_compile.ir.rank_check import rank_problems
-from dsa_compile.passes import shard_experts, shard_mlps
+from dsa_compile.passes import place
 from dsa_compile.weights.plan import Concat, Shard, WeightEntry
 from tests.passes.sketch import Fragment, Sketch, cache, fragment, region, value, weight
 
@@ -31,7 +31,7 @@ def on_two(sketch: Sketch, **cuts: int) -> Fragment:
 
 
 def only(program: Program) -> str:
-    (problem,) = rank_problems(program)
+    (problem,) = placement_problems(program)
     assert "\n" not in problem
     return problem
 
@@ -57,7 +57,7 @@ def sound(h, x, *weights):
 
 
 def test_a_sound_program_has_no_problem() -> None:
-    assert list(rank_problems(on_two(sound, **CUTS))) == []
+    assert list(placement_problems(on_two(sound, **CUTS))) == []
 
 
 @region("dense", *MLP)
@@ -200,30 +200,35 @@ def experts(*operands):
     return dsa.experts.default(*operands)
 
 
+def left_out(op, monkeypatch) -> None:
+    """The pass that places a model makes no calls of an op."""
+    convert = place.convert
+
+    def forget(edit, program: Program, value: fx.Node, target, *given) -> fx.Node:
+        return value if target is op else convert(edit, program, value, target, *given)
+
+    monkeypatch.setattr(place, "convert", forget)
+
+
 def test_experts_by_rank_need_the_numbers_that_they_have_there(monkeypatch) -> None:
-    monkeypatch.setattr(
-        shard_experts.ShardExperts, "_placed", lambda self, edit, program, part, count: part
-    )
+    left_out(dsa.place_experts.default, monkeypatch)
     program = fragment(experts, config=EP2)
-    shard_experts.ShardExperts()(program)
+    place.Place()(program)
     problem = only(program)
     assert "takes experts of its rank by numbers among all of them" in problem
-    assert "made by shard_experts site 1" in problem
+    assert "made by place site 1" in problem
 
 
 def test_the_pass_that_left_a_partial_sum_is_named(monkeypatch) -> None:
-    def forget(edit, program: Program, root: fx.Node, part: fx.Node) -> None:
-        edit.replace(root, part)
-
-    monkeypatch.setattr(shard_mlps, "all_reduce", forget)
+    left_out(dsa.all_reduce.default, monkeypatch)
 
     @region("dense", *(i for i in MLP[1:]))
     def whole(x, *weights):
         return mlp(x, *weights)
 
     program = fragment(whole, config=TP2)
-    shard_mlps.ShardMlps()(program)
-    assert only(program).endswith("an all-reduce is missing, made by shard_mlps site 1")
+    place.Place()(program)
+    assert only(program).endswith("an all-reduce is missing, made by place site 1")
 
 
 def test_a_weight_of_parts_and_wholes_is_found() -> None:
@@ -250,7 +255,7 @@ def test_variants_that_meet_in_another_order_are_found(order: tuple[str, ...]) -
     program = on_two(variant("dense", ("tp",)), **CUTS)
     other = fragment(variant("dense", order), config=TP2).regions["dense"].copy("dense.short")
     program.regions["dense.short"] = other
-    problems = list(rank_problems(program))
+    problems = list(placement_problems(program))
     assert "would wait for ever" in problems[-1]
 
 
@@ -319,7 +324,7 @@ def gathered_twice(x, w, i, gate_up, down):
 )
 def test_what_lanes_do_not_exchange_is_found(sketch: Sketch, found: str) -> None:
     for right in (of_all_lanes, of_all_lanes_together):
-        assert list(rank_problems(on_lanes(right))) == []
+        assert list(placement_problems(on_lanes(right))) == []
     assert found in only(on_lanes(sketch))
 
 
@@ -335,6 +340,6 @@ def test_variants_that_exchange_other_types_are_found() -> None:
     config = CompileConfig(layout=Layout(dp=2))
     program = fragment(wide, config=config)
     program.regions["moe.short"] = fragment(narrow, config=config).regions["moe"].copy("moe.short")
-    problems = list(rank_problems(program))
+    problems = list(placement_problems(program))
     assert "all_gather_rows.default(float32[T, 8], dp, 2)" in problems[-1]
     assert "would wait for ever" in problems[-1]

@@ -1,28 +1,39 @@
-"""Kinds of values on ranks: alike on all, a part of the whole or of a sum, or a lane's own.
+"""Inference of placements: what each rank holds of a call's results, given its operands.
 
-Every axis of a layout is looked at by itself: what is a partial sum along one may be alike along
-another. The rules follow an op's signature: a size that ranks share out stays shared out in every
-result that has it. Where no result has it, the op computed over it: a partial sum if it sums
-products over that size (``OpFacts.sums``), and else a wrong program, as no collective mends the
-result.
+The rules follow an op's signature: a size that ranks share out stays shared out in every result
+that has it. Where no result has it, the op computed over it: a partial sum if it sums products over
+that size (``OpFacts.sums``), and else a wrong program, as no collective mends the result.
+
+A call that may not take an operand as it is placed says, where it can, how it would take it. The
+pass ``place`` makes it so, and the checks of a program refuse it: both ask the same rules.
 """
 
 import math
 import operator
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor, fx
 
+from dsa_compile.facts.placements import (
+    GIVEN,
+    PARTIAL,
+    REPLICATE,
+    TABLE,
+    TOKENS,
+    Placement,
+    Split,
+)
 from dsa_compile.ir.match import arguments
 from dsa_compile.ops import (
     ALL_GATHER,
     ALL_GATHER_MANY,
     ALL_GATHER_ROWS,
+    ALL_REDUCE,
     ALL_REDUCE_ADD_RMS_NORM_QUANTIZE,
     COMBINE,
     FACTS,
@@ -37,75 +48,41 @@ from dsa_compile.ops.quantize import BLOCK
 
 aten = torch.ops.aten
 
-
-@dataclass(frozen=True)
-class Whole:
-    """Alike on all ranks."""
-
-    def __str__(self) -> str:
-        return "alike on all ranks"
-
-
-@dataclass(frozen=True)
-class Part:
-    """A rank's part along a dimension, which is counted from the last, -1.
-
-    Attributes:
-        dim: the dimension.
-        pieces: equal ranges of the whole of which a rank has its part each, one behind another: 2
-            where gate and up are stacked.
-    """
-
-    dim: int
-    pieces: int = 1
-
-    def __str__(self) -> str:
-        where = f"dimension {self.dim}"
-        if self.pieces > 1:
-            return f"a rank's part of each of {self.pieces} pieces along {where}"
-        return f"a rank's part along {where}"
-
-
-@dataclass(frozen=True)
-class PartialSum:
-    """A term of a sum over ranks."""
-
-    def __str__(self) -> str:
-        return "a partial sum of its rank"
-
-
-@dataclass(frozen=True)
-class OwnNumbers:
-    """Numbers that experts have on their rank."""
-
-    def __str__(self) -> str:
-        return "numbers of a rank's own experts"
-
-
-@dataclass(frozen=True)
-class OfLane:
-    """Value of a lane alone: its tokens, its caches, and what it computes of them."""
-
-    def __str__(self) -> str:
-        return "its lane's own"
-
-
-RankValue: TypeAlias = Whole | Part | PartialSum | OwnNumbers | OfLane
-WHOLE, PARTIAL, OWN, LANE = Whole(), PartialSum(), OwnNumbers(), OfLane()
+CONVERSIONS: dict[tuple[Placement, Placement], Any] = {
+    (PARTIAL, REPLICATE): ALL_REDUCE,
+    (PARTIAL, TOKENS): REDUCE_SCATTER,
+    (Split(-1), REPLICATE): ALL_GATHER,
+    (TOKENS, REPLICATE): ALL_GATHER_ROWS,
+    (REPLICATE, TABLE): PLACE_EXPERTS,
+}
+"""The op that brings a value from one placement to another."""
 
 # What collectives take, but for those that take partial sums.
-_TAKEN: dict[Any, RankValue] = {ALL_GATHER: Part(-1), ALL_GATHER_ROWS: LANE, ALL_GATHER_MANY: LANE}
+_TAKEN: dict[Any, Placement] = {
+    ALL_GATHER: Split(-1),
+    ALL_GATHER_ROWS: TOKENS,
+    ALL_GATHER_MANY: TOKENS,
+}
 _VIEWS = frozenset({aten.view.default, aten.reshape.default})
 _SUMS = frozenset({aten.add.Tensor, aten.sub.Tensor})
 _ELEMENTWISE = frozenset({aten.mul.Tensor, aten.div.Tensor, POINTWISE})
 
 
 class WrongUse(Exception):  # noqa: N818 - its text says what is wrong with a use
-    """A call takes a value that is not what it has to be on each rank."""
+    """A call takes a value that is not placed as it has to be.
+
+    Attributes:
+        wants: operands, and placements of which the call would take them; none where it does not
+            help to place them otherwise.
+    """
+
+    def __init__(self, text: str, wants: Mapping[fx.Node, Placement] | None = None) -> None:
+        super().__init__(text)
+        self.wants = wants or {}
 
 
-def rank_value(node: fx.Node, known: Mapping[fx.Node, Any], axis: str) -> Any:
-    """Kind of a call's result; a tuple of as many for several results.
+def placement_of(node: fx.Node, known: Mapping[fx.Node, Any], axis: str) -> Any:
+    """Placement of a call's result; a tuple of as many for several results.
 
     Args:
         node: the call.
@@ -124,16 +101,16 @@ def rank_value(node: fx.Node, known: Mapping[fx.Node, Any], axis: str) -> Any:
     if target in COMBINE:
         return _collected(node, taken, axis)
     values = set(taken.values())
-    if values <= {WHOLE, LANE}:
-        return _each(node, LANE if LANE in values else WHOLE)
-    if LANE in values:
-        raise _used(taken, LANE)
+    if values <= {REPLICATE, TOKENS}:
+        return _each(node, TOKENS if TOKENS in values else REPLICATE)
+    if TOKENS in values:
+        raise _used(taken, PARTIAL if PARTIAL in values else TOKENS, axis)
     if target in SIGNATURES:
-        return _by_signature(node, taken)
-    return _of_torch(node, taken)
+        return _by_signature(node, taken, axis)
+    return _of_torch(node, taken, axis)
 
 
-def _each(node: fx.Node, value: RankValue) -> Any:
+def _each(node: fx.Node, value: Placement) -> Any:
     several = node.meta.get("val")
     return (value,) * len(several) if isinstance(several, tuple | list) else value
 
@@ -145,78 +122,81 @@ def _collected(node: fx.Node, taken: Mapping[fx.Node, Any], axis: str) -> Any:
         return tuple(_met(node, x, taken[x], along, axis) for x in xs)
     (x, value), *others = taken.items()
     for other, beside in others:
-        if beside not in ({WHOLE} if along else {WHOLE, LANE}):
+        if beside not in ({REPLICATE} if along else {REPLICATE, TOKENS}):
             raise WrongUse(f"takes {other.name}, which is {beside}, where ranks have one value")
     return _each(node, _met(node, x, value, along, axis))
 
 
-def _met(node: fx.Node, x: fx.Node, value: RankValue, along: bool, axis: str) -> RankValue:
+def _met(node: fx.Node, x: fx.Node, value: Placement, along: bool, axis: str) -> Placement:
     """Kind of a collective's result, by the operand that ranks exchange."""
     if not along:  # ranks meet that have alike what they have along this axis
         sums = value == PARTIAL and node.target is not ALL_REDUCE_ADD_RMS_NORM_QUANTIZE
-        if not sums and value not in (WHOLE, LANE):
+        if not sums and value not in (REPLICATE, TOKENS):
             raise WrongUse(f"takes {x.name}, which is {value} along {axis}, as a value")
         return value
     wanted = _TAKEN.get(node.target, PARTIAL)
     if value != wanted:
-        twice = ": reduced or gathered twice" if value == WHOLE else ""
+        twice = ": reduced or gathered twice" if value == REPLICATE else ""
         raise WrongUse(f"takes {x.name}, which is {value}, and not {wanted}{twice}")
-    return LANE if node.target is REDUCE_SCATTER else WHOLE
+    return TOKENS if node.target is REDUCE_SCATTER else REPLICATE
 
 
-def _of_torch(node: fx.Node, taken: Mapping[fx.Node, Any]) -> Any:
+def _of_torch(node: fx.Node, taken: Mapping[fx.Node, Any], axis: str) -> Any:
     target: Any = node.target
     values = set(taken.values())
     if target in _SUMS and len(values) == 1 and len(taken) == len(_tensors(node)):
         return values.pop()
     if PARTIAL in values and target not in (*_VIEWS, aten.index_select.default):
-        raise _used(taken, PARTIAL)
-    first, value = next((n, v) for n, v in taken.items() if v != WHOLE)
+        raise _used(taken, PARTIAL, axis)
+    first, value = next((n, v) for n, v in taken.items() if v != REPLICATE)
     if target in _VIEWS:
         return _viewed(node, first, value)
     if target in (*_ELEMENTWISE, *_SUMS, aten.cat.default):
         if len(values) == 1:
             return value
-        raise _used(taken, value)
+        raise _used(taken, value, axis)
     if target is aten.split_with_sizes.default:
         return _split(node, first, value)
-    rows = isinstance(value, Part) and value.dim == -1
+    rows = isinstance(value, Split) and value.dim == -1
     if target is aten.index_select.default and not rows:
         return value
     raise WrongUse(f"takes {first.name}, which is {value}: {target} has no rule for it")
 
 
-def _by_signature(node: fx.Node, taken: Mapping[fx.Node, Any]) -> Any:
+def _by_signature(node: fx.Node, taken: Mapping[fx.Node, Any], axis: str) -> Any:
     target: Any = node.target
     signature, given = SIGNATURES[target], dict(zip(*arguments(node), strict=True))
     if target is PLACE_EXPERTS:
-        if isinstance(taken.get(given["places"]), Part) and taken.get(given["indices"]) == WHOLE:
-            return OWN
+        if (
+            isinstance(taken.get(given["places"]), Split)
+            and taken.get(given["indices"]) == REPLICATE
+        ):
+            return TABLE
         raise WrongUse("takes places and choices that do not go together")
     cut: dict[str, _Share] = {}  # by the names of sizes that ranks share out
     for name, declared in signature.operands.items():
         operand = given.get(name)
-        if operand is None or taken[operand] == WHOLE:
+        if operand is None or taken[operand] == REPLICATE:
             continue
         value = taken[operand]
-        if isinstance(value, Part):
+        if isinstance(value, Split):
             share = _Share(name, value.pieces / _factor(declared, value.dim))
             cut |= dict.fromkeys(_names(declared, value.dim), share)
-        elif not (value == OWN and name == "indices"):
-            raise _used(taken, value)
+        elif not (value == TABLE and name == "indices"):
+            raise _used(taken, value, axis)
     _check_alike(node, taken, given, cut)
     facts = FACTS[target]
-    own = OWN in taken.values()
+    own = TABLE in taken.values()
     if own != ("E" in cut and facts.family is Family.EXPERTS):
-        raise WrongUse(
-            "takes experts of its rank by numbers among all of them"
-            if not own
-            else "takes all experts by the numbers that they have on a rank"
-        )
+        if own:
+            raise WrongUse("takes all experts by the numbers that they have on a rank")
+        wants = {given["indices"]: TABLE} if "indices" in given else {}
+        raise WrongUse("takes experts of its rank by numbers among all of them", wants)
     kept = [_result(result, cut) for result in signature.results]
     lost = set(cut) - {name for r in signature.results for s in r.sizes for name in s.names}
-    if facts.family is Family.NORM and any(isinstance(k, Part) and k.dim == -1 for k in kept):
-        raise WrongUse("norms a part of a row for the row")
+    if facts.family is Family.NORM and any(isinstance(k, Split) and k.dim == -1 for k in kept):
+        parts = {n: REPLICATE for n, value in taken.items() if isinstance(value, Split)}
+        raise WrongUse("norms a part of a row for the row", parts)
     if lost and not lost <= set(facts.sums):
         about = ", ".join(f"{name} of {cut[name].operand}" for name in sorted(lost))
         raise WrongUse(f"computes over {about}, of which its rank has a part, and it is no sum")
@@ -243,10 +223,11 @@ def _check_alike(
                     raise WrongUse(
                         f"takes {cut[shared].operand} in pieces, and {name} {operand.name} in one"
                     )
-                if taken[operand] != Part(at, int(pieces)):
+                if taken[operand] != Split(at, int(pieces)):
                     raise WrongUse(
                         f"takes {name} {operand.name}, which is {taken[operand]}, where {shared} "
-                        f"of {cut[shared].operand} is a rank's part"
+                        f"of {cut[shared].operand} is a rank's part",
+                        {operand: Split(at, int(pieces))},
                     )
 
 
@@ -277,7 +258,7 @@ def _factor(declared: TensorType, dim: int) -> Fraction:
     return Fraction(int(times[1]) if times else 1, 1 if divisor == BLOCK else divisor)
 
 
-def _result(declared: TensorType, cut: Mapping[str, _Share]) -> RankValue:
+def _result(declared: TensorType, cut: Mapping[str, _Share]) -> Placement:
     for at, size in enumerate(declared.sizes, -len(declared.sizes)):
         for name in size.names:
             if name not in cut:
@@ -288,13 +269,13 @@ def _result(declared: TensorType, cut: Mapping[str, _Share]) -> RankValue:
                     f"takes {cut[name].operand} as {_factor(declared, at).denominator} pieces, of "
                     "each of which its rank needs a part, and it has one part of the whole"
                 )
-            return Part(at, int(pieces))
-    return WHOLE
+            return Split(at, int(pieces))
+    return REPLICATE
 
 
-def _viewed(node: fx.Node, source: fx.Node, value: RankValue) -> RankValue:
-    """Views keep a part that begins a dimension of theirs."""
-    if not isinstance(value, Part):
+def _viewed(node: fx.Node, source: fx.Node, value: Placement) -> Placement:
+    """Views keep a part that begins a dimension of theirs, whichever of the two is the view."""
+    if not isinstance(value, Split):
         return value
     if value.pieces > 1:
         raise WrongUse(f"views {source.name}, which is {value}")
@@ -302,19 +283,58 @@ def _viewed(node: fx.Node, source: fx.Node, value: RankValue) -> RankValue:
     behind = math.prod(before[value.dim :])
     for dim in range(-len(after), 0):
         if math.prod(after[dim:]) == behind:
-            return Part(dim)
+            return Split(dim)
     raise WrongUse(f"views {source.name}, which is {value}, in rows that mix ranks")
 
 
-def _split(node: fx.Node, source: fx.Node, value: RankValue) -> tuple[RankValue, ...]:
+def made_from(node: fx.Node, wanted: Split, index: int = 0) -> Iterator[tuple[fx.Node, Split]]:
+    """The operands of a call that must be split for one of its results to be.
+
+    Args:
+        node: the call.
+        wanted: of the result.
+        index: of it, where there are several.
+
+    Raises:
+        WrongUse: the result is split in no way that this module knows.
+    """
+    target: Any = node.target
+    source: Any = node.args[0]
+    if target is operator.getitem:
+        yield source, wanted
+    elif target in _VIEWS:
+        yield source, _viewed(source, node, wanted)  # type: ignore[misc]
+    elif target is aten.split_with_sizes.default and _dim_of_split(node) != wanted.dim:
+        yield source, wanted
+    elif target in SIGNATURES and target not in COMBINE:
+        signature, given = SIGNATURES[target], dict(zip(*arguments(node), strict=True))
+        names = set(_names(signature.results[index], wanted.dim))
+        found = [
+            (given[name], Split(at, wanted.pieces))
+            for name, declared in signature.operands.items()
+            for at, size in enumerate(declared.sizes, -len(declared.sizes))
+            if names & set(size.names) and isinstance(given.get(name), fx.Node)
+        ]
+        if not found:
+            raise WrongUse(f"is to be split along dimension {wanted.dim}, which no operand has")
+        yield from found
+    else:
+        raise WrongUse(f"is to be split: {target} has no rule for it")
+
+
+def _split(node: fx.Node, source: fx.Node, value: Placement) -> tuple[Placement, ...]:
     """A split along the dimension of a part must give its pieces."""
-    x, sizes, along = arguments(node)[1]
-    dim = along if along < 0 else along - x.meta["val"].dim()
-    if not isinstance(value, Part) or value.dim != dim:
+    sizes, dim = arguments(node)[1][1], _dim_of_split(node)
+    if not isinstance(value, Split) or value.dim != dim:
         return (value,) * len(sizes)
     if value.pieces != len(sizes) or len(set(sizes)) > 1:
         raise WrongUse(f"splits {source.name} in {len(sizes)}, which is {value}")
-    return (Part(dim),) * len(sizes)
+    return (Split(dim),) * len(sizes)
+
+
+def _dim_of_split(node: fx.Node) -> int:
+    x, _, along = arguments(node)[1]
+    return int(along) if along < 0 else int(along) - int(x.meta["val"].dim())
 
 
 def _sizes(value: Tensor) -> list[int]:
@@ -326,8 +346,12 @@ def _tensors(node: fx.Node) -> list[fx.Node]:
     return [each for each in node.args if isinstance(each, fx.Node)]
 
 
-def _used(taken: Mapping[fx.Node, Any], value: RankValue) -> WrongUse:
+def _used(taken: Mapping[fx.Node, Any], value: Placement, axis: str) -> WrongUse:
     names = [node.name for node, found in taken.items() if found == value]
     others = [f"{n.name} ({v})" for n, v in taken.items() if v != value]
     beside = f" beside {', '.join(others)}" if others else ""
-    return WrongUse(f"takes {', '.join(names)} as a value{beside}, and it is {value}")
+    wanted = GIVEN[axis] if value == PARTIAL else REPLICATE
+    return WrongUse(
+        f"takes {', '.join(names)} as a value{beside}, and it is {value}",
+        {node: wanted for node, found in taken.items() if found == value},
+    )

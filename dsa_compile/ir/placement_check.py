@@ -6,6 +6,7 @@ own, and meet where experts take the tokens of all. All variants of a kind list 
 collectives on operands of the same types, so that ranks meet whichever variant each of them runs.
 """
 
+from collections import ChainMap
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -14,18 +15,11 @@ from torch import fx
 from torch._ops import OpOverload
 
 from dsa_compile.facts.layout import DP, TP, WORLD
+from dsa_compile.facts.placements import GIVEN, PARTIAL, REPLICATE, TOKENS, Placement, Split
 from dsa_compile.ir.dims import describe
 from dsa_compile.ir.hazards import COLLECTIVES
+from dsa_compile.ir.placement import WrongUse, placement_of
 from dsa_compile.ir.program import Program
-from dsa_compile.ir.rank_values import (
-    LANE,
-    PARTIAL,
-    WHOLE,
-    Part,
-    RankValue,
-    WrongUse,
-    rank_value,
-)
 from dsa_compile.ir.refusal import made_by
 from dsa_compile.ir.region import Region, Role
 from dsa_compile.ops import STREAM_OPS
@@ -42,7 +36,7 @@ from dsa_compile.weights.plan import (
 )
 
 
-def rank_problems(program: Program) -> Iterator[str]:
+def placement_problems(program: Program) -> Iterator[str]:
     """Problems of a program of several ranks, a sentence each; lazily."""
     axes = [axis for axis in (TP, DP) if program.config.layout.along(axis) > 1]
     for region in program.regions.values():
@@ -59,58 +53,78 @@ def region_problems(
     known: dict[fx.Node, Any],
     axis: str = TP,
 ) -> Iterator[str]:
-    """The first wrong use of a value, or the results that are not what ranks hand on.
+    """The first wrong use of a value, a sentence; none in a sound region.
 
     Args:
         region: one of a program.
         weights: of its kind, by key.
-        known: filled with what each value is.
+        known: filled with the placement of each value.
         axis: along which ranks are looked at.
     """
-    own = LANE if axis == DP else WHOLE  # of batches, caches and what regions hand on
-
-    def problem(node: fx.Node, reason: object) -> str:
+    for node, wrong, _ in wrong_uses(region, weights, known, axis):
         where = node.meta.get("path") or "top"
-        return f"{region.name}: {where}: node {node.name} {reason}{made_by(node)}"
+        yield f"{region.name}: {where}: node {node.name} {wrong}{made_by(node)}"
+        return
 
+
+def wrong_uses(
+    region: Region, weights: Mapping[str, WeightEntry], known: dict[fx.Node, Any], axis: str
+) -> Iterator[tuple[fx.Node, WrongUse, dict[fx.Node, Placement]]]:
+    """Infer the placement of every value of a region.
+
+    Args:
+        region: one of a program.
+        weights: of its kind, by key.
+        known: filled with the placement of each value; those that it has already stay.
+        axis: along which ranks are looked at.
+
+    Yields:
+        A call that does not take its operands as they are placed, or a value that is returned and
+        not what regions hand on; why; and an empty dict, for the placements of which it is to be
+        given these operands instead. Inference goes on with these.
+    """
+    own = GIVEN[axis]
     for node in region.graph.nodes:
-        if node.op == "placeholder":
-            cut = node.meta["role"] is Role.WEIGHT
+        if node in known or node.target in STREAM_OPS:
+            continue
+        given: dict[fx.Node, Placement] = {}
+        seen = ChainMap[fx.Node, Any](given, known)
+        while node.op in ("placeholder", "call_function"):
             try:
-                known[node] = weight_value(weights[node.meta["key"]], axis) if cut else own
+                if node.op == "call_function":
+                    known[node] = placement_of(node, seen, axis)
+                elif node.meta["role"] is Role.WEIGHT:
+                    known[node] = weight_placement(weights[node.meta["key"]], axis)
+                else:
+                    known[node] = own
+                break
             except WrongUse as wrong:
-                yield problem(node, wrong)
-                return
-        elif node.op == "call_function" and node.target not in STREAM_OPS:
-            try:
-                known[node] = rank_value(node, known, axis)
-            except WrongUse as wrong:
-                yield problem(node, wrong)
-                return
+                yield node, wrong, given
     results: Any = region.graph.output_node().args[0]
     for name, node in zip(region.outputs, results, strict=True):
         if known[node] != own:
             lacks = "an all-reduce" if known[node] == PARTIAL else "an all-gather"
-            lacks = "a reduce-scatter" if own == LANE else lacks
-            yield problem(node, f"is returned as {name} and is {known[node]}: {lacks} is missing")
+            lacks = "a reduce-scatter" if own == TOKENS else lacks
+            text = f"is returned as {name} and is {known[node]}: {lacks} is missing"
+            yield node, WrongUse(text, {node: own}), {}
 
 
-def weight_value(entry: WeightEntry, axis: str = TP) -> RankValue:
+def weight_placement(entry: WeightEntry, axis: str = TP) -> Placement:
     """Value of a weight on each rank along an axis: whole, or a part.
 
     Raises:
         WrongUse: some of its parts are shared out, and others are not.
     """
     cut = _cut(entry.expr, axis)
-    return WHOLE if cut is None else Part(cut.dim - len(entry.shape), cut.pieces)
+    return REPLICATE if cut is None else Split(cut.dim - len(entry.shape), cut.pieces)
 
 
-def _cut(expr: Expr, axis: str) -> Part | None:
+def _cut(expr: Expr, axis: str) -> Split | None:
     """The dimension that ranks share out, counted from the first; None for what is whole."""
     match expr:
         case Shard():
             if expr.axis in (axis, WORLD):
-                return Part(expr.dim, expr.stacked)
+                return Split(expr.dim, expr.stacked)
             return _cut(expr.of, axis)
         case Concat():
             cuts = {_cut(part, axis) for part in expr.parts}

@@ -1,10 +1,10 @@
 """Quantise tokens before the ranks of other lanes get them.
 
-Before::                                    After::
+Before::                                            After::
 
-    xs = dsa.all_gather_rows(x, "dp", n)    q, s = dsa.quantize_blocks(x, ue8m0)
-    q, s = dsa.quantize_blocks(xs, ue8m0)   qs = dsa.all_gather_rows(q, "dp", n)
-                                            ss = dsa.all_gather_rows(s, "dp", n)
+    xs, … = dsa.all_gather_many([x, …], "dp", n)        q, s = dsa.quantize_blocks(x, ue8m0)
+    q, s = dsa.quantize_blocks(xs, ue8m0)               qs, ss, … = dsa.all_gather_many(
+                                                                [q, s, …], "dp", n)
 
 A row in e4m3 with a scale for every 128 values is about half as many bytes as in bf16. Each row is
 quantised by itself, so the results have the same bits; a lane quantises its own rows alone, and
@@ -13,12 +13,14 @@ the shared expert, which takes the same rows, takes the same values.
 Declines: gathered rows that something else reads too.
 """
 
+import operator
+
 import torch
 
 from dsa_compile.facts.config import FP8_RECIPES
 from dsa_compile.facts.layout import DP
 from dsa_compile.ir.edit import Editor
-from dsa_compile.ir.match import Call, Const, Node
+from dsa_compile.ir.match import ANY, Call, Const, argument
 from dsa_compile.ir.passes import Numerics, RegionPass
 from dsa_compile.ir.program import Program
 from dsa_compile.ir.region import Region
@@ -41,27 +43,26 @@ class GatherQuantized(RegionPass):
 
     def rewrite(self, edit: Editor, program: Program) -> None:
         """Exchange the two calls of every match."""
-        rows = Call(
-            dsa.all_gather_rows.default,
-            *(Node("x"), Const("axis", str), Const("ranks", int)),
-            name="rows",
+        every = Call(
+            dsa.all_gather_many.default,
+            *(ANY, Const("axis", str), Const("ranks", int)),
+            name="every",
+            shared=True,
         )
+        rows = Call(operator.getitem, every, Const("index", int))
         for m in edit.matches(Call(dsa.quantize_blocks.default, rows, Const("ue8m0", bool))):
-            before = m["rows"]
-            pair = edit.call(dsa.quantize_blocks.default, m["x"], m["ue8m0"], before=before)
-            own = edit.unpack(pair, "q", "scale", before=before)
-            gathered = [
-                edit.call(
-                    dsa.all_gather_rows.default,
-                    *(part, m["axis"], m["ranks"]),
-                    before=before,
-                    name=f"all_{part.name}",
-                )
-                for part in own
-            ]
-            for part in list(m.root.users):
-                index = part.args[1]
-                assert isinstance(index, int)
-                edit.swap(part, gathered[index])
+            before, index, operands = m["every"], m["index"], argument(m["every"], "xs")
+            given = operands[index], m["ue8m0"]
+            pair = edit.call(dsa.quantize_blocks.default, *given, before=before)
+            own = [*operands]
+            own[index : index + 1] = edit.unpack(pair, "q", "scale", before=before)
+            many = edit.call(dsa.all_gather_many.default, own, m["axis"], m["ranks"], before=before)
+            names = [f"all_{part.name}" for part in own]
+            gathered = edit.unpack(many, *names, before=before)
+            for user in [*before.users, *m.root.users]:
+                at = int(user.args[1])
+                if user not in m.interior:
+                    past = index if user in m.root.users else at > index
+                    edit.swap(user, gathered[at + past])
             edit.close_site()
         edit.merge_duplicates()

@@ -23,7 +23,6 @@ from dsa_compile.passes.fuse_swiglu_quantize import FuseSwigluQuantize
 from dsa_compile.passes.gather_quantized import GatherQuantized
 from dsa_compile.passes.hoist_query_scale import HoistQueryScale
 from dsa_compile.passes.insert_paged_caches import InsertPagedCaches
-from dsa_compile.passes.join_all_gathers import JoinAllGathers
 from dsa_compile.passes.merge_projections import MergeProjections
 from dsa_compile.passes.merge_shared_expert import MergeSharedExpert
 from dsa_compile.passes.overlap_streams import OverlapStreams
@@ -107,7 +106,6 @@ PIPELINE: tuple[Pass | Level, ...] = (
     FuseAttentionExpand(),
     # specialise
     SkipPadding(),
-    JoinAllGathers(),
     SelectLogitRows(),
     SplitShortLong(),
     SplitPrompts(),

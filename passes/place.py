@@ -18,8 +18,9 @@ travel: an MoE layer exchanges its routed and its shared experts' in one message
 
 Every rank routes the tokens that it has. ``places`` is a weight: for each expert its number on
 this rank, or -1, which weighs nothing; other places are other data, and no other graph. Lanes share
-the experts: ``x``, ``w`` and ``i`` are gathered from all of them, and a reduce-scatter gives each
-the sums of its own tokens. T is the same on all lanes: a step is padded to the longest one's.
+the experts: ``x``, ``w`` and ``i`` are gathered from all of them in one message, which for few rows
+takes as long as its latency, whatever its bytes, and a reduce-scatter gives each the sums of its
+own tokens. T is the same on all lanes: a step is padded to the longest one's.
 
 Declines: values that no collective makes whole.
 """
@@ -48,7 +49,7 @@ from dsa_compile.ir.placement import CONVERSIONS, WrongUse, made_from
 from dsa_compile.ir.placement_check import wrong_uses
 from dsa_compile.ir.program import Program
 from dsa_compile.ir.region import Region, Role
-from dsa_compile.ops import PLACE_EXPERTS
+from dsa_compile.ops import ALL_GATHER_MANY, PLACE_EXPERTS
 from dsa_compile.weights.plan import Constant, Shard, WeightEntry
 from dsa_compile.weights.ranks import shards
 
@@ -192,7 +193,8 @@ class _Inferred:
     def _ask(self, node: fx.Node, cut: Cut) -> None:
         """Cut the weights that a value is made of, so that ranks have a part of it."""
         if node.meta.get("role") is Role.WEIGHT:
-            assert self.cuts.setdefault(node, cut) == cut, node
+            if self.cuts.setdefault(node, cut) != cut:
+                raise _CannotPlaceError(node, f"is to be {cut.split}, and {self.cuts[node].split}")
             return
         if node.op != "call_function":
             raise _CannotPlaceError(node, f"is to be {cut.split}, and no weight makes it")
@@ -256,6 +258,7 @@ class _Site:
 
     def _anew(self, node: fx.Node) -> fx.Node:
         steps = self._inferred.steps[node]
+        self._gather(node, steps)
 
         def taken(operand: fx.Node) -> fx.Node:
             if operand in steps:
@@ -267,6 +270,20 @@ class _Site:
         if node.target in _VIEWS:
             args = (args[0], self._sizes(node, list(args[1])))
         return self._edit.call(node.target, *args, before=node, name=node.name, **kwargs)
+
+    def _gather(self, node: fx.Node, steps: dict[fx.Node, list[tuple[Any, str]]]) -> None:
+        """Bring the operands of a call that are gathered for it, in one message."""
+        found = {x: each[0] for x, each in steps.items() if each[0][0] is ALL_GATHER_MANY}
+        new = [x for x, step in found.items() if (x, (step,)) not in self._converted]
+        if new:
+            op, axis = found[new[0]]
+            ranks = self._program.config.layout.along(axis)
+            xs = [self._made.get(x, x) for x in new]
+            many = self._edit.call(op, xs, axis, ranks, before=node)
+            made = self._edit.unpack(many, *(f"all_{x.name}" for x in xs), before=node)
+            self._converted.update(
+                {(x, (found[x],)): rows for x, rows in zip(new, made, strict=True)}
+            )
 
     def _sizes(self, view: fx.Node, sizes: list[Any]) -> list[Any]:
         """The sizes of a view on one rank."""
@@ -294,8 +311,7 @@ def convert(
     if op is PLACE_EXPERTS:
         places = edit.input(Role.WEIGHT, PLACES, define_places(edit, program), torch.int64)
         return edit.call(op, value, places, before=before)
-    name = f"all_{value.name}" if op is dsa.all_gather_rows.default else None
-    return edit.call(op, value, axis, program.config.layout.along(axis), before=before, name=name)
+    return edit.call(op, value, axis, program.config.layout.along(axis), before=before)
 
 
 def define_places(edit: Editor, program: Program) -> tuple[int, ...]:

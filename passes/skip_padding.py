@@ -12,13 +12,14 @@ rows: at five requests in six rows, a sixth more than it needs. A padded row is 
 Declines: experts that cannot skip a token, those in bf16 and fp32.
 """
 
+import operator
+
 import torch
-from torch._ops import OpOverload
+from torch import fx
 
 from dsa_compile.facts.config import FP8_RECIPES
-from dsa_compile.facts.layout import Layout
 from dsa_compile.ir.edit import Editor
-from dsa_compile.ir.match import ANY, Call, calls, getitem
+from dsa_compile.ir.match import argument, calls
 from dsa_compile.ir.passes import Numerics, RegionPass
 from dsa_compile.ir.program import Program
 from dsa_compile.ir.region import Region, Role
@@ -29,19 +30,6 @@ dsa = torch.ops.dsa
 
 # Those that leave out a choice of -1.
 _EXPERTS = tuple(op for op in ops_of(Family.EXPERTS) if FACTS[op].skips == "indices")
-
-
-def _pattern(experts: OpOverload, layout: Layout) -> Call:
-    router = Call(dsa.router.default, *[ANY] * 9, name="router", zero_dropped=ANY, softmax=ANY)
-    weights, indices = getitem(router, 0), getitem(router, 1)
-    if layout.dp > 1:  # the choices of all lanes
-        weights, indices = (
-            Call(dsa.all_gather_rows.default, each, ANY, ANY) for each in (weights, indices)
-        )
-    if layout.ep > 1:  # on ranks with whole experts each
-        indices = Call(dsa.place_experts.default, indices, ANY)
-    chosen = {"weights": weights, "indices": indices}
-    return Call(experts, *(chosen.get(a.name, ANY) for a in experts._schema.arguments))
 
 
 class SkipPadding(RegionPass):
@@ -58,9 +46,24 @@ class SkipPadding(RegionPass):
 
     def rewrite(self, edit: Editor, program: Program) -> None:
         """Replace every router whose choice goes to such experts."""
-        layout = program.config.layout
-        for m in (m for op in _EXPERTS for m in edit.matches(_pattern(op, layout))):
-            router = m["router"]
+        for experts in calls(edit.graph, *_EXPERTS):
+            router = _router_of(experts)
+            if router is None or argument(router, "slot_mapping") is not None:
+                edit.decline(experts, "takes choices of no router that can be told of padding")
+                continue
             slots = edit.input(Role.BATCH, "slot_mapping", ("T",), torch.int64)
             args = (*router.args[:8], *(router.args[8:9] or (0,)), slots, *router.args[10:])
             edit.replace(router, edit.call(dsa.router.default, *args, before=router))
+
+
+def _router_of(experts: fx.Node) -> fx.Node | None:
+    """The router that chose experts, of this lane or of all, by whatever numbers."""
+    node = argument(experts, "indices")
+    if node.target is dsa.place_experts.default:
+        node = argument(node, "indices")
+    while node.target is operator.getitem:
+        source, index = node.args
+        if source.target is not dsa.all_gather_many.default:
+            return source if source.target is dsa.router.default else None
+        node = argument(source, "xs")[index]
+    return None

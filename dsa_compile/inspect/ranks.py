@@ -19,7 +19,6 @@ _SENT = {
     "all_reduce": lambda n: 2 * (n - 1) / n,
     "all_reduce_add_rms_norm_quantize": lambda n: 2 * (n - 1) / n,
     "all_gather": lambda n: n - 1,
-    "all_gather_rows": lambda n: n - 1,
     "all_gather_many": lambda n: n - 1,
     "reduce_scatter": lambda n: n - 1,
 }

@@ -32,7 +32,6 @@ from dsa_compile.ir.match import arguments
 from dsa_compile.ops import (
     ALL_GATHER,
     ALL_GATHER_MANY,
-    ALL_GATHER_ROWS,
     ALL_REDUCE,
     ALL_REDUCE_ADD_RMS_NORM_QUANTIZE,
     COMBINE,
@@ -52,7 +51,7 @@ CONVERSIONS: dict[tuple[Placement, Placement], Any] = {
     (PARTIAL, REPLICATE): ALL_REDUCE,
     (PARTIAL, TOKENS): REDUCE_SCATTER,
     (Split(-1), REPLICATE): ALL_GATHER,
-    (TOKENS, REPLICATE): ALL_GATHER_ROWS,
+    (TOKENS, REPLICATE): ALL_GATHER_MANY,
     (REPLICATE, TABLE): PLACE_EXPERTS,
 }
 """The op that brings a value from one placement to another."""
@@ -60,7 +59,6 @@ CONVERSIONS: dict[tuple[Placement, Placement], Any] = {
 # What collectives take, but for those that take partial sums.
 _TAKEN: dict[Any, Placement] = {
     ALL_GATHER: Split(-1),
-    ALL_GATHER_ROWS: TOKENS,
     ALL_GATHER_MANY: TOKENS,
 }
 _VIEWS = frozenset({aten.view.default, aten.reshape.default})

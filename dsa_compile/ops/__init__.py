@@ -30,7 +30,6 @@ from dsa_compile.ops.cache import DENSE_SLOTS, WRITE_INDEX_CACHE, WRITE_LATENT_C
 from dsa_compile.ops.collectives import (
     ALL_GATHER,
     ALL_GATHER_MANY,
-    ALL_GATHER_ROWS,
     ALL_REDUCE,
     ALL_REDUCE_ADD_RMS_NORM_QUANTIZE,
     COMBINE,
@@ -77,7 +76,6 @@ __all__ = [
     "ADD_RMS_NORM_QUANTIZE",
     "ALL_GATHER",
     "ALL_GATHER_MANY",
-    "ALL_GATHER_ROWS",
     "ALL_REDUCE",
     "ALL_REDUCE_ADD_RMS_NORM_QUANTIZE",
     "ATTENTION_INPUTS_FP8",

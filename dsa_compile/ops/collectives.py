@@ -133,18 +133,11 @@ def all_gather(x: Tensor, axis: str, ranks: int) -> Tensor:
     return columns_of_ranks(communicator_of(axis, ranks).gather(x, axis, ranks).unbind())
 
 
-def all_gather_rows(x: Tensor, axis: str, ranks: int) -> Tensor:
-    """The rows of all ranks of an axis: see :func:`rows_of_ranks`."""
-    if ranks == 1:
-        return rows_of_ranks((x,))
-    return communicator_of(axis, ranks).gather(x, axis, ranks).flatten(0, 1)  # as it lies
-
-
 def all_gather_many(xs: Sequence[Tensor], axis: str, ranks: int) -> list[Tensor]:
     """The rows of all ranks of an axis for several operands: see :func:`rows_of_ranks`.
 
     Args:
-        xs: each ``[T, D]``, with a D and a dtype of its own, as of :func:`all_gather_rows`.
+        xs: each ``[T, D]``, with a D and a dtype of its own.
         axis: of the layout.
         ranks: how many there are along it.
 
@@ -162,7 +155,7 @@ def reduce_scatter(x: Tensor, axis: str, ranks: int) -> Tensor:
     """A rank's rows of the sum of ``x`` over the ranks of an axis.
 
     Args:
-        x: ``[ranks * T, D]``, rows of the first rank first, as :func:`all_gather_rows` gives them.
+        x: ``[ranks * T, D]``, rows of the first rank first, as :func:`all_gather_many` gives them.
         axis: of the layout.
         ranks: how many there are along it.
 
@@ -210,12 +203,6 @@ ALL_GATHER = define(
     "all_gather(Tensor x, str axis, int ranks) -> Tensor",
     all_gather,
     "(x: f[*L, D]) -> x[*L, ranks * D]",
-    OpFacts(Family.COLLECTIVE, Form.ANY, collective=True, torch_kernels=True),
-)
-ALL_GATHER_ROWS = define(
-    "all_gather_rows(Tensor x, str axis, int ranks) -> Tensor",
-    all_gather_rows,
-    "(x: (f | i64 | e4m3)[T, D]) -> x[ranks * T, D]",
     OpFacts(Family.COLLECTIVE, Form.ANY, collective=True, torch_kernels=True),
 )
 
@@ -269,7 +256,6 @@ def _scattered(parts: Sequence[Tensor]) -> Sequence[Tensor]:
 COMBINE: dict[OpOverload, Combine] = {
     ALL_REDUCE: _alike(sum_of_ranks),
     ALL_GATHER: _alike(columns_of_ranks),
-    ALL_GATHER_ROWS: _alike(rows_of_ranks),
     ALL_GATHER_MANY: _alike(_rows_of_each),
     REDUCE_SCATTER: _scattered,
     ALL_REDUCE_ADD_RMS_NORM_QUANTIZE: _alike(sum_of_ranks),

@@ -271,7 +271,7 @@ def on_lanes(sketch: Sketch) -> Fragment:
 
 
 def all_rows(*values):
-    return [dsa.all_gather_rows.default(each, "dp", 2) for each in values]
+    return [dsa.all_gather_many.default([each], "dp", 2)[0] for each in values]
 
 
 @region("moe", *EXPERTS)
@@ -309,7 +309,7 @@ def no_sum(x, w, i, gate_up, down):
 
 @region("moe", *EXPERTS)
 def gathered_twice(x, w, i, gate_up, down):
-    return dsa.all_gather_rows.default(*all_rows(x), "dp", 2)
+    return all_rows(*all_rows(x))[0]
 
 
 @pytest.mark.parametrize(
@@ -317,7 +317,7 @@ def gathered_twice(x, w, i, gate_up, down):
     [
         (of_one_lane, "experts_default takes x, w, i as a value beside gate_up"),
         (left_with_all, "is a partial sum of its rank: a reduce-scatter is missing"),
-        (no_sum, "takes all_gather_rows_default, which is alike on all ranks, and not a partial"),
+        (no_sum, "takes getitem, which is alike on all ranks, and not a partial"),
         (gathered_beside_others, "which is alike on all ranks, and not its lane's own"),
         (gathered_twice, "which is alike on all ranks, and not its lane's own"),
     ],
@@ -331,15 +331,15 @@ def test_what_lanes_do_not_exchange_is_found(sketch: Sketch, found: str) -> None
 def test_variants_that_exchange_other_types_are_found() -> None:
     @region("moe", value("x", "T", 24), value("y", "T", 8))
     def wide(x, y):
-        return dsa.reduce_scatter.default(dsa.all_gather_rows.default(x, "dp", 2), "dp", 2)
+        return dsa.reduce_scatter.default(*all_rows(x), "dp", 2)
 
     @region("moe", value("x", "T", 24), value("y", "T", 8))
     def narrow(x, y):
-        return dsa.reduce_scatter.default(dsa.all_gather_rows.default(y, "dp", 2), "dp", 2)
+        return dsa.reduce_scatter.default(*all_rows(y), "dp", 2)
 
     config = CompileConfig(layout=Layout(dp=2))
     program = fragment(wide, config=config)
     program.regions["moe.short"] = fragment(narrow, config=config).regions["moe"].copy("moe.short")
     problems = list(placement_problems(program))
-    assert "all_gather_rows.default(float32[T, 8], dp, 2)" in problems[-1]
+    assert "all_gather_many.default(float32[T, 8], dp, 2)" in problems[-1]
     assert "would wait for ever" in problems[-1]

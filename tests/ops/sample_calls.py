@@ -60,8 +60,6 @@ CASES = [
     Case("swiglu_packed", (randn(6, 8),)),
     Case("all_reduce", (permuted(3, 5, 8), "tp", 1)),
     Case("all_gather", (permuted(3, 5, 8), "tp", 1)),
-    Case("all_gather_rows", (permuted(5, 8), "dp", 1)),
-    Case("all_gather_rows", (ints(9, 5, 2, dtype=torch.int64), "dp", 1)),
     Case("reduce_scatter", (permuted(6, 8), "dp", 1)),
     Case("place_experts", (ints(5, 6, 2, dtype=torch.int64), torch.tensor([1, -1, 0, -1, 2]))),
     Case("router", (randn(6, 8), randn(12, 8), randn(12), 3, 2, 4, True, 2.5)),

@@ -24,7 +24,6 @@ index_topk(Tensor q, Tensor k, Tensor weights, int topk, float scale) -> Tensor
 sparse_attention(Tensor q, Tensor k, Tensor v, Tensor indices, float scale) -> Tensor
 all_reduce(Tensor x, str axis, int ranks) -> Tensor
 all_gather(Tensor x, str axis, int ranks) -> Tensor
-all_gather_rows(Tensor x, str axis, int ranks) -> Tensor
 all_gather_many(Tensor[] xs, str axis, int ranks) -> Tensor[]
 reduce_scatter(Tensor x, str axis, int ranks) -> Tensor
 all_reduce_add_rms_norm_quantize(Tensor x, str axis, int ranks, Tensor residual, Tensor weight, float eps, bool ue8m0) -> (Tensor normed, Tensor q, Tensor scale, Tensor residual_out)

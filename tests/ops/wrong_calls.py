@@ -56,7 +56,6 @@ WRONG: dict[str, list[tuple[str, str]]] = {
     "swiglu_packed": [("gate_up", "f32 6 63"), ("gate_up", "e4m3 6 8"), ("gate_up", "f32")],
     "all_reduce": [("x", "e4m3 3 5 8"), ("x", "i64 3 5 8"), ("x", "f32")],
     "all_gather": [("x", "e4m3 3 5 8"), ("x", "i64 3 5 8"), ("x", "f32")],
-    "all_gather_rows": [("x", "i32 5 8"), ("x", "f32 5"), ("x", "f32 3 5 8")],
     "reduce_scatter": [("x", "i64 6 8"), ("x", "e4m3 6 8"), ("x", "f32 2 3 8")],
     # indices i64 6 2, places i64 5
     "place_experts": [("indices", "i32 6 2"), ("indices", "i64 12"), ("places", "i32 5")],

@@ -9,7 +9,7 @@ from dsa_compile.cli.generate import main as generate
 from dsa_compile.errors import UserError
 from dsa_compile.ops.collectives import (
     all_gather,
-    all_gather_rows,
+    all_gather_many,
     all_reduce,
     communicating,
     reduce_scatter,
@@ -31,7 +31,7 @@ def test_collectives_have_the_shape_of_all_ranks() -> None:
     assert total.data_ptr() != x.data_ptr()
     assert torch.equal(every, torch.cat([x] * 4, -1))
     with communicating(ReplayCommunicator(read_latencies(), CPU)):
-        rows = all_gather_rows(x, "dp", 4)
+        (rows,) = all_gather_many([x], "dp", 4)
         own = reduce_scatter(rows, "dp", 4)
     assert torch.equal(rows, torch.cat([x] * 4))
     assert torch.equal(own, x)
@@ -51,7 +51,7 @@ def test_a_sum_with_its_norm_is_one_kernel_of_ours_alone() -> None:
 def test_tokens_of_other_lanes_choose_other_experts() -> None:
     indices = torch.tensor([[0, 5, 8], [7, 3, -1]])  # 8 experts, a shared one, and none
     with communicating(ReplayCommunicator(read_latencies(), CPU, 8)):
-        every = all_gather_rows(indices, "dp", 2)
+        (every,) = all_gather_many([indices], "dp", 2)
     assert every.tolist() == [[0, 5, 8], [7, 3, -1], [4, 1, 8], [3, 7, -1]]
 
 

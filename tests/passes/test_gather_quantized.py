@@ -23,26 +23,23 @@ OPERANDS = (
 )
 
 
-def gathered(x: torch.Tensor) -> torch.Tensor:
-    return dsa.all_gather_rows.default(x, "dp", 2)
-
-
 def test_rows_are_quantised_before_they_travel(check: PassCheck) -> None:
     """By one op, for the shared expert too."""
 
     @region("moe", *OPERANDS, outputs=("shared", "routed"))
     def before(x, w, i, *matrices):
         shared = dsa.quantize_blocks.default(x, True)[0]
-        pair = dsa.quantize_blocks.default(gathered(x), True)
-        sums = dsa.experts_fp8.default(pair[0], pair[1], gathered(w), gathered(i), *matrices)
+        rows = dsa.all_gather_many.default([w, x, i], "dp", 2)
+        pair = dsa.quantize_blocks.default(rows[1], True)
+        sums = dsa.experts_fp8.default(pair[0], pair[1], rows[0], rows[2], *matrices)
         return shared, dsa.reduce_scatter.default(sums, "dp", 2)
 
     @region("moe", *OPERANDS, outputs=("shared", "routed"))
     def after(x, w, i, *matrices):
         pair = dsa.quantize_blocks.default(x, True)
         own = pair[0]
-        rows = gathered(own), gathered(pair[1])
-        sums = dsa.experts_fp8.default(*rows, gathered(w), gathered(i), *matrices)
+        rows = dsa.all_gather_many.default([w, own, pair[1], i], "dp", 2)
+        sums = dsa.experts_fp8.default(rows[1], rows[2], rows[0], rows[3], *matrices)
         return own, dsa.reduce_scatter.default(sums, "dp", 2)
 
     check(GatherQuantized(), before, after, inputs=GIVEN, config=DP2)
@@ -51,7 +48,7 @@ def test_rows_are_quantised_before_they_travel(check: PassCheck) -> None:
 def test_rows_that_something_else_reads_are_not_quantised(check: PassCheck) -> None:
     @region("moe", value("x", "T", WIDTH, dtype=torch.bfloat16), outputs=("q", "scale", "rows"))
     def shared(x):
-        rows = gathered(x)
+        rows = dsa.all_gather_many.default([x], "dp", 2)[0]
         pair = dsa.quantize_blocks.default(rows, True)
         return pair[0], pair[1], rows
 

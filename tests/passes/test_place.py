@@ -203,7 +203,8 @@ def test_experts_take_the_tokens_of_all_lanes(check: PassCheck, whole: bool) -> 
 
     @region("moe", *of_experts(*sizes, places=whole))
     def after(x, w, i, gate_up, down, *places):
-        x, w, i = (dsa.all_gather_rows.default(each, "dp", 2) for each in (x, w, i))
+        rows = dsa.all_gather_many.default([x, w, i], "dp", 2)
+        x, w, i = rows[0], rows[1], rows[2]
         if places:
             i = dsa.place_experts.default(i, *places)
         return dsa.reduce_scatter.default(dsa.experts.default(x, w, i, gate_up, down), "dp", 2)
@@ -220,10 +221,11 @@ def test_a_lane_of_several_ranks_sums_over_them_in_the_end() -> None:
         for node in program.regions["moe"].graph.nodes
         if node.target in COMBINE
     ]
-    gathers = [(dsa.all_gather_rows.default, ("dp", 2))] * 3
     assert found == [
-        *gathers, (dsa.reduce_scatter.default, ("dp", 2)), (dsa.all_reduce.default, ("tp", 2))
-    ]  # fmt: skip
+        (dsa.all_gather_many.default, ("dp", 2)),
+        (dsa.reduce_scatter.default, ("dp", 2)),
+        (dsa.all_reduce.default, ("tp", 2)),
+    ]
     assert list(placement_problems(program)) == []
 
 

@@ -84,10 +84,10 @@ def run(program: Fragment, kind: str, parameters: RandomParameters, hidden: Any)
 
 
 @pytest.mark.parametrize(
-    ("sketch", "ep", "gathered"), [(dense, 1, 1), (moe, 1, 3), (moe, RANKS, 3)],
+    ("sketch", "ep"), [(dense, 1), (moe, 1), (moe, RANKS)],
     ids=["dense", "experts in parts", "whole experts"],
 )  # fmt: skip
-def test_ranks_share_the_tokens(monkeypatch, sketch: Sketch, ep: int, gathered: int) -> None:
+def test_ranks_share_the_tokens(monkeypatch, sketch: Sketch, ep: int) -> None:
     program = fragment(sketch, config=CompileConfig(layout=Layout(tp=RANKS, ep=ep)))
     parameters = RandomParameters(program)
     hidden: Tensor = random_inputs(program)["hidden"]
@@ -100,8 +100,7 @@ def test_ranks_share_the_tokens(monkeypatch, sketch: Sketch, ep: int, gathered: 
     assert list(placement_problems(program)) == []
     graph = program.regions[sketch.name].graph
     met = [node.target for node in graph.nodes if node.target in COMBINE]
-    every = [dsa.all_gather_rows.default] * gathered
-    assert met == [*every, dsa.reduce_scatter.default]
+    assert met == [dsa.all_gather_many.default, dsa.reduce_scatter.default]
 
     found = run(program, sketch.name, parameters, Ranks(hidden.chunk(RANKS), TP))
     assert isinstance(found, Ranks)

@@ -38,6 +38,11 @@ def collective(op: Any, x: Any, axis: str) -> Any:
     return on_ranks(op, COMBINE[op])(x, axis, LAYOUT.along(axis))
 
 
+def rows(xs: list[Any], axis: str) -> list[Any]:
+    found: list[Any] = collective(dsa.all_gather_many.default, xs, axis)
+    return found
+
+
 def firsts(value: Any) -> Any:
     """The first number of each rank's tensor, and along which axis they differ."""
     if isinstance(value, Ranks):
@@ -106,7 +111,7 @@ def test_a_group_gets_values_in_the_order_in_which_it_lists_its_ranks(
 ) -> None:
     listed = Layout.group
     monkeypatch.setattr(Layout, "group", lambda *args: listed(*args)[::-1])
-    found = collective(dsa.all_gather_rows.default, OF_LANES, DP)
+    (found,) = rows([OF_LANES], DP)
     assert found[::2, 0].tolist() == [2, 1, 0]
     assert firsts(collective(dsa.all_reduce.default, OF_EACH, TP)) == (DP, [1, 5, 9])
 
@@ -155,19 +160,16 @@ def script(tmp_path: Path) -> Callable[[str], ModuleType]:
 
 @pytest.mark.parametrize("axis", [TP, DP])
 def test_operands_that_travel_together_meet_each_its_like(axis: str) -> None:
-    ranks = LAYOUT.along(axis)
     alike = torch.arange(2.0)[:, None]
     xs = [OF_EACH, OF_LANES, OF_PLACES, alike]
-    together = on_ranks(dsa.all_gather_many.default, COMBINE[dsa.all_gather_many.default])
-    found = together(xs, axis, ranks)
-    for got, x in zip(found, xs, strict=True):
-        wanted = collective(dsa.all_gather_rows.default, x, axis)
+    for got, x in zip(rows(xs, axis), xs, strict=True):
+        (wanted,) = rows([x], axis)
         for numbers in numbers_along({TP: 2, DP: 3}):
             assert torch.equal(at_numbers(got, numbers), at_numbers(wanted, numbers))
 
 
 @pytest.mark.parametrize("x", [OF_EACH, OF_LANES, OF_PLACES])
-@pytest.mark.parametrize("op", ["all_reduce", "all_gather", "all_gather_rows", "reduce_scatter"])
+@pytest.mark.parametrize("op", ["all_reduce", "all_gather", "reduce_scatter"])
 @pytest.mark.parametrize("axis", [TP, DP])
 def test_ranks_of_a_reproducer_meet(
     script: Callable[[str], ModuleType], x: Ranks, op: str, axis: str

@@ -16,6 +16,7 @@ OUT_OF_DATE = {
     "triton-layer-norm-counts-the-rest": _TRITON,
     "triton-mean-over-the-block": _TRITON,
     "control-triton-table-halves": _TRITON,
+    "control-one-gather-of-a-type": "what is gathered is one message from the start",
     "control-experts-numbered-by-remainder": "another text for the same numbers",
     "control-scale-in-two-steps": "another text for the same operation",
     "preempted-keeps-its-place": "no request was ever answered otherwise with it",

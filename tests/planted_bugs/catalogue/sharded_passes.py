@@ -213,15 +213,13 @@ def of_sum(edit: Any, op: Any, args: Any) -> Any:
 
 def doubled_scales(edit: Any, op: Any, args: Any) -> Any:
     """Scales that travel are twice as large."""
-    scale, *where = args
-    if scale.meta["val"].dtype is not torch.float32:
-        return op, args
+    (values, scale, *others), *where = args
     twice = edit.call(aten.mul.Tensor, scale, 2.0, before=node_of(edit, str(op)[:-8]))
-    return op, (twice, *where)
+    return op, ([values, twice, *others], *where)
 
 
 def in_front_of_norm(own: Any) -> Any:
-    return own.args[0] if own.target is dsa.rms_norm.default else own
+    return [x.args[0] if x.target is dsa.rms_norm.default else x for x in own]
 
 
 def indexer_cut(found: Any, *_: Any) -> Iterator[Any]:
@@ -246,7 +244,7 @@ def router_cut(edit: Any, program: Any, *rest: Any) -> bool:
 
 def found_by_type(whole: Any, edit: Any, old: Any, new: Any) -> None:
     """Of what is gathered at once the last of a type stands for all of that type."""
-    if edit.pass_name == "join_all_gathers":
+    if edit.pass_name == "gather_quantized":
         like = old.meta["val"]
         made = [user for user in new.args[0].users if user.meta["val"].dtype is like.dtype]
         alike = [user for user in made if user.meta["val"].shape[1] == like.shape[1]]
@@ -258,13 +256,6 @@ def without_the_sum(whole: Any, edit: Any, several: Any, index: int, old: Any, n
     if edit.pass_name == "fuse_all_reduce_norm" and index == 3:
         return edit.swap(old, several.args[3])
     return whole(edit, several, index, old, name)
-
-
-def first_of_a_type(found: Any, *_: Any) -> list[Any]:
-    kinds: dict[Any, Any] = {}
-    for node in found:
-        kinds.setdefault((node.meta["val"].dtype, node.meta["val"].shape[1]), node)
-    return list(kinds.values())
 
 
 PLACE = "place"
@@ -323,10 +314,10 @@ PASSES = (
           placed(lambda e, r, own: -1 if r else e), PLACE, recipe="fp8", model="trained",
           options=DP2_EP2),
     Fault("tokens-gathered-before-their-norm", "tokens are gathered in front of their norm",
-          inserting(PLACE, "dsa.all_gather_rows", altered(0, in_front_of_norm)), PLACE,
+          inserting(PLACE, "dsa.all_gather_many", altered(0, in_front_of_norm)), PLACE,
           options=DP2),
     Fault("gathers-found-by-type", "rows of all lanes are found by their type",
-          wrap("ir.edit.Editor.swap", found_by_type), "join_all_gathers", recipe="fp8",
+          wrap("ir.edit.Editor.swap", found_by_type), "gather_quantized", recipe="fp8",
           model="wide", options=DP2_EP2),
     Fault("shared-expert-in-the-sum-already", "the shared expert is in the sum already",
           inserting(PLACE, "aten.add.Tensor", of_sum), PLACE, **TWO),
@@ -365,7 +356,7 @@ PASSES = (
           inserting("gather_quantized", "dsa.quantize_blocks", negated(1)), "gather_quantized",
           **{**BLOCKS, "options": DP2_EP2}),
     Fault("scales-of-gathered-tokens-doubled", "scales of gathered tokens are doubled",
-          inserting("gather_quantized", "dsa.all_gather_rows", doubled_scales), "gather_quantized",
+          inserting("gather_quantized", "dsa.all_gather_many", doubled_scales), "gather_quantized",
           **{**BLOCKS, "options": DP2_EP2}),
     Fault("summed-and-added-exchanged", "what is summed and what is added are exchanged",
           inserting("fuse_all_reduce_norm", "dsa.all_reduce_add_rms_norm_quantize", swapped(0, 3),
@@ -378,9 +369,6 @@ PASSES = (
           model="broad", options=TP2),
     Fault("control-experts-dealt-in-turn", "experts are dealt in turn, numbers and matrices",
           both(placed(dealt), wrap("passes.place.keep_part", matrices_dealt)), options=DP2_EP2),
-    Fault("control-one-gather-of-a-type", "of gathers of one type the first is joined",
-          result("passes.join_all_gathers._gathers", first_of_a_type), recipe="fp8", model="wide",
-          options=DP2_EP2),
     Fault("control-experts-in-finer-pieces", "a rank has a part of each half of an expert",
           cutting("experts", gate_up=4, down=2), options=DP2),
 )  # fmt: skip

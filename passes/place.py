@@ -27,7 +27,7 @@ Declines: values that no collective makes whole.
 
 from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import fx
@@ -36,7 +36,6 @@ from dsa_compile.facts.layout import DP, TP, WORLD
 from dsa_compile.facts.placements import (
     GIVEN,
     REPLICATE,
-    TABLE,
     Split,
     Table,
     WeightRow,
@@ -54,6 +53,9 @@ from dsa_compile.weights.plan import Constant, Shard, WeightEntry
 from dsa_compile.weights.ranks import shards
 
 aten, dsa = torch.ops.aten, torch.ops.dsa
+
+Cut: TypeAlias = tuple[str, Split]
+"""What ranks hold of a weight: an axis, over whose ranks it lies, and a placement along it."""
 
 PLACES = "mlp.experts.places"
 _VIEWS = (aten.view.default, aten.reshape.default)
@@ -88,25 +90,6 @@ class Place(RegionPass):
             return
         for nodes in inferred.sites():
             _Site(edit, program, inferred).make(nodes)
-
-
-@dataclass(frozen=True)
-class Cut:
-    """What ranks hold of a weight.
-
-    Attributes:
-        axis: over whose ranks it lies.
-        placement: along that axis.
-    """
-
-    axis: str
-    placement: Split | Table
-
-    @property
-    def split(self) -> Split:
-        """The part of a rank; a table's are runs of whole entries."""
-        placed = self.placement
-        return placed if isinstance(placed, Split) else Split(placed.dim)
 
 
 class _CannotPlaceError(Exception):
@@ -156,7 +139,7 @@ class _Inferred:
             _CannotPlaceError: see there.
         """
         for row, operand in _seeds(self.program, self.region):
-            self._ask(operand, Cut(row.axis, row.placement))
+            self._ask(operand, (row.axis, row.placement))
         layout = self.program.config.layout
         for axis in (DP, TP):
             if layout.along(axis) > 1 and self.cuts:
@@ -166,7 +149,9 @@ class _Inferred:
     def _along(self, axis: str) -> bool:
         """Infer along an axis; False if more weights had to be cut for it, which begins anew."""
         known: dict[fx.Node, Any] = {
-            weight: cut.split for weight, cut in self.cuts.items() if cut.axis in (axis, WORLD)
+            weight: Split(cut.dim, cut.pieces)
+            for weight, (over, cut) in self.cuts.items()
+            if over in (axis, WORLD)
         }
         steps: list[tuple[fx.Node, fx.Node, Any]] = []
         entries = self.program.weights.entries(self.region.kind)
@@ -176,7 +161,7 @@ class _Inferred:
             for operand, wanted in wrong.wants.items():
                 has = given.get(operand, known[operand])
                 if has == REPLICATE and isinstance(wanted, Split):
-                    self._ask(operand, Cut(axis, wanted))
+                    self._ask(operand, (axis, wanted))
                     return False
                 if (has, wanted) not in CONVERSIONS:
                     raise _CannotPlaceError(node, wrong)
@@ -192,20 +177,32 @@ class _Inferred:
 
     def _ask(self, node: fx.Node, cut: Cut) -> None:
         """Cut the weights that a value is made of, so that ranks have a part of it."""
+        axis, wanted = cut
         if node.meta.get("role") is Role.WEIGHT:
             if self.cuts.setdefault(node, cut) != cut:
-                raise _CannotPlaceError(node, f"is to be {cut.split}, and {self.cuts[node].split}")
-            return
-        if node.op != "call_function":
-            raise _CannotPlaceError(node, f"is to be {cut.split}, and no weight makes it")
-        try:
-            for operand, split in made_from(node, cut.split):
-                self._ask(operand, Cut(cut.axis, split))
-        except WrongUse as wrong:
-            raise _CannotPlaceError(node, wrong) from None
+                raise _CannotPlaceError(node, f"is to be {wanted}, and {self.cuts[node][1]}")
+        elif node.op != "call_function":
+            raise _CannotPlaceError(node, f"is to be {wanted}, and no weight makes it")
+        else:
+            try:
+                for operand, split in made_from(node, wanted):
+                    self._ask(operand, (axis, split))
+            except WrongUse as wrong:
+                raise _CannotPlaceError(node, wrong) from None
 
-    def differs(self, node: fx.Node) -> bool:
-        """Whether a value is placed otherwise than what regions are given."""
+    def sites(self) -> list[list[fx.Node]]:
+        """The calls whose values are placed otherwise than what regions are given, in order; those
+        together that hand such values to each other."""
+        nodes = list(self.region.graph.nodes)
+        home: dict[fx.Node, list[fx.Node]] = {}
+        for node in filter(self._differs, nodes):
+            joined = {id(home[n]): home[n] for n in node.all_input_nodes if n in home}
+            site = [n for each in joined.values() for n in each] + [node]
+            home.update(dict.fromkeys(site, site))
+        found = {id(site): sorted(site, key=nodes.index) for site in home.values()}
+        return list(found.values())
+
+    def _differs(self, node: fx.Node) -> bool:
         if node.op != "call_function":
             return False
         for axis, known in self.values.items():
@@ -213,17 +210,6 @@ class _Inferred:
             if not {REPLICATE, GIVEN[axis]} >= set(found if isinstance(found, tuple) else [found]):
                 return True
         return False
-
-    def sites(self) -> list[list[fx.Node]]:
-        """The calls that change, in order, those together that hand such values to each other."""
-        home: dict[fx.Node, list[fx.Node]] = {}
-        for node in filter(self.differs, self.region.graph.nodes):
-            joined = {id(home[n]): home[n] for n in node.all_input_nodes if n in home}
-            site = [n for each in joined.values() for n in each] + [node]
-            home.update(dict.fromkeys(site, site))
-        place = {node: number for number, node in enumerate(self.region.graph.nodes)}
-        found = {id(site): sorted(site, key=place.__getitem__) for site in home.values()}
-        return sorted(found.values(), key=lambda site: place[site[0]])
 
 
 class _Site:
@@ -309,29 +295,28 @@ def convert(
 ) -> fx.Node:
     """A value in another placement: a collective, or the numbers of experts on a rank."""
     if op is PLACE_EXPERTS:
-        places = edit.input(Role.WEIGHT, PLACES, define_places(edit, program), torch.int64)
-        return edit.call(op, value, places, before=before)
+        return edit.call(op, value, define_places(edit, program), before=before)
     return edit.call(op, value, axis, program.config.layout.along(axis), before=before)
 
 
-def define_places(edit: Editor, program: Program) -> tuple[int, ...]:
-    """Plan the weight with the numbers of experts on a rank; gives its shape."""
+def define_places(edit: Editor, program: Program) -> fx.Node:
+    """The weight with the numbers of experts on a rank."""
     layout, count = program.config.layout, program.spec.n_routed_experts
-    every = Constant("int64", (layout.ep * count,), TABLE.numbers(count, layout.ep))
+    every = Constant("int64", (layout.ep * count,), Table(-3).numbers(count, layout.ep))
     shard = Shard(layout.experts_axis, layout.ep, 0, count, every)
     program.weights.define(edit.region.kind, PLACES, WeightEntry("int64", (count,), shard))
-    return (count,)
+    return edit.input(Role.WEIGHT, PLACES, (count,), torch.int64)
 
 
 def keep_part(edit: Editor, program: Program, weight: fx.Node, cut: Cut) -> None:
     """Let each rank have its part of a weight alone."""
+    axis, split = cut
     kind, key = edit.region.kind, weight.meta["key"]
     entry = program.weights.remove(kind, key)
-    dim, pieces = cut.split.dim + len(entry.shape), cut.split.pieces
-    ranks = program.config.layout.along(cut.axis)
-    length, rest = divmod(entry.shape[dim], ranks * pieces)
+    dim, ranks = split.dim + len(entry.shape), program.config.layout.along(axis)
+    length, rest = divmod(entry.shape[dim], ranks * split.pieces)
     assert rest == 0, (key, entry.shape, ranks)  # see check_layout
-    shape = (*entry.shape[:dim], length * pieces, *entry.shape[dim + 1 :])
-    expr = Shard(cut.axis, ranks, dim, length, entry.expr, pieces)
+    shape = (*entry.shape[:dim], length * split.pieces, *entry.shape[dim + 1 :])
+    expr = Shard(axis, ranks, dim, length, entry.expr, split.pieces)
     program.weights.define(kind, key, WeightEntry(entry.dtype, shape, expr))
     edit.retype(weight, shape, entry.torch_dtype)

@@ -7,17 +7,19 @@ its graphs are given; everything else follows (:mod:`dsa_compile.ir.placement`).
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import TypeAlias
 
 from dsa_compile.facts.layout import DP, TP, Layout
 
 
-@dataclass(frozen=True)
-class Replicate:
-    """Alike on all ranks."""
+class Kind(StrEnum):
+    """What a rank holds where that is no part along a dimension, as messages say it."""
 
-    def __str__(self) -> str:
-        return "alike on all ranks"
+    REPLICATE = "alike on all ranks"
+    PARTIAL = "a partial sum of its rank"  # a term of a sum over ranks
+    TOKENS = "its lane's own"  # tokens of its own, their caches, what is computed from them
+    NUMBERS = "numbers of a rank's own experts"  # of choices among the entries of a table
 
 
 @dataclass(frozen=True)
@@ -35,33 +37,14 @@ class Split:
     pieces: int = 1
 
     def __str__(self) -> str:
-        where = f"dimension {self.dim}"
-        if self.pieces > 1:
-            return f"a rank's part of each of {self.pieces} pieces along {where}"
-        return f"a rank's part along {where}"
+        of = f" of each of {self.pieces} pieces" if self.pieces > 1 else ""
+        return f"a rank's part{of} along dimension {self.dim}"
 
 
 @dataclass(frozen=True)
-class Partial:
-    """A term of a sum over ranks."""
-
-    def __str__(self) -> str:
-        return "a partial sum of its rank"
-
-
-@dataclass(frozen=True)
-class Table:
-    """Of weights, whole entries along a dimension, as many on each rank; of choices among these
-    entries, the numbers that they have on the rank.
-
-    Attributes:
-        dim: the weights' dimension, counted from the last.
-    """
-
-    dim: int = -3
-
-    def __str__(self) -> str:
-        return "numbers of a rank's own experts"
+class Table(Split):
+    """Whole entries of weights along a dimension, as many on each rank; a table, which is a weight
+    of its own, has their numbers."""
 
     def numbers(self, count: int, ranks: int) -> tuple[int, ...]:
         """The map: for each rank the number that each of ``count`` entries has on it, -1 for those
@@ -74,16 +57,8 @@ class Table:
         )
 
 
-@dataclass(frozen=True)
-class Tokens:
-    """Of tokens that are its rank's own: them, their caches, and what is computed from them."""
-
-    def __str__(self) -> str:
-        return "its lane's own"
-
-
-Placement: TypeAlias = Replicate | Split | Partial | Table | Tokens
-REPLICATE, PARTIAL, TABLE, TOKENS = Replicate(), Partial(), Table(), Tokens()
+Placement: TypeAlias = Kind | Split
+REPLICATE, PARTIAL, TOKENS, NUMBERS = Kind
 
 GIVEN: dict[str, Placement] = {DP: TOKENS, TP: REPLICATE}
 """What ranks hold, by axis, of what a region is given and returns: batches, caches, values."""
@@ -106,7 +81,7 @@ class WeightRow:
     op: str
     operand: str
     axis: str
-    placement: Split | Table
+    placement: Split
     part: str
     place: str = ""
 

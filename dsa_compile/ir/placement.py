@@ -21,9 +21,9 @@ from torch import Tensor, fx
 
 from dsa_compile.facts.placements import (
     GIVEN,
+    NUMBERS,
     PARTIAL,
     REPLICATE,
-    TABLE,
     TOKENS,
     Placement,
     Split,
@@ -52,7 +52,7 @@ CONVERSIONS: dict[tuple[Placement, Placement], Any] = {
     (PARTIAL, TOKENS): REDUCE_SCATTER,
     (Split(-1), REPLICATE): ALL_GATHER,
     (TOKENS, REPLICATE): ALL_GATHER_MANY,
-    (REPLICATE, TABLE): PLACE_EXPERTS,
+    (REPLICATE, NUMBERS): PLACE_EXPERTS,
 }
 """The op that brings a value from one placement to another."""
 
@@ -169,7 +169,7 @@ def _by_signature(node: fx.Node, taken: Mapping[fx.Node, Any], axis: str) -> Any
             isinstance(taken.get(given["places"]), Split)
             and taken.get(given["indices"]) == REPLICATE
         ):
-            return TABLE
+            return NUMBERS
         raise WrongUse("takes places and choices that do not go together")
     cut: dict[str, _Share] = {}  # by the names of sizes that ranks share out
     for name, declared in signature.operands.items():
@@ -180,15 +180,15 @@ def _by_signature(node: fx.Node, taken: Mapping[fx.Node, Any], axis: str) -> Any
         if isinstance(value, Split):
             share = _Share(name, value.pieces / _factor(declared, value.dim))
             cut |= dict.fromkeys(_names(declared, value.dim), share)
-        elif not (value == TABLE and name == "indices"):
+        elif not (value == NUMBERS and name == "indices"):
             raise _used(taken, value, axis)
     _check_alike(node, taken, given, cut)
     facts = FACTS[target]
-    own = TABLE in taken.values()
+    own = NUMBERS in taken.values()
     if own != ("E" in cut and facts.family is Family.EXPERTS):
         if own:
             raise WrongUse("takes all experts by the numbers that they have on a rank")
-        wants = {given["indices"]: TABLE} if "indices" in given else {}
+        wants = {given["indices"]: NUMBERS} if "indices" in given else {}
         raise WrongUse("takes experts of its rank by numbers among all of them", wants)
     kept = [_result(result, cut) for result in signature.results]
     lost = set(cut) - {name for r in signature.results for s in r.sizes for name in s.names}

@@ -152,8 +152,9 @@ def struck(plant: Plant) -> Plant:
 
 def matrices_dealt(whole: Any, edit: Any, program: Any, weight: Any, cut: Any) -> None:
     """Of whole experts a rank has every other one."""
-    if cut.split.dim == -3 and weight.meta["key"].startswith("mlp.experts."):
-        cut = replace(cut, placement=Split(-3, weight.meta["val"].shape[0] // 2))
+    axis, split = cut
+    if split.dim == -3 and weight.meta["key"].startswith("mlp.experts."):
+        cut = axis, Split(-3, weight.meta["val"].shape[0] // 2)
     whole(edit, program, weight, cut)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dsa_compile.runtime.pages.table import cache_rows
 from dsa_compile.runtime.scheduling.step import Phase, ScheduledStep
 
 
@@ -78,7 +79,6 @@ def build_batch(step: ScheduledStep) -> Batch:
     """Lay out a step that has at least one entry."""
     entries = step.entries
     assert entries, "an empty step has no batch"
-    block_size = step.block_size
     requests, first, lengths, most, phases = zip(*entries, strict=True)
     starts, counts, max_new = np.array(first), np.array(lengths), np.array(most)
     rows = np.array([request.row for request in requests])
@@ -96,21 +96,17 @@ def build_batch(step: ScheduledStep) -> Batch:
     cu_seqlens = np.zeros(len(entries) + 1, np.int64)
     np.cumsum(counts, out=cu_seqlens[1:])
     last = cu_seqlens[1:] - 1
-    columns = -(-int(contexts.max()) // block_size)
-    block_tables = step.block_rows[rows, :columns]
+    block_tables = step.table.read(rows, int(contexts.max()))
 
     if tokens_each == 1:
         positions, token_row = starts, np.arange(len(entries))
     else:
         token_row = np.repeat(np.arange(len(entries)), counts)
         positions = np.arange(len(input_ids)) + np.repeat(starts - cu_seqlens[:-1], counts)
-    page, offset = np.divmod(positions, block_size)
-    slot_mapping = block_tables[token_row, page].astype(np.int64) * block_size + offset
-
     return Batch(
         input_ids=input_ids,
         positions=positions,
-        slot_mapping=slot_mapping,
+        slot_mapping=cache_rows(block_tables, token_row, positions, step.table.block_size),
         block_tables=block_tables,
         cu_seqlens=cu_seqlens.astype(np.int32),
         context_lens=contexts.astype(np.int32),

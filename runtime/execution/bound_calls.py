@@ -10,11 +10,11 @@ from dsa_compile.artifact.manifest import Manifest
 from dsa_compile.ir.execution import BoundCall
 from dsa_compile.ir.plan import LONG, Call, Plan, region_name
 from dsa_compile.ir.region import Region, Role
-from dsa_compile.runtime.execution.caches import Caches
 from dsa_compile.runtime.execution.executor import bind
 from dsa_compile.runtime.execution.expert_counts import ExpertCounts
 from dsa_compile.runtime.execution.streams import SideStreams
 from dsa_compile.runtime.failures.blame import blamed
+from dsa_compile.runtime.pages.kinds import Caches
 
 Around = Callable[[fx.Node, Callable[..., Any]], Callable[..., Any]]
 """Makes the function of a node from another."""

@@ -18,7 +18,6 @@ from dsa_compile.ir.region import Region
 from dsa_compile.kernels.cuda.shipped import NO_KERNELS, ShippedKernels
 from dsa_compile.runtime.execution.batch import Batch
 from dsa_compile.runtime.execution.bound_calls import bound_calls
-from dsa_compile.runtime.execution.caches import Caches, make_caches
 from dsa_compile.runtime.execution.captured_steps import StepParts
 from dsa_compile.runtime.execution.cuda_graphs import DecodeGraphs
 from dsa_compile.runtime.execution.devices import device_of
@@ -31,6 +30,7 @@ from dsa_compile.runtime.execution.prompt_steps import LEAST_PROMPT_TOKENS, long
 from dsa_compile.runtime.execution.runner import LaunchedTokens, StepInputs
 from dsa_compile.runtime.execution.token_ids import resolve_token_ids
 from dsa_compile.runtime.execution.token_parts import PartShape, run_in_parts
+from dsa_compile.runtime.pages.kinds import Caches, make_caches
 from dsa_compile.runtime.requests.logprobs import TokenLogprobs
 from dsa_compile.runtime.sampling.device_sampler import DeviceSampler
 from dsa_compile.runtime.sampling.host_sampler import HostSampler, KnownTokens

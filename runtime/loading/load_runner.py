@@ -19,7 +19,6 @@ from dsa_compile.kernels.cuda.shipped import NO_KERNELS, ShippedKernels
 from dsa_compile.kernels.late_kernels import kernels_expected
 from dsa_compile.launches.step_sizes import StepLimits
 from dsa_compile.runtime.engine_options import DETERMINISTIC_ROWS, EngineOptions
-from dsa_compile.runtime.execution.caches import GIB
 from dsa_compile.runtime.execution.devices import device_of
 from dsa_compile.runtime.execution.drafting_runner import DraftingRunner
 from dsa_compile.runtime.execution.executor import require_kernels
@@ -32,6 +31,7 @@ from dsa_compile.runtime.loading.kernel_preparation import prepare_kernels
 from dsa_compile.runtime.loading.memory_plan import StepSizes, measure_memory
 from dsa_compile.runtime.loading.peers import Alone, Peers
 from dsa_compile.runtime.loading.weight_loading import WeightLoad
+from dsa_compile.runtime.pages.kinds import GIB
 from dsa_compile.weights.plan import WeightPlan
 from dsa_compile.weights.sharing import homes_of, weight_homes
 

@@ -16,12 +16,12 @@ from dsa_compile.errors import OptionValueError
 from dsa_compile.ir.region import Region
 from dsa_compile.kernels.cuda.shipped import NO_KERNELS, ShippedKernels
 from dsa_compile.runtime.execution.batch import Batch
-from dsa_compile.runtime.execution.caches import GIB, make_caches, page_bytes
 from dsa_compile.runtime.execution.devices import device_of
 from dsa_compile.runtime.execution.graph_plan import GraphPlan
 from dsa_compile.runtime.execution.mixed_graphs import MixedPlan
 from dsa_compile.runtime.execution.model_runner import ModelRunner
 from dsa_compile.runtime.failures.step_errors import is_out_of_memory, shortage
+from dsa_compile.runtime.pages.kinds import GIB, make_caches, page_bytes
 from dsa_compile.runtime.sampling.option_rows import OptionRows
 
 # What the driver keeps for an instantiated graph, and what the allocator loses to fragments.

@@ -12,9 +12,9 @@ from itertools import islice
 from typing import TypeAlias
 
 from dsa_compile.errors import RequestError
+from dsa_compile.runtime.pages.table import BlockTable
 from dsa_compile.runtime.scheduling.limits import SchedulerConfig
 from dsa_compile.runtime.scheduling.request import Request
-from dsa_compile.runtime.scheduling.residency import block_table
 from dsa_compile.runtime.scheduling.scheduler import Scheduler
 from dsa_compile.runtime.scheduling.stats import SchedulerStats
 from dsa_compile.runtime.scheduling.step import Failure, ScheduledStep
@@ -36,7 +36,7 @@ class LaneScheduler:
 
     def __init__(self, config: SchedulerConfig, lanes: int) -> None:
         self.config = config
-        self._block_rows = table = block_table(config, lanes)
+        self._table = table = BlockTable.of(config, lanes)
         self.lanes = tuple(Scheduler(config, table, lane) for lane in range(lanes))
         # Steps with the steps of lanes that they are made of, in the order of lanes.
         self._in_flight: deque[tuple[ScheduledStep, list[ScheduledStep]]] = deque()
@@ -97,7 +97,7 @@ class LaneScheduler:
         """
         steps = [lane.schedule(prompt_tokens, only) for lane in self.lanes]
         entries = [entry for step in steps for entry in step.entries]
-        whole = ScheduledStep(entries, self._block_rows, self.config.block_size)
+        whole = ScheduledStep(entries, self._table)
         if entries:
             self._in_flight.append((whole, steps))
         return whole

@@ -6,8 +6,8 @@ from typing import Protocol
 
 import numpy as np
 
+from dsa_compile.runtime.pages.tiers import PrefixNode
 from dsa_compile.runtime.requests.outputs import FinishReason
-from dsa_compile.runtime.scheduling.prefix_cache import PrefixNode
 
 UNKNOWN_TOKEN = -1
 
@@ -108,9 +108,9 @@ class Request:
         self.num_computed = 0
         self.num_scheduled = 0
         self.blocks: list[int] = []
-        self.row = -1  # row of the scheduler's block table while running
-        # The first num_registered blocks are in the prefix cache, the last of them at node; None
-        # when there is no cache to register with.
+        self.row = -1  # of the block table, while it holds blocks
+        # The first num_registered blocks are in the tree of prefixes, the last of them at node;
+        # None when there is no tree to register with.
         self.node: PrefixNode | None = None
         self.num_registered = 0
 

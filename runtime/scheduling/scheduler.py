@@ -11,18 +11,17 @@ yields need not be known for that: blocks and positions are those of the most it
 it did not yield is taken off again by its commit.
 """
 
+from collections import deque
 from collections.abc import Collection, Sequence
 
-import numpy as np
-from numpy.typing import NDArray
-
 from dsa_compile.errors import RequestError
+from dsa_compile.runtime.pages.pages import Pages
+from dsa_compile.runtime.pages.table import BlockTable
 from dsa_compile.runtime.requests.outputs import FinishReason
 from dsa_compile.runtime.scheduling.limits import SchedulerConfig
 from dsa_compile.runtime.scheduling.prompt_lookup import look_up_drafts
 from dsa_compile.runtime.scheduling.rank_order import insert_ranked, is_ranked, remove_ranked
 from dsa_compile.runtime.scheduling.request import Request, Status
-from dsa_compile.runtime.scheduling.residency import Residency
 from dsa_compile.runtime.scheduling.stats import SchedulerStats
 from dsa_compile.runtime.scheduling.step import (
     Failure,
@@ -39,19 +38,19 @@ class Scheduler:
     Use: ``add``, then ``step = schedule()``, run it, ``commit(step, results)``, and so on until
     ``has_unfinished()`` is false.
 
-    Args are those of :class:`~dsa_compile.runtime.scheduling.residency.Residency`.
+    Args are those of :class:`~dsa_compile.runtime.pages.pages.Pages`.
 
     Attributes:
         requests: those that wait or run, by name.
+        pages: of those that run.
     """
 
     def __init__(
-        self, config: SchedulerConfig, block_rows: NDArray[np.int32] | None = None, lane: int = 0
+        self, config: SchedulerConfig, table: BlockTable | None = None, lane: int = 0
     ) -> None:
         self.config = config
-        self._residency = Residency(config, block_rows, lane)
-        self._pool = self._residency.pool
-        self._in_flight = self._residency.in_flight
+        self.pages = Pages(config, table, lane)
+        self._in_flight: deque[ScheduledStep] = deque()
         self.requests: dict[str, Request] = {}
         self._running: list[Request] = []  # both sorted by rank
         self._waiting: list[Request] = []
@@ -106,7 +105,7 @@ class Scheduler:
 
     def cached_prefix(self, request: Request) -> int:
         """Tokens of a request, not added yet, that it would find in the cache now."""
-        return self._residency.cached_prefix(request)
+        return self.pages.cached_prefix(request)
 
     def fail(self, request: Request, reason: str) -> None:
         """End an unfinished request with an error; the rest is as in :meth:`abort`."""
@@ -118,15 +117,16 @@ class Scheduler:
     ) -> ScheduledStep:
         """Choose the next step; it is in flight from now on unless it has no entries.
 
-        Entries are empty only if no request is unfinished, if all wait for a step in flight, or if
-        none of ``only`` is running.
+        Entries are empty only if no request is unfinished, if all wait for a step in flight or for
+        pages that are copied, or if none of ``only`` is running.
 
         Args:
             prompt_tokens: compute at most so many of prompts; a deterministic step takes a chunk
                 whole all the same.
             only: compute tokens of these requests only, and admit no other.
         """
-        step = ScheduledStep([], self._residency.block_rows, self.config.block_size)
+        self.pages.settle()
+        step = ScheduledStep([], self.pages.table)
         entries = step.entries
         running = self._running.copy() if only is None else [r for r in self._running if r in only]
         if self.config.deterministic:
@@ -138,8 +138,8 @@ class Scheduler:
             request.num_pending += max_new
         if entries:
             self._in_flight.append(step)
-        self._pool.check_totals()
-        stuck = not (entries or self._in_flight or only is not None)
+            self.pages.begin()
+        stuck = not (entries or self._in_flight or self.pages.moving or only is not None)
         assert not (stuck and self.requests), "no request can make progress"
         return step
 
@@ -159,7 +159,8 @@ class Scheduler:
             ``finish_reason`` are done and have given up their blocks.
         """
         assert step is self._in_flight[0], "steps are committed in the order they were scheduled"
-        self._residency.commit()
+        self._in_flight.popleft()
+        self.pages.commit()
         size, finished = self.config.block_size, Status.FINISHED
         changed = []
         remaining = iter(results)
@@ -169,62 +170,59 @@ class Scheduler:
                 continue
             if isinstance(result, Failure):
                 # Whatever spoiled its logits may sit in its cache rows.
-                self._residency.forget(request)
+                self.pages.forget(request)
                 self.fail(request, result.reason)
                 changed.append(request)
                 continue
             reason = request.commit(count, max_new, result)
             if request.num_computed >= (request.num_registered + 1) * size:
-                self._residency.register_full_blocks(request)
+                self.pages.register_full_blocks(request)
             if reason is not None:
                 self._finish(request, reason)
             if max_new:
                 changed.append(request)
         assert next(remaining, None) is None, "results of entries that yield nothing"
-        self._pool.check_totals()
         return changed
 
     def discard(self) -> None:
         """Give up the newest step in flight: its tokens were not computed and will be again."""
-        for request, _, count, max_new, _ in self._in_flight[-1].entries:
+        for request, _, count, max_new, _ in self._in_flight.pop().entries:
             request.num_scheduled -= count
             request.num_pending -= max_new
-        self._residency.discard()
+        self.pages.discard()
 
-    def drop_latent_page(self, block: int) -> None:
-        """Drop a lost latent page: prefixes through it are recomputed, also by running requests.
-
-        No step may be in flight.
+    def lose_page(self, block: int) -> None:
+        """A page of ``block`` was lost: prefixes through it are recomputed, also by running
+        requests. No step may be in flight.
         """
-        self._pool.drop_latent_page(block)
-        self._preempt_owners(block)
-
-    def drop_index_page(self, block: int) -> None:
-        """Drop a lost index page, as :meth:`drop_latent_page` does with a latent one."""
-        self._pool.drop_index_page(block)
-        self._preempt_owners(block)
+        assert not self._in_flight, "a step in flight may use the lost page"
+        for request in [r for r in self._running if block in r.blocks]:
+            self._preempt(request)
+        self.pages.lose(block)
 
     def stats(self) -> SchedulerStats:
         """The present counts."""
+        blocks = self.pages.blocks
         return SchedulerStats(
             running=len(self._running),
             waiting=len(self._waiting),
-            free_blocks=self._pool.num_free,
-            cached_blocks=self._pool.num_cached,
-            owned_blocks=self._pool.num_owned,
+            free_blocks=blocks.num_free,
+            cached_blocks=blocks.num_blocks - blocks.num_free - blocks.num_owned,
+            owned_blocks=blocks.num_owned,
             preemptions=self._preemptions,
-            prefix_hit_tokens=self._residency.prefix_hit_tokens,
+            prefix_hit_tokens=self.pages.prefix_hit_tokens,
         )
 
     def check(self) -> None:
         """Assert every invariant of requests, blocks and tree; linear, for tests."""
-        self._residency.check(self._running)
+        self.pages.check(self._running)
         for requests, status in ((self._running, Status.RUNNING), (self._waiting, Status.WAITING)):
             assert is_ranked(requests), f"{status}: out of order"
             assert all(request.status is status for request in requests), f"{status}: another's"
         listed = {request.request_id for request in self._running + self._waiting}
         assert listed == self.requests.keys(), "a request is lost or listed twice"
-        assert not any(request.blocks for request in self._waiting), "a waiting request has blocks"
+        holding = {request for request in self._waiting if request.blocks}
+        assert holding == set(self.pages.arriving), "a waiting request has blocks"
 
     def _choose_mixed(
         self,
@@ -239,7 +237,7 @@ class Scheduler:
         preemptions = self._preemptions
         prefills: list[Request] = []
         running, decode, drafting = Status.RUNNING, Phase.DECODE, self._decode_tokens > 1
-        grow, make_room = self._residency.grow, self._make_room
+        grow, make_room = self.pages.grow, self._make_room
         for request in candidates:
             if request.status is not running:  # preempted for one before it
                 continue
@@ -262,8 +260,8 @@ class Scheduler:
                 budget -= take_chunk(request, budget, entries)
         # What was just preempted must not come straight back for the blocks it gave up.
         if admit and self._preemptions == preemptions:
-            while budget > 0 and self._waiting and self._residency.admit(self._waiting[0]):
-                budget -= take_chunk(self._admitted(), budget, entries)
+            while budget > 0 and (admitted := self._admitted()) is not None:
+                budget -= take_chunk(admitted, budget, entries)
 
     def _choose_alike(
         self, entries: list[ScheduledEntry], candidates: list[Request], *, admit: bool
@@ -275,8 +273,7 @@ class Scheduler:
         """
         prompts = (r for r in candidates if r.num_scheduled < r.prompt_len)
         request = next(prompts, None)
-        admit = admit and request is None and bool(self._waiting)
-        if admit and self._residency.admit(self._waiting[0]):
+        if admit and request is None:
             request = self._admitted()
         if request is not None:
             chunk, start = self.config.chunk, request.num_scheduled
@@ -289,7 +286,7 @@ class Scheduler:
                 continue
             last = request.num_to_compute == 1
             count = min(self._with_drafts(request), budget) if last else 1
-            if count := self._residency.grow(request, count, self._make_room):
+            if count := self.pages.grow(request, count, self._make_room):
                 start, max_new = request.num_scheduled, count if last else 0
                 entries.append(ScheduledEntry(request, start, count, max_new, Phase.DECODE))
                 budget -= count
@@ -304,12 +301,20 @@ class Scheduler:
         count = min(self._decode_tokens, request.num_computable - start)
         return 1 + look_up_drafts(request, count - 1) if self._looks_up else count
 
-    def _admitted(self) -> Request:
-        """The first waiting request, which holds its blocks now, moved to the running ones."""
-        request = self._waiting.pop(0)
-        request.status = Status.RUNNING
-        insert_ranked(self._running, request)
-        return request
+    def _admitted(self) -> Request | None:
+        """The first waiting request that is ready, if any, moved to the running ones.
+
+        Those whose pages are on their way keep nobody waiting.
+        """
+        for place, request in enumerate(self._waiting):
+            if self.pages.ready(request):
+                del self._waiting[place]
+                request.status = Status.RUNNING
+                insert_ranked(self._running, request)
+                return request
+            if not request.blocks:
+                return None
+        return None
 
     def _make_room(self, request: Request) -> bool:
         """Preempt the lowest rank below ``request`` that no step in flight computes, if any."""
@@ -325,24 +330,19 @@ class Scheduler:
         """Send a running request back to its place in the queue, to recompute its tokens."""
         assert not request.in_flight, "a step in flight uses its blocks"
         remove_ranked(self._running, request)
-        self._residency.leave(request)
+        self.pages.leave(request)
         request.status = Status.WAITING
         request.num_computed = request.num_scheduled = 0
         request.num_preemptions += 1
         self._preemptions += 1
         insert_ranked(self._waiting, request)
 
-    def _preempt_owners(self, block: int) -> None:
-        assert not self._in_flight, "a step in flight may use the lost page"
-        for request in [r for r in self._running if block in r.blocks]:
-            self._preempt(request)
-
     def _finish(self, request: Request, reason: FinishReason) -> None:
         if request.status is Status.RUNNING:
             remove_ranked(self._running, request)
-            self._residency.leave(request)
         else:
             remove_ranked(self._waiting, request)
+        self.pages.leave(request)
         request.status = Status.FINISHED
         request.finish_reason = reason
         del self.requests[request.request_id]

@@ -1,12 +1,10 @@
 """One scheduled step: which request computes which of its tokens, and what comes of it."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum, auto
 from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
+from dsa_compile.runtime.pages.table import BlockTable
 from dsa_compile.runtime.scheduling.request import Request
 
 
@@ -46,22 +44,16 @@ class Failure:
 
 @dataclass(slots=True, eq=False)
 class ScheduledStep:
-    """One step: the rows it computes, and the blocks that the pool gets back when it is committed.
+    """One step: which tokens of which requests it computes.
 
     Args:
         entries: one per request, decoding requests first.
-        block_rows: int32 [rows, columns], the block ids of each request by ``request.row``; the
-            scheduler's own table, to be read before the scheduler is called again.
-        block_size: rows of one block.
-        retired_blocks: blocks given up while this step may use them; released by its commit.
-        retired_rows: rows of ``block_rows``, likewise.
+        table: the blocks of each request by ``request.row``; the scheduler's own table, to be read
+            before the scheduler is called again.
     """
 
     entries: list[ScheduledEntry]
-    block_rows: NDArray[np.int32]
-    block_size: int
-    retired_blocks: list[int] = field(default_factory=list)
-    retired_rows: list[int] = field(default_factory=list)
+    table: BlockTable
 
     @property
     def num_tokens(self) -> int:

@@ -170,7 +170,7 @@ def index_caches(runner: ModelRunner) -> list[torch.Tensor]:
 
 def lose_page(engine: Engine, caches: list[torch.Tensor], block: int) -> None:
     """Forget an index page, and make sure that whoever reads it still is found out."""
-    engine.scheduler.drop_index_page(block)
+    engine.scheduler.lose_page(block)
     for cache in caches:
         cache[block] = torch.nan
 

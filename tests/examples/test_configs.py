@@ -6,7 +6,7 @@ import pytest
 from transformers import AutoConfig
 
 from dsa_compile.lowering.compile_model import compile_model
-from dsa_compile.runtime.execution.caches import page_bytes
+from dsa_compile.runtime.pages.kinds import page_bytes
 from tests.examples.test_deepseek_v32 import SIZES
 
 CONFIGS = Path(__file__).parents[2] / "examples" / "configs"

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from dsa_compile.runtime.execution.batch import build_batch
+from dsa_compile.runtime.pages.table import BlockTable
 from dsa_compile.runtime.scheduling.request import Request
 from dsa_compile.runtime.scheduling.step import Phase, ScheduledEntry, ScheduledStep
 
@@ -23,7 +24,7 @@ def make_step(parts, columns=8):
         rows[request.row, : len(blocks)] = blocks
         phase = Phase.DECODE if count in (1, max_new) else Phase.PROMPT
         entries.append(ScheduledEntry(request, start, count, max_new, phase))
-    return ScheduledStep(entries, rows, SIZE)
+    return ScheduledStep(entries, BlockTable(rows, SIZE))
 
 
 def test_a_mixed_step():
@@ -96,7 +97,7 @@ def test_dtypes_are_the_pinned_ones(decode):
 def test_a_batch_keeps_its_own_copy():
     step = make_step([([1, 2, 3], [4], 0, 3, 1)])
     batch = build_batch(step)
-    step.block_rows[:] = -1
+    step.table.rows[:] = -1
     step.entries[0].request.token_ids[:] = 0
     assert batch.block_tables.tolist() == [[4]]
     assert batch.input_ids.tolist() == [1, 2, 3]

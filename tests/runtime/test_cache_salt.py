@@ -5,7 +5,7 @@ import pytest
 
 from dsa_compile.errors import RequestError
 from dsa_compile.runtime import Engine, EngineOptions, SamplingParams
-from dsa_compile.runtime.scheduling.prefix_cache import PrefixCache
+from dsa_compile.runtime.pages.prefixes import PrefixIndex
 from tests.runtime.hash_runner import HashRunner, reference_tokens
 
 SIZE, VOCAB = 4, 64
@@ -54,19 +54,20 @@ def test_requests_of_two_salts_at_once_share_no_block():
 
 
 def test_chains_of_two_salts_are_apart_in_the_tree():
-    cache = PrefixCache(8, SIZE)
+    index = PrefixIndex(8, SIZE)
     ids = np.arange(9, dtype=np.int64)
-    parent, blocks = cache.root, []
+    parent, blocks = index.root, []
     for start in (0, SIZE):
-        blocks.append(cache.pool.allocate())
-        node = cache.insert(parent, ids, start, blocks[-1], b"a")
+        blocks.append(index.blocks.allocate())
+        node = index.insert(parent, ids, start, b"a")
         assert node is not None
+        index.place(node, blocks[-1])
         parent = node
-    assert [node.block for node in cache.match(ids, b"a")] == blocks
-    assert cache.match(ids) == cache.match(ids, b"") == cache.match(ids, b"b") == []
+    assert [node.block for node in index.match(ids, b"a")] == blocks
+    assert index.match(ids) == index.match(ids, b"") == index.match(ids, b"b") == []
     for block in reversed(blocks):
-        cache.pool.release(block)
-    cache.check()
+        index.blocks.drop(block)
+    index.check()
 
 
 @pytest.mark.parametrize("salt", [1, b"a", "x" * 513, "\ud800", ["a"]])

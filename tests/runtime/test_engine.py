@@ -100,7 +100,7 @@ def test_index_pages_dropped_at_random_shorten_hits_and_change_no_token():
         assert output.token_ids == reference_tokens(prompt, 6, VOCAB)
         hits.add(output.cached_tokens)
         for block in chance.sample(range(64), 4):
-            engine.scheduler.drop_index_page(block)
+            engine.scheduler.lose_page(block)
             engine._runner.lose_page(1, block)
     assert len(hits) > 3
 

@@ -15,7 +15,6 @@ from dsa_compile.kernels import registry
 from dsa_compile.lowering.compile_model import compile_model
 from dsa_compile.runtime import OutOfMemory, StepError
 from dsa_compile.runtime.execution import executor
-from dsa_compile.runtime.execution.caches import GIB, make_caches, page_bytes
 from dsa_compile.runtime.execution.captured_steps import StepParts
 from dsa_compile.runtime.execution.cuda_graphs import DecodeGraphs
 from dsa_compile.runtime.execution.devices import device_of
@@ -25,6 +24,7 @@ from dsa_compile.runtime.loading import load_runner as loading
 from dsa_compile.runtime.loading import memory_plan, weight_loading
 from dsa_compile.runtime.loading.load_runner import load_runner
 from dsa_compile.runtime.loading.memory_plan import StepSizes, measure_memory
+from dsa_compile.runtime.pages.kinds import GIB, make_caches, page_bytes
 from examples.small_models.models import save_hf, tiny_config, tiny_model
 
 from .async_runner import NO_MEMORY

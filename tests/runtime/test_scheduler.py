@@ -213,7 +213,7 @@ def test_a_lost_page_shortens_the_hit_and_changes_no_token(page):
     loop.step()
     blocks = list(loop.requests["cold"].blocks)
     loop.run()
-    drop = (loop.scheduler.drop_latent_page, loop.scheduler.drop_index_page)[page]
+    drop = loop.scheduler.lose_page
     drop(blocks[2])
     loop.runner.lose_page(page, blocks[2])
     warm = loop.add("warm", prompt(17))
@@ -230,7 +230,7 @@ def test_a_page_lost_under_running_requests_is_computed_again(index):
     loop.add("b", prompt(14), max_tokens=6)
     loop.step()
     block = loop.requests["a"].blocks[index]
-    loop.scheduler.drop_index_page(block)
+    loop.scheduler.lose_page(block)
     loop.scheduler.check()
     loop.runner.lose_page(1, block)
     loop.run()

@@ -112,7 +112,7 @@ class Sequence:
     def lose(self):
         while self.in_flight:
             self.commit()
-        self.scheduler.drop_latent_page(self.chance.randrange(self.config.num_blocks))
+        self.scheduler.lose_page(self.chance.randrange(self.config.num_blocks))
 
     def check(self):
         self.scheduler.check()

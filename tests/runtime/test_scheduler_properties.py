@@ -150,7 +150,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         while self.in_flight:
             self.commit()
         block = choice % self.scheduler.config.num_blocks
-        (self.scheduler.drop_latent_page, self.scheduler.drop_index_page)[page](block)
+        self.scheduler.lose_page(block)
         self.runner.lose_page(page, block)
 
     @invariant()

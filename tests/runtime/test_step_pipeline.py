@@ -172,7 +172,7 @@ def test_drained_pages_may_be_lost():
     tokens = [t for output in engine.drain() for t in output.new_token_ids]
     assert len(tokens) == 1
     for block in range(200):
-        engine.scheduler.drop_latent_page(block)
+        engine.scheduler.lose_page(block)
         runner.lose_page(0, block)
     assert run(engine)["a"].token_ids == reference_tokens(prompt, 9, VOCAB)
 

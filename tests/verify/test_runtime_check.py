@@ -12,12 +12,13 @@ import torch
 from dsa_compile.runtime import step_pipeline
 from dsa_compile.runtime.execution import idle_rows, model_runner, token_parts
 from dsa_compile.runtime.execution.batch import Batch
-from dsa_compile.runtime.execution.caches import make_caches
+from dsa_compile.runtime.pages.kinds import make_caches
+from dsa_compile.runtime.pages.pages import Pages
+from dsa_compile.runtime.pages.prefixes import PrefixIndex
+from dsa_compile.runtime.pages.tiers import PrefixNode
 from dsa_compile.runtime.sampling import draft_verification, sampler
 from dsa_compile.runtime.sampling.draw_options import DrawOptions
-from dsa_compile.runtime.scheduling.prefix_cache import PrefixCache
 from dsa_compile.runtime.scheduling.request import Request
-from dsa_compile.runtime.scheduling.residency import Residency
 from dsa_compile.runtime.scheduling.scheduler import Scheduler
 from dsa_compile.verify.bisect.runtime_check import ANY, wrong_engine, wrong_option
 from dsa_compile.verify.execution import exact_runner
@@ -81,37 +82,37 @@ def padding_of_graphs_that_writes(patch: Patch) -> None:
 def block_whatever_is_before_it(patch: Patch) -> None:
     """A block is found by its own tokens, under any prefix."""
 
-    def match(self: PrefixCache, ids: Any, salt: bytes | None = None) -> list[Any]:
+    def match(self: PrefixIndex, ids: Any, salt: bytes | None = None) -> list[Any]:
         chain: list[Any] = []
-        known = {node.key: node for node in self._nodes.values()}
+        known = {node.key: node for node in self._at.values()}
         for start in range(0, len(ids) - self.block_size, self.block_size):
             node = known.get(ids[start : start + self.block_size].tobytes())
-            if node is None or not self.pool.is_reusable(node.block):
+            if node is None:
                 break
             chain.append(node)
         return chain
 
-    patch.setattr(PrefixCache, "match", match)
+    patch.setattr(PrefixIndex, "match", match)
 
 
 def last_token_reused(patch: Patch) -> None:
     """A prompt of whole blocks is found whole: no token is left to compute."""
-    right = PrefixCache.match
+    right = PrefixIndex.match
     patch.setattr(
-        PrefixCache, "match", lambda self, ids, salt=None: right(self, np.append(ids, 0), salt)
+        PrefixIndex, "match", lambda self, ids, salt=None: right(self, np.append(ids, 0), salt)
     )
 
 
 def known_before_it_is_written(patch: Patch) -> None:
     """All blocks of a prompt are known once its first chunk is computed."""
-    right = Residency.register_full_blocks
+    right = Pages.register_full_blocks
 
-    def register(self: Residency, request: Any) -> None:
+    def register(self: Pages, request: Any) -> None:
         computed, request.num_computed = request.num_computed, request.prompt_len
         right(self, request)
         request.num_computed = computed
 
-    patch.setattr(Residency, "register_full_blocks", register)
+    patch.setattr(Pages, "register_full_blocks", register)
 
 
 def block_taken_from_a_running_request(patch: Patch) -> None:
@@ -122,9 +123,9 @@ def block_taken_from_a_running_request(patch: Patch) -> None:
         if victim is request or victim.in_flight:
             return False
         block = victim.blocks[0]
-        self._pool._references[block] = 0
-        self._pool._num_owned -= 1
-        self._pool._free.append(block)
+        self.pages.blocks._references[block] = 0
+        self.pages.blocks.num_owned -= 1
+        self.pages.blocks._free.append(block)
         return True
 
     patch.setattr(Scheduler, "_make_room", make_room)
@@ -132,18 +133,18 @@ def block_taken_from_a_running_request(patch: Patch) -> None:
 
 def prefix_held_behind_new_blocks(patch: Patch) -> None:
     """Blocks of the prefix that a request reuses may be evicted for the others that it needs."""
-    right = Residency.admit
+    right = Pages._take
 
-    def admit(self: Residency, request: Request) -> bool:
+    def take(self: Pages, request: Request) -> list[PrefixNode] | None:
         late: list[int] = []
         with patch.context() as inner:
-            inner.setattr(self.pool, "acquire", late.append)
-            admitted = right(self, request)
+            inner.setattr(self.blocks, "hold", late.append)
+            taken = right(self, request)
         for block in late:
-            self.pool.acquire(block)
-        return admitted
+            self.blocks.hold(block)
+        return taken
 
-    patch.setattr(Residency, "admit", admit)
+    patch.setattr(Pages, "_take", take)
 
 
 def bias_of_the_row_before(patch: Patch) -> None:

@@ -15,11 +15,11 @@ from dsa_compile.measure.step.measure import time_steps
 from dsa_compile.measure.step.model import Compiled
 from dsa_compile.measure.step.timeline import Share, shares
 from dsa_compile.runtime.execution.batch import Batch
-from dsa_compile.runtime.execution.caches import page_bytes
 from dsa_compile.runtime.execution.cuda_graphs import padded_batch
 from dsa_compile.runtime.execution.graph_plan import GraphPlan
 from dsa_compile.runtime.execution.mixed_graphs import MixedPlan
 from dsa_compile.runtime.execution.model_runner import ModelRunner
+from dsa_compile.runtime.pages.kinds import page_bytes
 
 DIFFERENCE = 2  # layers left out of the smaller model
 

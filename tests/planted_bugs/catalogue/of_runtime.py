@@ -12,9 +12,8 @@ from tests.planted_bugs.planting import Plant, Planting, given_to, result, wrap
 TENSOR = "fp8-kv-tensor"
 BATCH, SAMPLER = "runtime.execution.batch.", "runtime.sampling.sampler."
 PENALISE = "runtime.sampling.penalties.penalise"
-POOL = "runtime.scheduling.block_pool.BlockPool."
-RESIDENCY = "runtime.scheduling.residency.Residency."
-MATCH = "runtime.scheduling.prefix_cache.PrefixCache.match"
+BLOCKS, PAGES = "runtime.pages.blocks.Blocks.", "runtime.pages.pages.Pages."
+INDEX = "runtime.pages.prefixes.PrefixIndex."
 CHUNKS, NO_PREFIX = "max_num_batched_tokens=2048", "enable_prefix_caching=False"
 
 
@@ -24,10 +23,10 @@ def laid_out(batch: Any, step: Any, positions: Any = None, first_page: bool = Fa
     positions = batch.positions if positions is None else positions
     counts = np.diff(batch.cu_seqlens)
     owner = np.repeat(np.arange(len(counts)), counts)
-    page, offset = np.divmod(positions, step.block_size)
+    page, offset = np.divmod(positions, step.table.block_size)
     if first_page:
         page = page - page[batch.cu_seqlens[:-1]][owner] * (counts > 1)[owner]
-    slots = batch.block_tables[owner, page].astype(np.int64) * step.block_size + offset
+    slots = batch.block_tables[owner, page].astype(np.int64) * step.table.block_size + offset
     return replace(batch, positions=positions, slot_mapping=slots)
 
 
@@ -48,8 +47,8 @@ def first_logits(batch: Any, step: Any) -> Any:
 def whole_contexts(batch: Any, step: Any) -> Any:
     known = [entry[0].num_tokens for entry in step.entries]
     contexts = np.maximum(batch.context_lens, known).astype(np.int32)
-    columns = -(-int(contexts.max()) // step.block_size)
-    tables = step.block_rows[batch.request_rows, :columns]
+    columns = -(-int(contexts.max()) // step.table.block_size)
+    tables = step.table.rows[batch.request_rows, :columns]
     return replace(batch, context_lens=contexts, block_tables=tables)
 
 
@@ -73,28 +72,28 @@ def last_rows(whole: Any, run: Any, values: Any, keys: Any, shape: Any) -> Any:
 def found_by(ends: bool, root: bool) -> Plant:
     """Blocks are found by the first token alone, or all of them behind the root."""
 
-    def match(whole: Any, cache: Any, token_ids: Any, salt: bytes | None = None) -> Any:
+    def match(whole: Any, index: Any, token_ids: Any, salt: bytes | None = None) -> Any:
         chain: list[Any] = []
-        node, size = cache.root, cache.block_size
+        node, size = index.root, index.block_size
         for start in range(0, len(token_ids) - size, size):
             key = token_ids[start : start + size].tobytes()
             child = node.children.get(key)
             if ends:
                 child = next((c for k, c in node.children.items() if k[:8] == key[:8]), None)
-            if child is None or not cache.pool.is_reusable(child.block):
+            if child is None:
                 break
             chain.append(child)
             node = node if root else child
         return chain
 
-    return wrap(MATCH, match)
+    return wrap(INDEX + "match", match)
 
 
-def stays_known(whole: Any, pool: Any) -> int:
-    tell, pool._on_evict = pool._on_evict, None
-    published = bytes(pool._published)
-    block: int = whole(pool)
-    pool._on_evict, pool._published[block] = tell, published[block]
+def stays_known(whole: Any, blocks: Any) -> int:
+    tell, blocks._on_evict = blocks._on_evict, lambda block: None
+    known = bytes(blocks._known)
+    block: int = whole(blocks)
+    blocks._on_evict, blocks._known[block] = tell, known[block]
     return block
 
 
@@ -103,34 +102,34 @@ def held_late(planting: Planting) -> None:
     waiting: list[Any] = []
     admitting: list[Any] = []
 
-    def admit(whole: Any, residency: Any, request: Any) -> Any:
+    def take(whole: Any, pages: Any, request: Any) -> Any:
         admitting.append(request)
-        found = whole(residency, request)
+        found = whole(pages, request)
         admitting.pop()
         while waiting:
-            residency.pool.acquire(waiting.pop(0))
+            pages.blocks.hold(waiting.pop(0))
         return found
 
-    def acquire(whole: Any, pool: Any, block: int) -> None:
+    def hold(whole: Any, blocks: Any, block: int) -> None:
         if admitting:
             waiting.append(block)
         else:
-            whole(pool, block)
+            whole(blocks, block)
 
-    planting.wrap(RESIDENCY + "admit", admit)
-    planting.wrap(POOL + "acquire", acquire)
-
-
-def table_stays(whole: Any, residency: Any, request: Any) -> None:
-    before = residency.block_rows[request.row].copy()
-    whole(residency, request)
-    residency.block_rows[request.row] = before
+    planting.wrap(PAGES + "_take", take)
+    planting.wrap(BLOCKS + "hold", hold)
 
 
-def one_column_late(whole: Any, residency: Any, request: Any, *given: Any) -> Any:
-    row, held = residency.block_rows[request.row], len(request.blocks)
+def table_stays(whole: Any, pages: Any, request: Any) -> None:
+    before = pages.table.rows[request.row].copy()
+    whole(pages, request)
+    pages.table.rows[request.row] = before
+
+
+def one_column_late(whole: Any, pages: Any, request: Any, *given: Any) -> Any:
+    row, held = pages.table.rows[request.row], len(request.blocks)
     before = row.copy()
-    found = whole(residency, request, *given)
+    found = whole(pages, request, *given)
     new = request.blocks[held:]
     row[held:] = before[held:]
     row[held + 1 : held + 1 + len(new)] = new
@@ -185,20 +184,20 @@ FAULTS = (
           wrap("runtime.execution.token_parts.run_in_parts", last_rows), "token_parts",
           recipe="fp8", hidden_by="deterministic=False"),
     fault("layers-of-a-kind-share-caches", "all layers of a kind have the same caches",
-          given_to("runtime.execution.caches.make_caches", shared=True), "caches"),
+          given_to("runtime.pages.kinds.make_caches", shared=True), "kinds"),
     fault("prefix-key-of-two-ends", "a block is found by its first token",
-          found_by(ends=True, root=False), "prefix_cache", recipe="bf16", hidden_by=NO_PREFIX),
+          found_by(ends=True, root=False), "prefixes", recipe="bf16", hidden_by=NO_PREFIX),
     fault("prefix-by-block-alone", "a block's tokens are found behind any prefix",
-          found_by(ends=False, root=True), "prefix_cache", hidden_by=NO_PREFIX),
+          found_by(ends=False, root=True), "prefixes", hidden_by=NO_PREFIX),
     fault("evicted-block-stays-known", "an evicted block stays in the tree",
-          wrap(POOL + "allocate", stays_known), "block_pool", hidden_by=NO_PREFIX),
+          wrap(BLOCKS + "allocate", stays_known), "blocks", hidden_by=NO_PREFIX),
     fault("blocks-taken-before-the-prefix-is-held", "reused blocks may be evicted meanwhile",
-          held_late, "residency", recipe=TENSOR, hidden_by=NO_PREFIX),
+          held_late, "pages", recipe=TENSOR, hidden_by=NO_PREFIX),
     fault("shared-block-not-in-the-table", "who shares a block goes on reading its own",
-          wrap(RESIDENCY + "register_full_blocks", table_stays), "residency", recipe="bf16",
+          wrap(PAGES + "register_full_blocks", table_stays), "pages", recipe="bf16",
           hidden_by=NO_PREFIX),
     fault("grown-block-one-column-late", "a new block goes a column too far into the table",
-          wrap(RESIDENCY + "grow", one_column_late), "residency", recipe="bf16"),
+          wrap(PAGES + "grow", one_column_late), "pages", recipe="bf16"),
     fault("penalties-by-order", "penalties go to the first rows of a step",
           wrap(PENALISE, lambda whole, logits, rows, *given: whole(logits, range(len(rows)),
              *given)), "sampler", recipe="fp8", echo="vllm-project/vllm#5639"),
@@ -211,7 +210,7 @@ FAULTS = (
           given_to("runtime.sampling.draw.draw", min_p=lambda p: torch.full_like(p, p.max())),
           "draw"),
     fault("control-free-list-from-the-top", "free blocks are handed out from the other end",
-          result(POOL + "__init__", reverse("_free"))),
+          result(BLOCKS + "__init__", reverse("_free"))),
     fault("control-row-order", "rows of the block table are handed out from the other end",
-          result(RESIDENCY + "__init__", reverse("_free_rows")), recipe="fp8"),
+          result(PAGES + "__init__", reverse("_free_rows")), recipe="fp8"),
 )  # fmt: skip

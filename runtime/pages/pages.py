@@ -24,6 +24,8 @@ class Pages:
 
     Attributes:
         index: which blocks hold the pages of which prefix.
+        arriving: waiting requests that hold blocks into which pages are copied, and the nodes of
+            their prefixes.
         tiers: places besides the caches. What nobody holds is offered to each, the first one first,
             and comes back from there after its block was taken.
     """
@@ -44,18 +46,13 @@ class Pages:
         self._block_size = config.block_size
         self._reuse = config.enable_prefix_cache
         self._retired: deque[tuple[list[int], list[int]]] = deque()  # with each step in flight
-        self._arriving: dict[Request, list[PrefixNode]] = {}
+        self.arriving: dict[Request, list[PrefixNode]] = {}
         self._moves: dict[PrefixNode, int] = {}  # blocks that copies read or write
 
     @property
     def moving(self) -> bool:
         """Whether a copy runs, which may free blocks or make a request ready."""
         return bool(self._moves)
-
-    @property
-    def arriving(self) -> list[Request]:
-        """Waiting requests that hold blocks into which pages are copied."""
-        return list(self._arriving)
 
     def ready(self, request: Request) -> bool:
         """Whether a waiting request can run: it holds a row and the pages of all known tokens.
@@ -64,7 +61,7 @@ class Pages:
         cannot run out of blocks between two of its chunks. If that is not possible nothing is
         taken; if pages have yet to arrive the request holds them meanwhile.
         """
-        chain = self._arriving.get(request)
+        chain = self.arriving.get(request)
         if chain is None:
             if not self._free_rows or self.blocks.num_available == 0:  # one token is never reused
                 return False
@@ -72,9 +69,9 @@ class Pages:
             if chain is None:
                 return False
         if any(node.arriving for node in chain):
-            self._arriving[request] = chain
+            self.arriving[request] = chain
             return False
-        self._arriving.pop(request, None)
+        self.arriving.pop(request, None)
         if not all(map(self.index.knows, chain)):  # a page was lost on its way
             self.leave(request)
             return self.ready(request)
@@ -178,7 +175,7 @@ class Pages:
         request.blocks = []
         request.node = None
         request.num_registered = 0
-        self._arriving.pop(request, None)
+        self.arriving.pop(request, None)
         # The row's number stays: a step in flight may not have read the table yet.
         if request.in_flight:
             self._retire(blocks, [request.row])
@@ -216,7 +213,7 @@ class Pages:
         self.index.check()
         holders = Counter(block for blocks, _ in self._retired for block in blocks)
         rows = [row for _, retired in self._retired for row in retired]
-        for request in [*running, *self._arriving]:
+        for request in [*running, *self.arriving]:
             blocks = request.blocks
             holders.update(blocks)
             rows.append(request.row)

@@ -222,7 +222,7 @@ class Scheduler:
         listed = {request.request_id for request in self._running + self._waiting}
         assert listed == self.requests.keys(), "a request is lost or listed twice"
         holding = {request for request in self._waiting if request.blocks}
-        assert holding == set(self.pages.arriving), "a waiting request has blocks"
+        assert holding == self.pages.arriving.keys(), "a waiting request has blocks"
 
     def _choose_mixed(
         self,
@@ -304,16 +304,21 @@ class Scheduler:
     def _admitted(self) -> Request | None:
         """The first waiting request that is ready, if any, moved to the running ones.
 
-        Those whose pages are on their way keep nobody waiting.
+        Those that hold blocks already, since their pages are on their way, neither keep others
+        waiting nor wait for those that find no room.
         """
+        full = False
         for place, request in enumerate(self._waiting):
+            if full and not request.blocks:
+                continue
             if self.pages.ready(request):
                 del self._waiting[place]
                 request.status = Status.RUNNING
                 insert_ranked(self._running, request)
                 return request
-            if not request.blocks:
-                return None
+            full = full or not request.blocks
+            if full and not self.pages.arriving:
+                break
         return None
 
     def _make_room(self, request: Request) -> bool:

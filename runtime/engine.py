@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, overload
+from typing import Any, Unpack, overload
 from weakref import ref
 
 from dsa_compile.common.option_keywords import keywords_of, takes_options
@@ -11,7 +11,12 @@ from dsa_compile.errors import RequestError
 from dsa_compile.runtime.engine_options import EngineOptions
 from dsa_compile.runtime.failures.interrupts import SoleCall, Uninterrupted
 from dsa_compile.runtime.output_stream import OutputStream
-from dsa_compile.runtime.requests.chat_prompt import ChatOutput, ChatPrompt, encode_chat
+from dsa_compile.runtime.requests.chat_prompt import (
+    ChatOptions,
+    ChatOutput,
+    ChatPrompt,
+    encode_chat,
+)
 from dsa_compile.runtime.requests.outputs import RequestOutput
 from dsa_compile.runtime.requests.prompts import Prompt
 from dsa_compile.runtime.requests.sampling_params import SamplingParams
@@ -194,75 +199,37 @@ class Engine(StepEngine):
                 del self._streams[request.request_id]
         return output
 
-    def chat_prompt(
-        self,
-        messages: Messages,
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        thinking: bool | None = None,
-        drop_thinking: bool | None = None,
-        response_format: Mapping[str, Any] | None = None,
-        template_kwargs: Mapping[str, Any] | None = None,
-    ) -> ChatPrompt:
+    def chat_prompt(self, messages: Messages, **options: Unpack[ChatOptions]) -> ChatPrompt:
         """Encode a conversation in the model's chat format, for any method that takes a prompt.
 
         Args:
             messages: in the form of OpenAI's API.
-            tools: that the model may call.
-            thinking: whether the answer begins with reasoning; None is the model's default.
-            drop_thinking: leave out the reasoning of earlier turns; None is the model's default.
-            response_format: OpenAI's.
-            template_kwargs: further options, by the names that the model's template gives them.
+            **options: see :class:`~dsa_compile.runtime.requests.chat_prompt.ChatOptions`.
 
         Raises:
             ChatError: the conversation cannot be encoded.
             RequestError: the model has no chat format or no tokenizer.
         """
-        return encode_chat(
-            self._get_chat_format(),
-            self._tokenizer,
-            messages,
-            tools=tools,
-            thinking=thinking,
-            drop_thinking=drop_thinking,
-            response_format=response_format,
-            template_kwargs=template_kwargs,
-        )
+        return encode_chat(self._get_chat_format(), self._tokenizer, messages, **options)
 
     def chat(
         self,
         messages: Messages,
         params: SamplingParams | None = None,
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        thinking: bool | None = None,
-        drop_thinking: bool | None = None,
-        response_format: Mapping[str, Any] | None = None,
-        template_kwargs: Mapping[str, Any] | None = None,
+        **options: Unpack[ChatOptions],
     ) -> ChatOutput:
         """Answer one conversation: reasoning, content and tool calls.
 
         Args:
-            messages: as for :meth:`chat_prompt`; the others too.
+            messages: as for :meth:`chat_prompt`.
             params: None for :attr:`default_params`.
-            tools: see :meth:`chat_prompt`.
-            thinking: see :meth:`chat_prompt`.
-            drop_thinking: see :meth:`chat_prompt`.
-            response_format: see :meth:`chat_prompt`; the answer is not forced to follow it.
-            template_kwargs: see :meth:`chat_prompt`.
+            **options: as for :meth:`chat_prompt`.
 
         Raises:
             ChatError: as :meth:`chat_prompt`.
             RequestError: as :meth:`generate`.
         """
-        prompt = self.chat_prompt(
-            messages,
-            tools=tools,
-            thinking=thinking,
-            drop_thinking=drop_thinking,
-            response_format=response_format,
-            template_kwargs=template_kwargs,
-        )
+        prompt = self.chat_prompt(messages, **options)
         (output,) = self.generate([prompt], params)
         cut = output.finish_reason != "stop"
         return ChatOutput(prompt.parse(output.text or "", cut), output)

@@ -75,7 +75,7 @@ def serve(settings: Settings) -> int:
         async def run() -> int:
             metrics = Metrics(settings.model_names[0])
             supervisor = Supervisor(options, metrics.engine_started, metrics.engine_stats)
-            admission = Admission(settings.max_queued_requests)
+            admission = Admission(settings.max_queued_requests, settings.max_queued_tokens)
             service = Service(settings, text, supervisor, admission, metrics, tracing)
             return await _Server(service, listener).run()
 

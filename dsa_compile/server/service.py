@@ -263,7 +263,7 @@ class Service:
         if tokenizer is None and any(chosen.stop_strings for chosen in params):
             raise bad_request("stop needs a tokenizer, and the model has none", "stop")
         places = ExitStack()
-        places.enter_context(self.admission.admit(count, engine.limits.max_running))
+        places.enter_context(self.admission.admit(count, n * sum(map(len, prompts)), engine.limits))
         job = Job([], places)
         choices: list[Choice] = []
         job.choices = choices

@@ -44,6 +44,10 @@ class Settings:
     max_queued_requests: int = option(
         1024, "requests that wait beyond those of a step; more get 429", unit="requests", least=0
     )
+    max_queued_tokens: int = option(
+        8 << 20, "prompt tokens that wait beyond those that the caches hold; more get 429",
+        unit="tokens", least=0,
+    )  # fmt: skip
     max_request_bytes: int = option(8 << 20, "longest body of a request", unit="bytes", least=1)
     request_read_timeout: float = option(
         60.0, "time for a body to arrive", unit="seconds", least=0, most=10**6, above=True

@@ -2,11 +2,34 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from dsa_compile.chat import Answer, ChatFormat, Event, ParsedCall, StreamParser
-from dsa_compile.errors import RequestError
+from dsa_compile.chat.effort import EFFORTS
+from dsa_compile.errors import ChatError, RequestError
 from dsa_compile.runtime.requests.outputs import RequestOutput
+
+
+class ChatOptions(TypedDict, total=False):
+    """Options of a conversation.
+
+    Attributes:
+        tools: that the model may call.
+        thinking: whether the answer begins with reasoning; None is the model's default.
+        effort: how much reasoning: ``none``, ``minimal``, ``low``, ``medium``, ``high``, ``xhigh``
+            or ``max``, for which the model gets its own level. None is its default; ``thinking``
+            and ``template_kwargs`` come before it.
+        drop_thinking: leave out the reasoning of earlier turns; None is the model's default.
+        response_format: OpenAI's; the answer is not forced to follow it.
+        template_kwargs: further options, by the names that the model's template gives them.
+    """
+
+    tools: Sequence[Mapping[str, Any]] | None
+    thinking: bool | None
+    effort: str | None
+    drop_thinking: bool | None
+    response_format: Mapping[str, Any] | None
+    template_kwargs: Mapping[str, Any] | None
 
 
 @dataclass(frozen=True)
@@ -91,8 +114,7 @@ def encode_chat(
     form: ChatFormat | None,
     tokenizer: Any,
     messages: Sequence[Mapping[str, Any]],
-    tools: Sequence[Mapping[str, Any]] | None = None,
-    **options: Any,
+    **options: Unpack[ChatOptions],
 ) -> ChatPrompt:
     """Encode a conversation.
 
@@ -100,8 +122,7 @@ def encode_chat(
         form: the model's chat format; None if it has none.
         tokenizer: has ``encode(text, add_special_tokens=...).ids`` and ``token_to_id``; or None.
         messages: in the form of OpenAI's API.
-        tools: that the model may call.
-        **options: others of :meth:`ChatFormat.encode`.
+        **options: see :class:`ChatOptions`.
 
     Raises:
         ChatError: the conversation cannot be encoded.
@@ -121,7 +142,9 @@ def encode_chat(
             f"the tokenizer does not know {missing[0]!r} of the model's chat format ({form.name}); "
             "give a prompt instead of a conversation"
         )
-    text = form.encode(messages, tools=tools, **options)
+    if (effort := options.get("effort")) is not None and effort not in EFFORTS:
+        raise ChatError("effort", f"must be one of {', '.join(EFFORTS)}; got {effort!r}")
+    text = form.encode(messages, **options)
     # the text has its beginning-of-sequence token already
     ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
-    return ChatPrompt(text, ids, form, tools)
+    return ChatPrompt(text, ids, form, options.get("tools"))

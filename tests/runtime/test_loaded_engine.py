@@ -8,12 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tokenizers import AddedToken, Tokenizer
 
 import dsa_compile
 from dsa_compile.chat import ContentDelta, Finished
+from dsa_compile.chat.deepseek_v32 import DeepSeekV32Format
 from dsa_compile.errors import ArtifactError, ChatError, RequestError
 from dsa_compile.runtime import Engine, SamplingParams
 from tests.artifact.building import forge
+from tests.runtime.hash_runner import HashRunner
 
 CHECKPOINT = Path(__file__).parents[2] / "examples" / "tiny_v32" / "checkpoint"
 GREEDY = SamplingParams(max_tokens=8, temperature=0.0)
@@ -59,6 +62,19 @@ def test_a_conversation(engine):
     assert events.pop() == Finished(called=False)
     assert all(isinstance(event, ContentDelta) for event in events)
     assert "".join(event.text for event in events) == answer.content
+
+
+def test_the_effort_of_a_conversation():
+    tokenizer = Tokenizer.from_file(str(CHECKPOINT / "tokenizer.json"))
+    tokenizer.add_special_tokens([AddedToken("｜DSML｜", special=True)])
+    runner = HashRunner(64, 4, tokenizer.get_vocab_size())
+    engine = Engine(runner, tokenizer=tokenizer, chat_format=DeepSeekV32Format)
+    for effort, end in ((None, "</think>"), ("none", "</think>"), ("high", "<think>")):
+        assert engine.chat_prompt(QUESTION, effort=effort).text.endswith(end)
+    answer = engine.chat(QUESTION, GREEDY, effort="high")
+    assert answer.reasoning == answer.output.text
+    with pytest.raises(ChatError, match="effort: must be one of none, minimal, low"):
+        engine.chat(QUESTION, GREEDY, effort="little")
 
 
 def test_stop_strings_end_the_text_of_a_conversation_and_not_its_reasoning(engine):

@@ -102,7 +102,7 @@ class Chat:
             Settings(Path("tiny")),
             text,
             ScriptedSupervisor(self.engine),  # type: ignore[arg-type]
-            Admission(8),
+            Admission(8, 1000),
             Metrics("tiny"),
         )
         self._app = create_app(self.service)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from dsa_compile.runtime.scheduling.limits import SchedulerConfig
 from dsa_compile.server import drain
 from dsa_compile.server.admission import Admission
 from dsa_compile.server.drain import Drain
@@ -15,6 +16,7 @@ from dsa_compile.server.errors import ApiError
 from tests.server.serving import PATIENCE, Server, serving
 
 COMPLETIONS = "/v1/completions"
+LIMITS = SchedulerConfig(8, 4, 8, 4, 32)
 
 
 class Aborts:
@@ -35,15 +37,15 @@ def draining(aborts: Aborts, seconds: float | None, *, ends: bool, signals: int)
     """Drain one request, which ends by itself or never does; whether it was aborted."""
 
     async def run() -> bool:
-        admission = Admission(4)
+        admission = Admission(4, 1000)
         found = Drain(admission, aborts, seconds)
-        with admission.admit(1, 4):
+        with admission.admit(1, 1, LIMITS):
             task = asyncio.create_task(found.run())
             await asyncio.sleep(0)
             assert not task.done()
             for _ in range(signals):
                 found.signal()
-            with pytest.raises(ApiError, match="shutting down"), admission.admit(1, 4):
+            with pytest.raises(ApiError, match="shutting down"), admission.admit(1, 1, LIMITS):
                 pass
             if not ends:  # a client that does not read its answer holds its place
                 await task

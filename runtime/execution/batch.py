@@ -80,7 +80,7 @@ def build_batch(step: ScheduledStep) -> Batch:
     entries = step.entries
     assert entries, "an empty step has no batch"
     requests, first, lengths, most, phases = zip(*entries, strict=True)
-    starts, counts, max_new = np.array(first), np.array(lengths), np.array(most)
+    starts, counts = np.array(first), np.array(lengths)
     rows = np.array([request.row for request in requests])
     alike = phases.count(Phase.DECODE) == lengths.count(lengths[0]) == len(entries)
     tokens_each = lengths[0] if alike else None
@@ -91,27 +91,50 @@ def build_batch(step: ScheduledStep) -> Batch:
         input_ids = np.concatenate(
             [r.token_ids[start : start + n] for r, start, n, _, _ in entries]
         )
+    tables = step.table.read(rows, int((starts + counts).max()))
+    size = step.table.block_size
+    return lay_out(input_ids, starts, counts, tables, size, np.array(most), tokens_each, rows)
 
-    contexts = starts + counts
-    cu_seqlens = np.zeros(len(entries) + 1, np.int64)
+
+def lay_out(
+    input_ids: NDArray[np.int64],
+    starts: NDArray[np.int64],
+    counts: NDArray[np.int64],
+    block_tables: NDArray[np.int32],
+    block_size: int,
+    wanted: NDArray[np.int64],
+    tokens_each: int | None = None,
+    rows: NDArray[np.int64] | None = None,
+) -> Batch:
+    """The batch of some tokens.
+
+    Args:
+        input_ids: see :class:`Batch`.
+        starts: int64 [R], each request's first position in the step.
+        counts: int64 [R], its tokens.
+        block_tables: see :class:`Batch`.
+        block_size: rows of a block.
+        wanted: int64 [R], how many of its last tokens' logits are wanted.
+        tokens_each: see :class:`Batch`.
+        rows: int64 [R], each request's row of the scheduler; None for 0, 1, ….
+    """
+    cu_seqlens = np.zeros(len(starts) + 1, np.int64)
     np.cumsum(counts, out=cu_seqlens[1:])
-    last = cu_seqlens[1:] - 1
-    block_tables = step.table.read(rows, int(contexts.max()))
-
     if tokens_each == 1:
-        positions, token_row = starts, np.arange(len(entries))
+        positions, request = starts, np.arange(len(starts))
     else:
-        token_row = np.repeat(np.arange(len(entries)), counts)
+        request = np.repeat(np.arange(len(starts)), counts)
         positions = np.arange(len(input_ids)) + np.repeat(starts - cu_seqlens[:-1], counts)
+    ends = cu_seqlens[1:]
     return Batch(
         input_ids=input_ids,
         positions=positions,
-        slot_mapping=cache_rows(block_tables, token_row, positions, step.table.block_size),
+        slot_mapping=cache_rows(block_tables, request, positions, block_size),
         block_tables=block_tables,
         cu_seqlens=cu_seqlens.astype(np.int32),
-        context_lens=contexts.astype(np.int32),
-        logit_rows=_last(cu_seqlens[1:], max_new) if max(most) > 1 else last[max_new > 0],
-        request_rows=rows.astype(np.int32),
+        context_lens=(starts + counts).astype(np.int32),
+        logit_rows=_last(ends, wanted) if wanted.max() > 1 else (ends - 1)[wanted > 0],
+        request_rows=(np.arange(len(starts)) if rows is None else rows).astype(np.int32),
         tokens_each=tokens_each,
     )
 

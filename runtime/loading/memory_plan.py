@@ -15,7 +15,7 @@ from dsa_compile.artifact.manifest import Manifest
 from dsa_compile.errors import OptionValueError
 from dsa_compile.ir.region import Region
 from dsa_compile.kernels.cuda.shipped import NO_KERNELS, ShippedKernels
-from dsa_compile.runtime.execution.batch import Batch
+from dsa_compile.runtime.execution.batch import Batch, lay_out
 from dsa_compile.runtime.execution.devices import device_of
 from dsa_compile.runtime.execution.graph_plan import GraphPlan
 from dsa_compile.runtime.execution.mixed_graphs import MixedPlan
@@ -279,19 +279,9 @@ def largest_prefill(tokens: int, context: int, num_blocks: int, block_size: int)
         block_size: rows of a page.
     """
     tokens = min(tokens, context)
-    positions = np.arange(context - tokens, context)
     table = (np.arange(-(-context // block_size)) % num_blocks).astype(np.int32)
-    page, offset = np.divmod(positions, block_size)
-    return Batch(
-        input_ids=np.zeros(tokens, np.int64),
-        positions=positions,
-        slot_mapping=table[page].astype(np.int64) * block_size + offset,
-        block_tables=table[None],
-        cu_seqlens=np.array([0, tokens], np.int32),
-        context_lens=np.array([context], np.int32),
-        logit_rows=np.array([tokens - 1]),
-        request_rows=np.zeros(1, np.int32),
-    )
+    start, count, ids = np.array([context - tokens]), np.array([tokens]), np.zeros(tokens, np.int64)
+    return lay_out(ids, start, count, table[None], block_size, np.ones(1, np.int64))
 
 
 def largest_decode(rows: int, context: int, num_blocks: int, block_size: int) -> Batch:
@@ -305,15 +295,5 @@ def largest_decode(rows: int, context: int, num_blocks: int, block_size: int) ->
     """
     columns = -(-context // block_size)
     tables = (np.arange(rows * columns) % num_blocks).astype(np.int32).reshape(rows, columns)
-    slots = tables[:, -1].astype(np.int64) * block_size + (context - 1) % block_size
-    return Batch(
-        input_ids=np.zeros(rows, np.int64),
-        positions=np.full(rows, context - 1, np.int64),
-        slot_mapping=slots,
-        block_tables=tables,
-        cu_seqlens=np.arange(rows + 1, dtype=np.int32),
-        context_lens=np.full(rows, context, np.int32),
-        logit_rows=np.arange(rows),
-        request_rows=np.arange(rows, dtype=np.int32),
-        tokens_each=1,
-    )
+    ids, ones = np.zeros(rows, np.int64), np.ones(rows, np.int64)
+    return lay_out(ids, ones * (context - 1), ones, tables, block_size, ones, 1)

@@ -21,7 +21,7 @@ from dsa_compile.ir.plan import DEEPER, DRAFT, LONG, MODEL, Plan, region_name
 from dsa_compile.ir.region import Region, open_values
 from dsa_compile.lowering.compile_model import compile_model
 from dsa_compile.measure.eval.loaded_artifact import LoadedArtifact
-from dsa_compile.runtime.execution.batch import Batch
+from dsa_compile.runtime.execution.batch import lay_out
 from dsa_compile.runtime.execution.model_runner import LOGITS, ModelRunner
 
 Tokens = tuple[int, ...]
@@ -130,17 +130,8 @@ def chains_of(loaded: LoadedArtifact, max_tokens: int) -> DraftChains:
 
     @torch.inference_mode()
     def run(plan: str, start: int, tokens: Tensor, given: Values) -> Values:
-        positions = np.arange(start, start + len(tokens))
-        batch = Batch(
-            input_ids=tokens.cpu().numpy(),
-            positions=positions,
-            slot_mapping=positions,
-            block_tables=np.arange(blocks, dtype=np.int32)[None],
-            cu_seqlens=np.array([0, len(tokens)], np.int32),
-            context_lens=np.array([start + len(tokens)], np.int32),
-            logit_rows=np.arange(len(tokens)),
-            request_rows=np.zeros(1, np.int32),
-        )
+        count, table = np.array([len(tokens)]), np.arange(blocks, dtype=np.int32)[None]
+        batch = lay_out(tokens.cpu().numpy(), np.array([start]), count, table, size, count)
         values = given | runner._to_device(batch)
         run_calls(calls[plan], values)
         return values

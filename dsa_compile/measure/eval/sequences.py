@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from dsa_compile.runtime.execution.batch import Batch
+from dsa_compile.runtime.execution.batch import Batch, lay_out
 
 
 def whole_batch(sequences: Sequence[Sequence[int]], tails: Sequence[int], block_size: int) -> Batch:
@@ -20,20 +20,9 @@ def whole_batch(sequences: Sequence[Sequence[int]], tails: Sequence[int], block_
     first = np.concatenate(([0], np.cumsum(blocks)[:-1]))
     columns = np.arange(int(blocks.max()))
     tables = np.where(columns < blocks[:, None], first[:, None] + columns, -1)
-    cu_seqlens = np.concatenate(([0], np.cumsum(counts)))
-    request = np.repeat(np.arange(len(counts)), counts)
-    positions = np.arange(int(cu_seqlens[-1])) - cu_seqlens[:-1][request]
-    rows = [np.arange(end - tail, end) for end, tail in zip(cu_seqlens[1:], tails, strict=True)]
-    return Batch(
-        input_ids=np.concatenate([np.asarray(s, np.int64) for s in sequences]),
-        positions=positions,
-        slot_mapping=first[request] * block_size + positions,
-        block_tables=tables.astype(np.int32),
-        cu_seqlens=cu_seqlens.astype(np.int32),
-        context_lens=counts.astype(np.int32),
-        logit_rows=np.concatenate(rows),
-        request_rows=np.arange(len(counts), dtype=np.int32),
-    )
+    ids = np.concatenate([np.asarray(sequence, np.int64) for sequence in sequences])
+    starts, wanted = np.zeros_like(counts), np.array(tails, np.int64)
+    return lay_out(ids, starts, counts, tables.astype(np.int32), block_size, wanted)
 
 
 def packed(lengths: Sequence[int], block_size: int, budget: int) -> Iterator[slice]:

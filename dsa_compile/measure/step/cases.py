@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dsa_compile.runtime.execution.batch import Batch
+from dsa_compile.runtime.execution.batch import Batch, lay_out
 
 
 @dataclass(frozen=True)
@@ -34,19 +34,8 @@ class Decode:
         pages = -(-self.context // block_size)
         order = generator.permutation(self.batch * pages).astype(np.int32)
         tables = order.reshape(self.batch, pages)
-        last = self.context - 1
-        slots = tables[:, -1].astype(np.int64) * block_size + last % block_size
-        yield Batch(
-            input_ids=generator.integers(0, vocab_size, self.batch),
-            positions=np.full(self.batch, last, np.int64),
-            slot_mapping=slots,
-            block_tables=tables,
-            cu_seqlens=np.arange(self.batch + 1, dtype=np.int32),
-            context_lens=np.full(self.batch, self.context, np.int32),
-            logit_rows=np.arange(self.batch),
-            request_rows=np.arange(self.batch, dtype=np.int32),
-            tokens_each=1,
-        )
+        ids, ones = generator.integers(0, vocab_size, self.batch), np.ones(self.batch, np.int64)
+        yield lay_out(ids, ones * (self.context - 1), ones, tables, block_size, ones, 1)
 
 
 @dataclass(frozen=True)
@@ -75,19 +64,10 @@ class Prefill:
         table = generator.permutation(self.blocks(block_size)).astype(np.int32)
         for start in range(0, self.tokens, self.chunk):
             end = min(start + self.chunk, self.tokens)
-            positions = np.arange(start, end)
-            page, offset = np.divmod(positions, block_size)
-            last = [end - start - 1] if end == self.tokens else []
-            yield Batch(
-                input_ids=generator.integers(0, vocab_size, end - start),
-                positions=positions,
-                slot_mapping=table[page].astype(np.int64) * block_size + offset,
-                block_tables=table[None, : -(-end // block_size)],
-                cu_seqlens=np.array([0, end - start], np.int32),
-                context_lens=np.array([end], np.int32),
-                logit_rows=np.array(last, np.int64),
-                request_rows=np.zeros(1, np.int32),
-            )
+            ids = generator.integers(0, vocab_size, end - start)
+            columns = table[None, : -(-end // block_size)]
+            first, count, last = np.array([[start], [end - start], [end == self.tokens]])
+            yield lay_out(ids, first, count, columns, block_size, last)
 
 
 @dataclass(frozen=True)
@@ -123,25 +103,8 @@ class Mixed:
         pages = -(-self.context // block_size)
         tables = generator.permutation(requests * pages).astype(np.int32).reshape(requests, pages)
         counts = np.array([1] * self.batch + [self.chunk])
-        owner = np.repeat(np.arange(requests), counts)
-        positions = np.concatenate(
-            [
-                np.full(self.batch, self.context - 1),
-                np.arange(self.context - self.chunk, self.context),
-            ]
-        )
-        page, offset = np.divmod(positions, block_size)
-        ends = np.cumsum(counts)
-        yield Batch(
-            input_ids=generator.integers(0, vocab_size, ends[-1]),
-            positions=positions,
-            slot_mapping=tables[owner, page].astype(np.int64) * block_size + offset,
-            block_tables=tables,
-            cu_seqlens=np.concatenate(([0], ends)).astype(np.int32),
-            context_lens=np.full(requests, self.context, np.int32),
-            logit_rows=ends - 1,
-            request_rows=np.arange(requests, dtype=np.int32),
-        )
+        ids = generator.integers(0, vocab_size, counts.sum())
+        yield lay_out(ids, self.context - counts, counts, tables, block_size, np.ones_like(counts))
 
 
 Case = Decode | Prefill | Mixed

@@ -24,7 +24,7 @@ from dsa_compile.ir.plan import DRAFT, LONG, SHORT
 from dsa_compile.measure.profiled import profiled
 from dsa_compile.measure.step.model import fill_caches
 from dsa_compile.runtime.engine_options import EngineOptions
-from dsa_compile.runtime.execution.batch import Batch
+from dsa_compile.runtime.execution.batch import lay_out
 from dsa_compile.runtime.execution.drafting_runner import DraftingRunner
 from dsa_compile.runtime.execution.graph_plan import GraphPlan
 from dsa_compile.runtime.execution.model_runner import ModelRunner
@@ -164,23 +164,13 @@ def step_of(batch: int, each: int, context: int, runner: ModelRunner) -> StepInp
     pages = -(-(context + MOST) // size)
     order = generator.permutation(batch * pages).astype(np.int32).reshape(batch, pages)
     tables = order[:, : -(-(context + each - 1) // size)]
-    positions = np.arange(context - 1, context - 1 + each)
     ids = np.full((batch, each), -1)
     ids[:, 0] = generator.integers(3, runner.vocab_size, batch)
-    page, offset = np.divmod(positions, size)
+    counts = np.full(batch, each)
+    starts = np.full(batch, context - 1)
+    made = lay_out(ids.ravel(), starts, counts, tables, size, counts, each)
     rows = list(range(batch))
     params = SamplingParams(temperature=0.0, max_tokens=1000)
-    made = Batch(
-        input_ids=ids.ravel(),
-        positions=np.tile(positions, batch),
-        slot_mapping=(tables[:, page].astype(np.int64) * size + offset).ravel(),
-        block_tables=tables,
-        cu_seqlens=np.arange(0, batch * each + 1, each, dtype=np.int32),
-        context_lens=np.full(batch, context - 1 + each, np.int32),
-        logit_rows=np.arange(batch * each),
-        request_rows=np.array(rows, np.int32),
-        tokens_each=each,
-    )
     states = [SamplingState(params, [1], (), runner.vocab_size) for _ in rows]
     return StepInputs(made, rows, states, [1] * batch, [each] * batch, True, [-1] * batch)
 

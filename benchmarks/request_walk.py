@@ -42,8 +42,9 @@ class Walk:
         code = frame.f_code
         if self.on and kind == "call" and code.co_filename.startswith(f"{ROOT}/"):
             file = code.co_filename[len(f"{ROOT}/") :]
-            if file.startswith(PARTS):
-                at = file, code.co_qualname
+            # Comprehensions and lambdas are parts of the functions that have them.
+            if file.startswith(PARTS) and not code.co_name.startswith("<"):
+                at = file, code.co_qualname.replace(".<locals>", "")
                 self.passed[at] = self.passed.get(at, 0) + 1
 
     def take(self) -> list[tuple[str, str]]:

@@ -210,7 +210,7 @@ class Engine(StepEngine):
             ChatError: the conversation cannot be encoded.
             RequestError: the model has no chat format or no tokenizer.
         """
-        return encode_chat(self._get_chat_format(), self._tokenizer, messages, **options)
+        return encode_chat(self._get_chat_format(), self.tokenizer, messages, **options)
 
     def chat(
         self,

@@ -56,10 +56,21 @@ class EngineThread:
         Raises:
             UserError: the thread is ending.
         """
+
+        def add() -> None:
+            try:
+                if self._lost is not None:
+                    raise self._lost
+                self._engine.add_request(request_id, prompt, params, priority)
+            except Exception as error:
+                deliver(error)
+            else:
+                self._receivers[request_id] = deliver
+
         with self._lock:  # so that no request comes after the command to end
             if self._closing or self._ended:
                 raise UserError("this engine is closed; load another")
-            self._commands.put(lambda: self._add(request_id, prompt, params, priority, deliver))
+            self._commands.put(add)
 
     def abort(self, request_id: str) -> None:
         """End a request before the next step; nothing more of it is delivered."""
@@ -152,24 +163,6 @@ class EngineThread:
         if isinstance(error, DeviceLost):
             self._lost = error
         self._fail_all(error)
-
-    def _add(
-        self,
-        request_id: str,
-        prompt: Prompt,
-        params: SamplingParams | None,
-        priority: int,
-        deliver: Deliver,
-    ) -> None:
-        if self._lost is not None:
-            deliver(self._lost)
-            return
-        try:
-            self._engine.add_request(request_id, prompt, params, priority)
-        except Exception as error:
-            deliver(error)
-        else:
-            self._receivers[request_id] = deliver
 
     def _forget(self, request_id: str) -> None:
         if self._receivers.pop(request_id, None) is not None:

@@ -4,7 +4,7 @@ import gc
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NoReturn
 
 import torch
 
@@ -24,8 +24,12 @@ from dsa_compile.runtime.requests.generation_config import GenerationConfig
 from dsa_compile.runtime.requests.grammar import Grammar
 from dsa_compile.runtime.requests.logprobs import TokenLogprobs
 from dsa_compile.runtime.requests.outputs import Completion, RequestOutput, Transcript
-from dsa_compile.runtime.requests.prompts import Prompt, token_ids_of
-from dsa_compile.runtime.requests.request_checks import require_options, require_request_id
+from dsa_compile.runtime.requests.prompts import (
+    Prompt,
+    require_options,
+    require_request_id,
+    token_ids_of,
+)
 from dsa_compile.runtime.requests.sampling_params import SamplingParams
 from dsa_compile.runtime.runner_limits import overlaps, scheduler_config
 from dsa_compile.runtime.sampling.grammar import GrammarCompiler, GrammarState
@@ -36,11 +40,8 @@ from dsa_compile.runtime.scheduling.scheduler import Scheduler
 from dsa_compile.runtime.scheduling.stats import SchedulerStats
 from dsa_compile.runtime.step_pipeline import StepPipeline
 
-
-class _Parts(NamedTuple):
-    runner: Runner
-    scheduler: AnyScheduler
-    pipeline: StepPipeline
+# Attributes of an engine that are gone once it is closed, and their memory with them.
+_FREED = ("_runner", "_pipeline", "scheduler")
 
 
 class StepEngine:
@@ -60,6 +61,15 @@ class StepEngine:
         expert_counts: of the runner's routed experts, for :meth:`stats`.
         name: of the model, for ``repr``; None for the runner's class.
 
+    Attributes:
+        options: that the engine was made with.
+        tokenizer: a ``tokenizers.Tokenizer`` if it was loaded with an artifact; or None.
+        vocab_size: number of token ids of the model, which start at 0.
+        eos_token_ids: end tokens that ``config.json`` and ``generation_config.json`` name.
+        scheduler: for those who move cache pages. A lost page is reported to it, after
+            :meth:`drain`.
+        closed: whether :meth:`close` was called.
+
     Raises:
         UserError: a limit below 1, ``max_model_len`` above the model's, ``overlap`` of a model that
             cannot, or a deterministic engine that computes less than a block of a prompt at once.
@@ -78,8 +88,10 @@ class StepEngine:
         expert_counts: ExpertCounts | None = None,
         name: str | None = None,
     ) -> None:
-        self._options = options = options or EngineOptions()
-        self._tokenizer = tokenizer
+        self.closed = False
+        self.options = options = options or EngineOptions()
+        self.tokenizer = tokenizer
+        self.vocab_size = runner.vocab_size
         self._generation_config = generation_config or GenerationConfig()
         self._get_chat_format = chat_format
         self._grammars = GrammarCompiler(vocabulary or (lambda: tokenizer), runner.vocab_size)
@@ -87,58 +99,33 @@ class StepEngine:
         self._expert_counts = expert_counts
         self._live: dict[Request, Generation] = {}
         config, lanes = scheduler_config(runner, options), runner.num_lanes
-        scheduler = Scheduler(config) if lanes == 1 else LaneScheduler(config, lanes)
+        self._runner = runner
+        self.scheduler: AnyScheduler = (
+            Scheduler(config) if lanes == 1 else LaneScheduler(config, lanes)
+        )
         overlap = overlaps(runner, options)
         self._watch = None
         if acceptance is not None and options.force_accept is None:
             self._watch = AcceptanceWatch(acceptance)
-        pipeline = StepPipeline(scheduler, runner, self._live, overlap, self._watch)
-        self._parts: _Parts | None = _Parts(runner, scheduler, pipeline)
+        self._pipeline = StepPipeline(self.scheduler, runner, self._live, overlap, self._watch)
         own = (*runner.eos_token_ids, *self._generation_config.eos_token_ids)
         # An id beyond the vocabulary is never generated.
-        self._eos_ids = tuple(dict.fromkeys(i for i in own if i < runner.vocab_size))
+        self.eos_token_ids = tuple(dict.fromkeys(i for i in own if i < runner.vocab_size))
         self._late_kernels_before = late_kernels()
         self._steps_before = Counter(runner.step_counts)  # of loading
 
-    @property
-    def options(self) -> EngineOptions:
-        """Options that the engine was made with."""
-        return self._options
-
-    @property
-    def tokenizer(self) -> Any:
-        """The tokenizer, a ``tokenizers.Tokenizer`` if it was loaded with an artifact, or None."""
-        return self._tokenizer
-
-    @property
-    def vocab_size(self) -> int:
-        """Number of token ids of the model, which start at 0."""
-        return self._runner.vocab_size
-
-    @property
-    def eos_token_ids(self) -> tuple[int, ...]:
-        """End tokens that ``config.json`` and ``generation_config.json`` name."""
-        return self._eos_ids
+    def __getattr__(self, name: str) -> NoReturn:
+        """Refuse what a closed engine no longer has."""
+        if name in _FREED:
+            raise UserError(f"this engine is closed ({self._name}); load another")
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     @property
     def default_params(self) -> SamplingParams:
         """The sampling parameters of requests that bring none, see ``generation_config``."""
-        if self._options.generation_config == "none":
+        if self.options.generation_config == "none":
             return SamplingParams()
         return self._generation_config.params
-
-    @property
-    def scheduler(self) -> AnyScheduler:
-        """The scheduler, for those who move cache pages.
-
-        A lost page is reported to it, after :meth:`drain`.
-        """
-        return self._opened.scheduler
-
-    @property
-    def closed(self) -> bool:
-        """Whether :meth:`close` was called."""
-        return self._parts is None
 
     def add_request(
         self,
@@ -170,16 +157,16 @@ class StepEngine:
         require_options(request_id, priority, cache_salt)
         if isinstance(prompt, ChatPrompt) and params.skip_special_tokens:
             params = replace(params, skip_special_tokens=False)  # its parser reads some of them
-        runner, scheduler, _ = self._opened
-        prompt_ids = token_ids_of(request_id, prompt, runner.vocab_size, self._tokenizer)
+        scheduler = self.scheduler
+        prompt_ids = token_ids_of(request_id, prompt, self.vocab_size, self.tokenizer)
         # Before anything is sized by max_tokens, which may be huge.
         scheduler.check_admissible(request_id, len(prompt_ids), params.max_tokens)
         grammar = None if params.grammar is None else self.compile_grammar(params.grammar)()
-        sampling = SamplingState(params, prompt_ids, self._eos_ids, runner.vocab_size, grammar)
+        sampling = SamplingState(params, prompt_ids, self.eos_token_ids, self.vocab_size, grammar)
         parser: StreamParser | None = None
         if isinstance(prompt, ChatPrompt) and params.stop_strings:
             parser = prompt.parser()
-        completion = Completion(params, self._eos_ids, self._tokenizer, parser)
+        completion = Completion(params, self.eos_token_ids, self.tokenizer, parser)
         logprobs: list[TokenLogprobs] | None = None if params.logprobs is None else []
         scored: list[TokenLogprobs] | None = None if params.prompt_logprobs is None else []
         transcript = Transcript(prompt_ids, completion.pieces, logprobs, prompt_logprobs=scored)
@@ -202,7 +189,7 @@ class StepEngine:
         Raises:
             ParameterError: it cannot be compiled.
         """
-        return self._grammars.compile(grammar, self._eos_ids)
+        return self._grammars.compile(grammar, self.eos_token_ids)
 
     @property
     def grammar_tokenizer(self) -> Any:
@@ -264,11 +251,11 @@ class StepEngine:
         """Requests, blocks, preemptions, prefix hits, steps by kind, failures, drafts and more."""
         return replace(
             self.scheduler.stats(),
-            memory_failures=self._pipeline.memory_failures,
-            op_failures=self._pipeline.op_failures,
+            memory_failures=self._pipeline.smaller.memory_failures,
+            op_failures=self._pipeline.smaller.op_failures,
             drafted=tuple(self._pipeline.drafts.drafted),
             accepted=tuple(self._pipeline.drafts.accepted),
-            force_accept=self._options.force_accept,
+            force_accept=self.options.force_accept,
             acceptance_problem="" if self._watch is None else self._watch.problem,
             late_kernels=late_kernels() - self._late_kernels_before,
             step_counts=Counter(self._runner.step_counts) - self._steps_before,
@@ -282,7 +269,7 @@ class StepEngine:
 
         A runner that the caller made stays alive as long as the caller keeps it.
         """
-        if self._parts is None:
+        if self.closed:
             return
         for request in list(self._live):
             self.abort(request.request_id)
@@ -293,35 +280,23 @@ class StepEngine:
         finally:
             with Uninterrupted():  # other ranks end meanwhile
                 self._live.clear()
-                self._parts = None
+                self.closed = True
+                for name in _FREED:
+                    delattr(self, name)
                 gc.collect()  # graphs and their pools hang together in cycles
                 if torch.cuda.is_initialized():
                     torch.cuda.empty_cache()
 
     def __repr__(self) -> str:
         """The model, and what the engine is doing."""
-        if self._parts is None:
+        if self.closed:
             return f"<{type(self).__name__} {self._name}: closed>"
-        stats, runner = self._parts.scheduler.stats(), self._parts.runner
+        stats, runner = self.scheduler.stats(), self._runner
         blocks = runner.num_blocks * runner.num_lanes
         return (
             f"<{type(self).__name__} {self._name}: {blocks - stats.free_blocks:,} of "
             f"{blocks:,} blocks used, {stats.running} running, {stats.waiting} waiting>"
         )
-
-    @property
-    def _opened(self) -> _Parts:
-        if self._parts is None:
-            raise UserError(f"this engine is closed ({self._name}); load another")
-        return self._parts
-
-    @property
-    def _runner(self) -> Runner:
-        return self._opened.runner
-
-    @property
-    def _pipeline(self) -> StepPipeline:
-        return self._opened.pipeline
 
     def _output(self, request: Request) -> RequestOutput:
         """Output of ``request`` so far; forgets the request if it is finished."""

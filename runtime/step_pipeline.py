@@ -17,7 +17,7 @@ is no error of a step, is the caller's.
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar
 
 from dsa_compile.runtime.acceptance_watch import AcceptanceWatch
 from dsa_compile.runtime.execution.batch import build_batch, next_ids
@@ -32,8 +32,8 @@ from dsa_compile.runtime.failures.step_errors import (
     shortage,
 )
 from dsa_compile.runtime.generation import Generation
-from dsa_compile.runtime.requests.draft_counts import DraftCounts
 from dsa_compile.runtime.requests.logprobs import TokenLogprobs
+from dsa_compile.runtime.requests.outputs import DraftCounts
 from dsa_compile.runtime.scheduling.lanes import AnyScheduler
 from dsa_compile.runtime.scheduling.request import Request
 from dsa_compile.runtime.scheduling.smaller_steps import SmallerSteps
@@ -46,10 +46,7 @@ _DEPTH = 2
 T = TypeVar("T")
 
 
-class _Planned(NamedTuple):
-    step: ScheduledStep
-    requests: list[Request]  # that yield tokens
-    inputs: StepInputs
+_Planned: TypeAlias = tuple[ScheduledStep, list[Request], StepInputs]  # and who yields tokens
 
 
 class _InFlight(NamedTuple):
@@ -74,6 +71,8 @@ class StepPipeline:
 
     Attributes:
         drafts: those that steps checked so far.
+        smaller: what became of steps that failed.
+        wait_seconds: that the host waited for the tokens of steps so far.
     """
 
     def __init__(
@@ -88,34 +87,19 @@ class StepPipeline:
         self._runner = runner
         self._live = live
         self._overlap = overlap
-        self._smaller = SmallerSteps(scheduler)
+        self.smaller = SmallerSteps(scheduler)
         self.drafts = DraftCounts()
         self._watch = watch
         self._in_flight: deque[_InFlight] = deque()
         self._failed: list[Request] = []  # in the call that is running
         self._error: Exception | None = None
-        self._wait_seconds = 0.0
+        self.wait_seconds = 0.0
         self._interrupted = False  # so that no step is launched ahead before all tokens are known
 
     @property
     def busy(self) -> bool:
         """Whether a step is in flight, or an error is still to be raised."""
         return self._scheduler.num_in_flight > 0 or self._error is not None
-
-    @property
-    def memory_failures(self) -> int:
-        """Steps that found no memory so far and were run in parts."""
-        return self._smaller.memory_failures
-
-    @property
-    def op_failures(self) -> int:
-        """Steps in which an op failed so far and which were run in parts."""
-        return self._smaller.op_failures
-
-    @property
-    def wait_seconds(self) -> float:
-        """Seconds that the host waited for the tokens of steps so far."""
-        return self._wait_seconds
 
     def advance(self) -> list[Request]:
         """Launch what there is room for, and finish one step.
@@ -135,11 +119,11 @@ class StepPipeline:
             planned = self._plan()
             if planned is None:
                 break
-            doing, launch = "a step was launched", self._runner.launch
-            tokens = self._attempt(doing, [planned.step], launch, planned.inputs)
+            step, requests, inputs = planned
+            tokens = self._attempt("a step was launched", [step], self._runner.launch, inputs)
             if tokens is not None:
-                self._in_flight.append(_InFlight(*planned, tokens))
-                self._smaller.fitted(planned.step)
+                self._in_flight.append(_InFlight(step, requests, inputs, tokens))
+                self.smaller.fitted(step)
         return self._failed or self._collect()
 
     def drain(self) -> list[Request]:
@@ -176,12 +160,12 @@ class StepPipeline:
             self._interrupted = False
             return True
         ahead = flying[-1].inputs.ahead and not self._interrupted
-        return ahead and len(flying) < _DEPTH and not self._smaller.pending
+        return ahead and len(flying) < _DEPTH and not self.smaller.pending
 
     def _plan(self) -> _Planned | None:
         """The next step, or None if there is none before the steps in flight are over."""
         with Uninterrupted():
-            step = self._smaller.schedule()
+            step = self.smaller.schedule()
         if not step.entries:
             return None
         max_new = [entry.max_new for entry in step.entries if entry.max_new]
@@ -201,7 +185,7 @@ class StepPipeline:
         behind = next_ids(step) if self._runner.num_drafts else ()
         batch = build_batch(step)
         inputs = StepInputs(batch, rows, states, counts, max_new, ahead, behind, prompt)
-        return _Planned(step, requests, inputs)
+        return step, requests, inputs
 
     def _sample_oldest(self) -> None:
         """Have the tokens of the oldest step chosen, if they waited for those before them."""
@@ -217,7 +201,7 @@ class StepPipeline:
         steps = [flying.step for flying in self._in_flight]
         began = time.perf_counter()
         tokens = self._attempt("the tokens of a step were waited for", steps, launched.wait)
-        self._wait_seconds += time.perf_counter() - began
+        self.wait_seconds += time.perf_counter() - began
         if tokens is None:
             return self._failed
         with Uninterrupted():
@@ -280,7 +264,7 @@ class StepPipeline:
             return
         # From here on nothing is kept of the error, which holds tensors of the step.
         of_memory = is_out_of_memory(error)
-        request = self._smaller.failed(steps[0], alone=alone, of_memory=of_memory)
+        request = self.smaller.failed(steps[0], alone=alone, of_memory=of_memory)
         if request is not None:
             reason = self._too_large(steps[0], shortage(error)) if of_memory else str(failure)
             with Uninterrupted():

@@ -13,8 +13,7 @@ from dsa_compile.chat import StreamParser
 from dsa_compile.errors import RequestError
 from dsa_compile.runtime.requests.detokenizer import Tokenizer
 from dsa_compile.runtime.requests.grammar import Grammar
-from dsa_compile.runtime.requests.prompts import token_ids_of
-from dsa_compile.runtime.requests.request_checks import require_options
+from dsa_compile.runtime.requests.prompts import require_options, token_ids_of
 from dsa_compile.runtime.requests.sampling_params import SamplingParams
 from dsa_compile.server.admission import Admission
 from dsa_compile.server.artifact_text import ArtifactText

@@ -9,7 +9,6 @@ from dsa_compile.chat import Event, StreamParser
 from dsa_compile.errors import RequestError
 from dsa_compile.runtime.requests.answer_reader import AnswerReader
 from dsa_compile.runtime.requests.detokenizer import Detokenizer, Tokenizer
-from dsa_compile.runtime.requests.draft_counts import DraftCounts
 from dsa_compile.runtime.requests.logprobs import TokenLogprobs
 from dsa_compile.runtime.requests.sampling_params import SamplingParams
 from dsa_compile.runtime.requests.stop import StopStrings
@@ -17,6 +16,21 @@ from dsa_compile.runtime.requests.stop import StopStrings
 FinishReason = Literal["stop", "length", "abort", "error"]
 _Extent = tuple[int, int]  # tokens, and pieces of text
 _SHOWN_IDS, _SHOWN_TEXT = 8, 60  # by repr()
+
+
+class DraftCounts:
+    """Drafts of a request, or of an engine, by depth, and how many were right."""
+
+    def __init__(self) -> None:
+        self.drafted: list[int] = []
+        self.accepted: list[int] = []
+
+    def add(self, drafted: int, accepted: int) -> None:
+        """Count the drafts of one request in one step."""
+        for counts, depth in ((self.drafted, drafted), (self.accepted, accepted)):
+            counts += [0] * (drafted - len(counts))
+            for place in range(depth):
+                counts[place] += 1
 
 
 @dataclass(slots=True, eq=False)

@@ -19,6 +19,11 @@ from dsa_compile.runtime.scheduling.scheduler import Scheduler
 from dsa_compile.runtime.scheduling.stats import SchedulerStats
 from dsa_compile.runtime.scheduling.step import Failure, ScheduledStep
 
+_COUNTS = (
+    "running", "waiting", "free_blocks", "cached_blocks", "owned_blocks", "preemptions",
+    "prefix_hit_tokens",
+)  # fmt: skip
+
 
 class LaneScheduler:
     """Has the methods of a :class:`~dsa_compile.runtime.scheduling.scheduler.Scheduler`.
@@ -132,16 +137,8 @@ class LaneScheduler:
     def stats(self) -> SchedulerStats:
         """The present counts, of all lanes together and of each."""
         each = tuple(lane.stats() for lane in self.lanes)
-        return SchedulerStats(
-            running=sum(stats.running for stats in each),
-            waiting=sum(stats.waiting for stats in each),
-            free_blocks=sum(stats.free_blocks for stats in each),
-            cached_blocks=sum(stats.cached_blocks for stats in each),
-            owned_blocks=sum(stats.owned_blocks for stats in each),
-            preemptions=sum(stats.preemptions for stats in each),
-            prefix_hit_tokens=sum(stats.prefix_hit_tokens for stats in each),
-            lanes=each,
-        )
+        sums = {name: sum(getattr(stats, name) for stats in each) for name in _COUNTS}
+        return SchedulerStats(**sums, lanes=each)
 
     def check(self) -> None:
         """Assert every invariant of every lane; for tests."""

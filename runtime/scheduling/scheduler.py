@@ -11,8 +11,10 @@ yields need not be known for that: blocks and positions are those of the most it
 it did not yield is taken off again by its commit.
 """
 
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Collection, Sequence
+from operator import attrgetter
 
 from dsa_compile.errors import RequestError
 from dsa_compile.runtime.pages.pages import Pages
@@ -20,7 +22,6 @@ from dsa_compile.runtime.pages.table import BlockTable
 from dsa_compile.runtime.requests.outputs import FinishReason
 from dsa_compile.runtime.scheduling.limits import SchedulerConfig
 from dsa_compile.runtime.scheduling.prompt_lookup import look_up_drafts
-from dsa_compile.runtime.scheduling.rank_order import insert_ranked, is_ranked, remove_ranked
 from dsa_compile.runtime.scheduling.request import Request, Status
 from dsa_compile.runtime.scheduling.stats import SchedulerStats
 from dsa_compile.runtime.scheduling.step import (
@@ -28,8 +29,9 @@ from dsa_compile.runtime.scheduling.step import (
     Phase,
     ScheduledEntry,
     ScheduledStep,
-    take_chunk,
 )
+
+_RANK = attrgetter("rank")
 
 
 class Scheduler:
@@ -81,7 +83,7 @@ class Scheduler:
         request.rank = (request.priority, self._arrivals)
         self._arrivals += 1
         self.requests[request.request_id] = request
-        insert_ranked(self._waiting, request)
+        insort(self._waiting, request, key=_RANK)
 
     def abort(self, request_id: str) -> Request | None:
         """End a request now; None if there is no such unfinished request.
@@ -125,7 +127,8 @@ class Scheduler:
                 whole all the same.
             only: compute tokens of these requests only, and admit no other.
         """
-        self.pages.settle()
+        if self.pages.tiers:
+            self.pages.settle()
         step = ScheduledStep([], self.pages.table)
         entries = step.entries
         running = self._running.copy() if only is None else [r for r in self._running if r in only]
@@ -217,7 +220,7 @@ class Scheduler:
         """Assert every invariant of requests, blocks and tree; linear, for tests."""
         self.pages.check(self._running)
         for requests, status in ((self._running, Status.RUNNING), (self._waiting, Status.WAITING)):
-            assert is_ranked(requests), f"{status}: out of order"
+            assert requests == sorted(requests, key=_RANK), f"{status}: out of order"
             assert all(request.status is status for request in requests), f"{status}: another's"
         listed = {request.request_id for request in self._running + self._waiting}
         assert listed == self.requests.keys(), "a request is lost or listed twice"
@@ -257,11 +260,11 @@ class Scheduler:
             budget = min(budget, prompt_tokens)
         for request in prefills:
             if budget > 0 and request.status is Status.RUNNING:
-                budget -= take_chunk(request, budget, entries)
+                budget -= _take_chunk(request, budget, entries)
         # What was just preempted must not come straight back for the blocks it gave up.
         if admit and self._preemptions == preemptions:
             while budget > 0 and (admitted := self._admitted()) is not None:
-                budget -= take_chunk(admitted, budget, entries)
+                budget -= _take_chunk(admitted, budget, entries)
 
     def _choose_alike(
         self, entries: list[ScheduledEntry], candidates: list[Request], *, admit: bool
@@ -278,7 +281,7 @@ class Scheduler:
         if request is not None:
             chunk, start = self.config.chunk, request.num_scheduled
             end = min(start - start % chunk + chunk, request.prompt_len)
-            take_chunk(request, end - start, entries)
+            _take_chunk(request, end - start, entries)
             return
         budget = self.config.max_batched_tokens
         for request in candidates:
@@ -314,7 +317,7 @@ class Scheduler:
             if self.pages.ready(request):
                 del self._waiting[place]
                 request.status = Status.RUNNING
-                insert_ranked(self._running, request)
+                insort(self._running, request, key=_RANK)
                 return request
             full = full or not request.blocks
             if full and not self.pages.arriving:
@@ -334,20 +337,33 @@ class Scheduler:
     def _preempt(self, request: Request) -> None:
         """Send a running request back to its place in the queue, to recompute its tokens."""
         assert not request.in_flight, "a step in flight uses its blocks"
-        remove_ranked(self._running, request)
+        _remove(self._running, request)
         self.pages.leave(request)
         request.status = Status.WAITING
         request.num_computed = request.num_scheduled = 0
         request.num_preemptions += 1
         self._preemptions += 1
-        insert_ranked(self._waiting, request)
+        insort(self._waiting, request, key=_RANK)
 
     def _finish(self, request: Request, reason: FinishReason) -> None:
-        if request.status is Status.RUNNING:
-            remove_ranked(self._running, request)
-        else:
-            remove_ranked(self._waiting, request)
+        _remove(self._running if request.status is Status.RUNNING else self._waiting, request)
         self.pages.leave(request)
         request.status = Status.FINISHED
         request.finish_reason = reason
         del self.requests[request.request_id]
+
+
+def _remove(requests: list[Request], request: Request) -> None:
+    """Take a request out of a list in the order of ranks, which it is in."""
+    place = bisect_left(requests, request.rank, key=_RANK)
+    assert requests[place] is request, "requests are sorted by rank"
+    del requests[place]
+
+
+def _take_chunk(request: Request, budget: int, entries: list[ScheduledEntry]) -> int:
+    """Schedule what the budget allows of a request that holds blocks for it; tokens taken."""
+    todo = request.num_to_compute
+    count = min(todo, budget)
+    phase = Phase.DECODE if count == 1 else Phase.PROMPT
+    entries.append(ScheduledEntry(request, request.num_scheduled, count, int(count == todo), phase))
+    return count

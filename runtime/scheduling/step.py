@@ -59,12 +59,3 @@ class ScheduledStep:
     def num_tokens(self) -> int:
         """Tokens this step computes."""
         return sum(entry.num_tokens for entry in self.entries)
-
-
-def take_chunk(request: Request, budget: int, entries: list[ScheduledEntry]) -> int:
-    """Schedule what the budget allows of a request that holds blocks for it; tokens taken."""
-    todo = request.num_to_compute
-    count = min(todo, budget)
-    phase = Phase.DECODE if count == 1 else Phase.PROMPT
-    entries.append(ScheduledEntry(request, request.num_scheduled, count, int(count == todo), phase))
-    return count

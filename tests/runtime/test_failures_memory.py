@@ -175,7 +175,7 @@ def test_a_request_aborted_while_it_waits_for_its_part():
     engine.step()
     runner.memory = 20
     engine.step()
-    assert engine._pipeline._smaller.pending
+    assert engine._pipeline.smaller.pending
     assert engine.abort("r2").finish_reason == "abort"
     assert engine.abort("r0").finish_reason == "abort"
     runner.memory = 10**9

@@ -14,7 +14,7 @@ from dsa_compile.runtime.engine_options import EngineOptions
 from dsa_compile.runtime.execution.drafting_runner import DraftingRunner
 from dsa_compile.runtime.loading.drafts import drafts_of
 from dsa_compile.runtime.loading.load_parts import load_parts
-from dsa_compile.runtime.requests.draft_counts import DraftCounts
+from dsa_compile.runtime.requests.outputs import DraftCounts
 from dsa_compile.runtime.requests.prompts import Prompt, token_ids_of
 from dsa_compile.runtime.requests.sampling_params import SamplingParams
 from dsa_compile.runtime.sampling.sampler import SampledToken

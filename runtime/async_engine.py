@@ -1,18 +1,23 @@
 """``AsyncEngine``: an engine for tasks of asyncio, in a thread beside the event loop."""
 
 import asyncio
-import contextlib
+import atexit
 import itertools
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Callable
+from queue import Empty, SimpleQueue
 from types import TracebackType
+from typing import Any
 
 from dsa_compile.errors import UserError
-from dsa_compile.runtime.engine_thread import EngineThread
+from dsa_compile.runtime.failures.step_errors import DeviceLost
 from dsa_compile.runtime.requests.outputs import RequestOutput
 from dsa_compile.runtime.requests.prompts import Prompt
 from dsa_compile.runtime.requests.sampling_params import SamplingParams
 from dsa_compile.runtime.scheduling.stats import SchedulerStats
 from dsa_compile.runtime.step_engine import StepEngine
+
+_EXIT_SECONDS = 10.0  # that the end of the process waits for a step
 
 
 class AsyncEngine:
@@ -44,8 +49,21 @@ class AsyncEngine:
         if engine.closed:
             raise UserError("this engine is closed")
         self._engine = engine
-        self._thread = EngineThread(engine)
         self._count = itertools.count(1)
+        # New requests, aborts, closing: carried out between steps, in the order in which they came.
+        # Only the thread touches the engine from now on.
+        self._commands: SimpleQueue[Callable[[], object]] = SimpleQueue()
+        # They take an output or the error that ended the request, in the engine's thread, and
+        # return whether somebody still wants more.
+        self._receivers: dict[str, Callable[[RequestOutput | Exception], bool]] = {}
+        self._lock = threading.Lock()
+        self._closing = False
+        self._ended = False  # nobody carries out commands any more
+        self._lost: Exception | None = None  # what ended the engine for good
+        self._thread = threading.Thread(target=self._run, name="dsa-engine", daemon=True)
+        self._thread.start()
+        # A step that ran while the interpreter is taken down would abort the process.
+        atexit.register(self._close_at_exit)
 
     @property
     def engine(self) -> StepEngine:
@@ -71,18 +89,20 @@ class AsyncEngine:
             DeviceLost: the GPU failed; no request can be served any more.
             UserError: the engine is closed.
         """
-        loop = asyncio.get_running_loop()
-        outputs: asyncio.Queue[RequestOutput | Exception] = asyncio.Queue()
-
-        def deliver(output: RequestOutput | Exception) -> bool:
-            try:
-                loop.call_soon_threadsafe(outputs.put_nowait, output)
-            except RuntimeError:  # the loop is closed, and its tasks with it
-                return False
-            return True
-
         request_id = f"async-{next(self._count)}"
-        self._thread.add(request_id, prompt, params, priority, deliver)
+        outputs, deliver = _mailbox()
+
+        def add() -> None:
+            try:
+                if self._lost is not None:
+                    raise self._lost
+                self._engine.add_request(request_id, prompt, params, priority)
+            except Exception as error:
+                deliver(error)
+            else:
+                self._receivers[request_id] = deliver
+
+        self._command(add, unless_closing=True)
         ended = False
         try:
             while not ended:
@@ -94,7 +114,7 @@ class AsyncEngine:
                 yield output
         finally:
             if not ended:
-                self._thread.abort(request_id)
+                self._commands.put(lambda: self._forget(request_id))
 
     async def generate(
         self, prompt: Prompt, params: SamplingParams | None = None, *, priority: int = 0
@@ -121,19 +141,10 @@ class AsyncEngine:
         Raises:
             UserError: the engine is closed.
         """
-        loop = asyncio.get_running_loop()
-        counts: asyncio.Future[SchedulerStats] = loop.create_future()
-
-        def keep(found: SchedulerStats) -> None:
-            if not counts.done():  # else nobody waits any more
-                counts.set_result(found)
-
-        def deliver(found: SchedulerStats) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed, and its tasks with it
-                loop.call_soon_threadsafe(keep, found)
-
-        self._thread.stats(deliver)
-        return await counts
+        counts, deliver = _mailbox()
+        self._command(lambda: deliver(self._engine.stats()))
+        found: SchedulerStats = await counts.get()
+        return found
 
     async def close(self, drain: bool = True) -> None:
         """Take no more requests and free the engine. Closing it again does nothing.
@@ -141,7 +152,7 @@ class AsyncEngine:
         Args:
             drain: let running requests finish; else they end with ``finish_reason="abort"``.
         """
-        self._thread.close(drain)
+        self._close(drain)
         await asyncio.to_thread(self._thread.join)
 
     async def __aenter__(self) -> "AsyncEngine":
@@ -154,3 +165,109 @@ class AsyncEngine:
         traceback: TracebackType | None,
     ) -> None:
         await self.close(drain=error is None)
+
+    def _command(self, command: Callable[[], object], *, unless_closing: bool = False) -> None:
+        with self._lock:  # so that no request comes after the command to end
+            if self._ended or (unless_closing and self._closing):
+                raise UserError("this engine is closed; load another")
+            self._commands.put(command)
+
+    def _close(self, drain: bool) -> None:
+        with self._lock:
+            self._closing = True
+            self._commands.put((lambda: None) if drain else self._abort_all)
+
+    def _close_at_exit(self) -> None:
+        self._close(drain=False)
+        self._thread.join(_EXIT_SECONDS)
+
+    def _run(self) -> None:
+        try:
+            while not (self._closing and self._commands.empty() and self._idle()):
+                self._carry_out_commands(wait=self._idle())
+                if not self._idle():
+                    self._step()
+        finally:
+            with self._lock:
+                self._ended = True
+            try:
+                self._carry_out_commands(wait=False)  # that came between the last look and now
+            finally:
+                self._fail_all(self._lost or UserError("this engine is closed; load another"))
+                self._engine.close()
+                atexit.unregister(self._close_at_exit)
+
+    def _idle(self) -> bool:
+        return self._lost is not None or not self._engine.has_unfinished()
+
+    def _carry_out_commands(self, wait: bool) -> None:
+        """Carry out all that have come; wait for one if there is nothing else to do."""
+        try:
+            command = self._commands.get(block=wait)
+            while True:
+                command()
+                command = self._commands.get_nowait()
+        except Empty:
+            return
+
+    def _step(self) -> None:
+        try:
+            outputs = self._engine.step()
+        except Exception as error:
+            self._after_failure(error)
+            return
+        for output in outputs:
+            self._deliver(output)
+
+    def _deliver(self, output: RequestOutput) -> None:
+        deliver = self._receivers.get(output.request_id)
+        if deliver is None:
+            return  # aborted meanwhile
+        if output.finished:
+            del self._receivers[output.request_id]
+        if not deliver(output) and not output.finished:
+            self._forget(output.request_id)
+
+    def _after_failure(self, error: Exception) -> None:
+        """End every request; the engine goes on with later ones unless it lost the device."""
+        try:
+            for request_id in list(self._receivers):
+                self._engine.abort(request_id)
+            self._engine.drain()
+        except Exception as second:
+            self._lost = second
+        if isinstance(error, DeviceLost):
+            self._lost = error
+        self._fail_all(error)
+
+    def _forget(self, request_id: str) -> None:
+        if self._receivers.pop(request_id, None) is not None:
+            self._engine.abort(request_id)
+
+    def _abort_all(self) -> None:
+        for request_id in list(self._receivers):
+            output = self._engine.abort(request_id)
+            if output is not None:
+                self._deliver(output)
+
+    def _fail_all(self, error: Exception) -> None:
+        receivers = list(self._receivers.values())
+        self._receivers.clear()
+        for deliver in receivers:
+            deliver(error)
+
+
+def _mailbox() -> tuple[asyncio.Queue[Any], Callable[[Any], bool]]:
+    """A queue of the running event loop, and what puts something into it from any thread; False
+    where the loop is closed, and its tasks with it."""
+    loop = asyncio.get_running_loop()
+    queue: asyncio.Queue[Any] = asyncio.Queue()
+
+    def deliver(found: Any) -> bool:
+        try:
+            loop.call_soon_threadsafe(queue.put_nowait, found)
+        except RuntimeError:
+            return False
+        return True
+
+    return queue, deliver

@@ -283,26 +283,22 @@ class Completion:
     def append(self, token_id: int) -> FinishReason | None:
         """Add a token; return why the request ends with it, or None when it goes on."""
         assert self.finish_reason is None, "the request has ended"
-        before = self._reader is not None and self._reader.reasoning
-        reason = self._append(token_id)
-        if before and self._reader is not None and self._reader.reasoning:
-            self.reasoning_tokens += 1
-        return reason
-
-    def _append(self, token_id: int) -> FinishReason | None:
+        reader = self._reader
+        reasoned = reader is not None and reader.reasoning
         self._count += 1
         may_end = self._count > self._params.min_tokens
         ended = may_end and token_id in self._end_ids
         shown = not ended or self._params.include_stop_str_in_output
-        if self._detokenizer is not None and shown:
-            piece = self._detokenizer.append(token_id)
-            if self._push(piece, may_end):
-                self.finish_reason = "stop"
-                return "stop"
-        if ended and token_id in self._stop_ids:
-            self._stop_token = token_id
-        if ended or self._count >= self._params.max_tokens:
-            self.finish("stop" if ended else "length")
+        detokenizer = self._detokenizer if shown else None
+        if detokenizer is not None and self._push(detokenizer.append(token_id), may_end):
+            self.finish_reason = "stop"
+        else:
+            if ended and token_id in self._stop_ids:
+                self._stop_token = token_id
+            if ended or self._count >= self._params.max_tokens:
+                self.finish("stop" if ended else "length")
+        if reasoned and reader is not None and reader.reasoning:
+            self.reasoning_tokens += 1
         return self.finish_reason
 
     def finish(self, reason: FinishReason) -> None:
@@ -313,16 +309,14 @@ class Completion:
         if self._reader is not None:
             self._reader.cut = reason != "stop"
         may_end = self._count > self._params.min_tokens
-        if not self._push(self._detokenizer.finish(), may_end):
-            self._show(self._stops.finish())
+        stopped = self._push(self._detokenizer.finish(), may_end)
+        if not stopped and (rest := self._stops.finish()):
+            self._pieces.append(rest)
         if self._stops.found is not None and reason == "length":
             self.finish_reason = "stop"
 
     def _push(self, text: str, may_end: bool) -> bool:
         shown, stopped = self._stops.push(text, live=may_end)
-        self._show(shown)
+        if shown:
+            self._pieces.append(shown)
         return stopped
-
-    def _show(self, text: str) -> None:
-        if text:
-            self._pieces.append(text)

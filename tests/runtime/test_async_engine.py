@@ -17,7 +17,7 @@ from dsa_compile.runtime import (
     Engine,
     EngineOptions,
     SamplingParams,
-    engine_thread,
+    async_engine,
 )
 from tests.runtime.hash_runner import HashRunner, reference_tokens
 
@@ -330,7 +330,7 @@ def test_counts_asked_for_as_the_thread_ends(engine):
     class LateLock:
         def __enter__(self) -> None:
             if threading.current_thread().name == "dsa-engine":
-                served._thread._commands.put(lambda: asked.append(engine.stats()))
+                served._commands.put(lambda: asked.append(engine.stats()))
 
         def __exit__(self, *_) -> None: ...
 
@@ -338,7 +338,7 @@ def test_counts_asked_for_as_the_thread_ends(engine):
         await served.close()
 
     served = AsyncEngine(engine)
-    served._thread._lock = LateLock()
+    served._lock = LateLock()
     asyncio.run(run())
     assert len(asked) == 1
     assert engine.closed
@@ -358,7 +358,7 @@ class WatchedQueue(SimpleQueue):
 
 
 def test_an_idle_engine_sleeps(engine, monkeypatch):
-    monkeypatch.setattr(engine_thread, "SimpleQueue", WatchedQueue)
+    monkeypatch.setattr(async_engine, "SimpleQueue", WatchedQueue)
     looks = []
     look = engine.has_unfinished
 
@@ -372,7 +372,7 @@ def test_an_idle_engine_sleeps(engine, monkeypatch):
         async with AsyncEngine(engine) as served:
 
             async def asleep() -> bool:
-                return served._thread._commands.waited_for
+                return served._commands.waited_for
 
             await served.generate([1], greedy())
             await until(idle(served))

@@ -68,18 +68,7 @@ class Engine(StepEngine):
         # Here, so that an engine over another runner loads nothing of the artifact's reader.
         from dsa_compile.runtime.loading.load_parts import load_parts
 
-        parts = load_parts(Path(path), options)
-        return cls(
-            parts.runner,
-            options,
-            parts.tokenizer,
-            generation_config=parts.generation_config,
-            chat_format=parts.chat_format,
-            vocabulary=parts.vocabulary,
-            acceptance=parts.acceptance,
-            expert_counts=parts.runner.expert_counts,
-            name=parts.name,
-        )
+        return cls(options=options, **load_parts(Path(path), options))
 
     def __enter__(self) -> "Engine":
         return self

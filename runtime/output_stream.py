@@ -16,41 +16,39 @@ class OutputStream(Iterator[RequestOutput]):
     Args:
         engine: that has the request.
         request_id: of an unfinished request.
+
+    Attributes:
+        closed: whether nothing follows.
     """
 
     def __init__(self, engine: StepEngine, request_id: str) -> None:
         self._engine = engine
         self._request_id = request_id
         self._waiting: deque[RequestOutput] = deque()
-        self._ended = False
-
-    @property
-    def closed(self) -> bool:
-        """Whether nothing follows."""
-        return self._ended
+        self.closed = False
 
     def push(self, output: RequestOutput) -> None:
         """Add an output, for the engine; each iteration takes one."""
         self._waiting.append(output)
 
     def __next__(self) -> RequestOutput:
-        if self._ended:
+        if self.closed:
             raise StopIteration
         engine = self._engine
         while not self._waiting:
             if engine.has_unfinished():
                 engine.step()
             elif engine.abort(self._request_id) is None:  # else an interrupt kept this one back
-                self._ended = True
+                self.closed = True
                 raise StopIteration
         output = self._waiting.popleft()
-        self._ended = output.finished
+        self.closed = output.finished
         return output
 
     def close(self) -> None:
         """Abort the request if it is unfinished; nothing follows."""
-        if not self._ended:
-            self._ended = True
+        if not self.closed:
+            self.closed = True
             if not self._engine.closed:
                 self._engine.abort(self._request_id)
 

@@ -1,7 +1,6 @@
 """``load_parts``: an artifact's runner, tokenizer, chat format and generation config."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -21,31 +20,8 @@ from dsa_compile.runtime.requests.generation_config import FILE, GenerationConfi
 from dsa_compile.runtime.requests.prompts import load_tokenizer
 
 
-@dataclass(frozen=True)
-class LoadedParts:
-    """Parts of an engine over an artifact.
-
-    Attributes:
-        runner: the model and its caches.
-        tokenizer: a ``tokenizers.Tokenizer``; None if there is none.
-        generation_config: of the model.
-        chat_format: reads the model's chat format at its first call.
-        vocabulary: reads the tokenizer at its first call, whether ``tokenizer`` was wanted or not.
-        acceptance: of the drafts of its plans, if it was recorded and they are made.
-        name: of the artifact, with target, recipe and device.
-    """
-
-    runner: ModelRunner | RankGroup
-    tokenizer: Any
-    generation_config: GenerationConfig
-    chat_format: Callable[[], ChatFormat | None]
-    vocabulary: Callable[[], Any]
-    acceptance: AcceptanceRecord | None
-    name: str
-
-
-def load_parts(path: Path, options: EngineOptions) -> LoadedParts:
-    """Load an artifact for an engine.
+def load_parts(path: Path, options: EngineOptions) -> dict[str, Any]:
+    """Load an artifact; the arguments of a :class:`StepEngine` over it but its options.
 
     In a process that ``torchrun`` has started as another rank than the first, it does not return:
     the process runs the steps of the first rank, and ends with it.
@@ -83,15 +59,17 @@ def load_parts(path: Path, options: EngineOptions) -> LoadedParts:
     else:
         runner = load_ranks(path, manifest.target, of_this, layout)
     alone = f", projected: rank {options.rank} of {layout.world} alone" if replayed else ""
-    return LoadedParts(
-        runner,
-        tokenizer,
-        config,
-        cache(partial(_chat_format, artifact)),
-        cache(partial(load_tokenizer, artifact)),
-        acceptance,
-        f"{path} (target {manifest.target}, recipe {manifest.recipe}, on {runner.device}{alone})",
-    )
+    place = f"target {manifest.target}, recipe {manifest.recipe}, on {runner.device}{alone}"
+    return {
+        "runner": runner,
+        "tokenizer": tokenizer,
+        "generation_config": config,
+        "chat_format": cache(partial(_chat_format, artifact)),
+        "vocabulary": cache(partial(load_tokenizer, artifact)),
+        "acceptance": acceptance,
+        "expert_counts": runner.expert_counts,
+        "name": f"{path} ({place})",
+    }
 
 
 def _chat_format(artifact: Artifact) -> ChatFormat | None:

@@ -47,33 +47,6 @@ class Request:
             before these are there.
     """
 
-    __slots__ = (
-        "blocks",
-        "cache_salt",
-        "cached_tokens",
-        "error",
-        "finish_reason",
-        "logits_from",
-        "max_tokens",
-        "node",
-        "num_computable",
-        "num_computed",
-        "num_pending",
-        "num_preemptions",
-        "num_registered",
-        "num_scheduled",
-        "num_tokens",
-        "priority",
-        "prompt_len",
-        "rank",
-        "request_id",
-        "row",
-        "scheduled_at",
-        "status",
-        "stop_condition",
-        "token_ids",
-    )
-
     def __init__(
         self,
         request_id: str,

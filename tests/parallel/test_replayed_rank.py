@@ -59,7 +59,7 @@ def test_tokens_of_other_lanes_choose_other_experts() -> None:
 def test_a_rank_loads_its_part_of_the_weights(artifact) -> None:
     def weights(rank: int) -> dict[str, torch.Tensor]:
         options = EngineOptions(collectives="replay", rank=rank, num_gpu_blocks_override=8)
-        runner = load_parts(artifact("tp2"), options).runner
+        runner = load_parts(artifact("tp2"), options)["runner"]
         return {
             f"{call} {key}": tensor
             for call, tensors in runner._runner._weights.items()

@@ -116,12 +116,12 @@ def trace_drafts(
         )
     drafts_of(path, manifest, options)  # before the weights are read
     parts = load_parts(path, options)
-    assert isinstance(parts.runner, DraftingRunner), "see drafts_of"
-    runner, tokenizer = parts.runner, parts.tokenizer
+    runner, tokenizer = parts["runner"], parts["tokenizer"]
+    assert isinstance(runner, DraftingRunner), "see drafts_of"
     tokens = token_ids_of("draft", prompt, runner.vocab_size, tokenizer)
     recorder = _Recorder(len(tokens))
     runner.observer = recorder
-    config = parts.generation_config
+    config = parts["generation_config"]
     with Engine(runner, options, tokenizer, generation_config=config) as engine:
         (output,) = engine.generate([tokens], params)
     if output.error is not None:

@@ -129,7 +129,7 @@ class NodeBench:
         if by_op:
             _check_profiling(artifact, store)
         self._exchanges = exchanges(store)
-        runner = load_parts(artifact, options).runner
+        runner = load_parts(artifact, options)["runner"]
         self._replayed = runner if isinstance(runner, ReplayedRank) else None
         self.title = f"measured: {self.ranks} rank{'s' if self.ranks > 1 else ''}"
         if self._replayed:

@@ -6,10 +6,10 @@ from typing import Any
 
 from dsa_compile.inspect.diff import RegionDiff, program_diff
 from dsa_compile.inspect.fold import Fold, fold
-from dsa_compile.inspect.graph import Graph
 from dsa_compile.inspect.pairing import pair_programs
 from dsa_compile.inspect.store import Store
 from dsa_compile.inspect.weights import weight_texts
+from dsa_compile.ir.graph import Graph
 from dsa_compile.ir.plan import PROMPTS, region_name
 
 

@@ -10,10 +10,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from dsa_compile.common.notebook import MOST_LINES, lines_html
-from dsa_compile.inspect.graph import Graph
 from dsa_compile.inspect.pairing import Change, Pairing, pair_programs, pair_stages
 from dsa_compile.inspect.store import Stage
-from dsa_compile.inspect.text import Listing
+from dsa_compile.ir.graph import Graph
+from dsa_compile.ir.listing import Listing
 from dsa_compile.ir.site import Site
 
 

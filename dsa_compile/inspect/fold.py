@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 from dsa_compile.common.notebook import lines_html
 from dsa_compile.inspect.diff import Hunk, RegionDiff
-from dsa_compile.inspect.graph import Graph
 from dsa_compile.inspect.pairing import Change, Pairing
 from dsa_compile.inspect.store import Stage, Store, ranges
-from dsa_compile.inspect.text import Listing, Statement
+from dsa_compile.ir.graph import Graph
+from dsa_compile.ir.listing import Listing, Statement
 
 
 @dataclass(frozen=True)

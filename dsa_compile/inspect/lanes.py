@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dsa_compile.inspect.graph import Graph
-from dsa_compile.inspect.text import Listing, Statement
+from dsa_compile.ir.graph import Graph
+from dsa_compile.ir.listing import Listing, Statement
 
 _ON_STREAM = "dsa.on_stream.default"
 _RECORD = "dsa.record_event.default"

@@ -19,9 +19,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from dsa_compile.inspect.diff import Hunk
-from dsa_compile.inspect.graph import Graph, Node
 from dsa_compile.inspect.pairing import Pairing
-from dsa_compile.inspect.text import GETITEM
+from dsa_compile.ir.graph import Graph, Node
+from dsa_compile.ir.listing import GETITEM
 
 
 def lineage(hunk: Hunk, pairing: Pairing) -> dict[str, tuple[str, ...]]:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from dsa_compile.artifact.records import NearMissRecord, PassSummary
 from dsa_compile.inspect.store import Stage, Store
-from dsa_compile.inspect.text import Listing, Statement
+from dsa_compile.ir.listing import Listing, Statement
 
 
 @dataclass(frozen=True)

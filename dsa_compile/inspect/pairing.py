@@ -12,8 +12,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dsa_compile.inspect.graph import Graph, Node, references
-from dsa_compile.inspect.text import GETITEM
+from dsa_compile.ir.graph import Graph, Node, references
+from dsa_compile.ir.listing import GETITEM
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dsa_compile.inspect.graph import Graph, Node
 from dsa_compile.inspect.store import Store, ranges
+from dsa_compile.ir.graph import Graph, Node
 from dsa_compile.ir.plan import MODEL
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "int64": 8, "int32": 4,

@@ -18,7 +18,7 @@ from dsa_compile.common.regular_files import read_regular
 from dsa_compile.common.strict_json import load_json, parse
 from dsa_compile.errors import ArtifactError, UserError
 from dsa_compile.inspect.about import About, parse_about
-from dsa_compile.inspect.graph import Graph, graph_from_json
+from dsa_compile.ir.graph import Graph, graph_from_json
 from dsa_compile.ir.plan import Call, region_name
 from dsa_compile.ir.site import Site
 

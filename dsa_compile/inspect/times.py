@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dsa_compile.errors import UserError
-from dsa_compile.inspect.graph import Graph, Node
 from dsa_compile.inspect.measured import Case, Share
 from dsa_compile.inspect.store import Store
 from dsa_compile.inspect.why import History, Step
+from dsa_compile.ir.graph import Graph, Node
 
 _EXPORTED = "(as exported)"
 

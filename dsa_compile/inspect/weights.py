@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from dsa_compile.errors import ArtifactError
-from dsa_compile.inspect.graph import type_text
 from dsa_compile.inspect.store import Store
+from dsa_compile.ir.graph import type_text
 
 _MOST_VALUES = 4
 

@@ -11,9 +11,9 @@ from functools import cached_property
 
 from dsa_compile.errors import UserError
 from dsa_compile.inspect.diff import Hunk, region_diff
-from dsa_compile.inspect.graph import Graph, Node
 from dsa_compile.inspect.lineage import lineage
 from dsa_compile.inspect.store import Stage, Store, unknown
+from dsa_compile.ir.graph import Graph, Node
 
 
 @dataclass(frozen=True)

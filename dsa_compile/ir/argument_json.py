@@ -23,6 +23,7 @@ import torch
 from torch import fx
 
 from dsa_compile.ir.dtype_names import DTYPE_NAMES
+from dsa_compile.ir.tensor_info import describe
 
 MAX_DEPTH = 8
 _INT64 = range(-(2**63), 2**63)
@@ -60,6 +61,8 @@ def encode(value: Any) -> Any:
         return {"slice": [encode(item) for item in (value.start, value.stop, value.step)]}
     if isinstance(value, fx.Node):
         return {"n": value.name}
+    if isinstance(value, torch.SymInt):
+        return {"sym": str(describe(value))}
     for kind, tag in _TAGS.items():
         if isinstance(value, kind):
             return {tag: str(value).removeprefix("torch.")}
@@ -71,7 +74,6 @@ _TAGS: dict[type, str] = {
     torch.device: "device",
     torch.layout: "layout",
     torch.memory_format: "memory_format",
-    torch.SymInt: "sym",
     torch.SymFloat: "sym",
     torch.SymBool: "sym",
 }

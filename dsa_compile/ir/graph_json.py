@@ -4,21 +4,10 @@ Any region can be written: passes record what they saw at every level. Only a re
 all in :func:`~dsa_compile.ir.kernel_ops.allowed_targets` can be read back, and reading trusts
 nothing: names, references, arguments and op signatures are all checked, because a graph file may
 have been edited and the names in it end up in generated Python.
-
-One node is one JSON object::
-
-    {"op": "placeholder", "name": "hidden", "role": "value", "key": "hidden",
-     "val": {"dtype": "float32", "shape": ["T", 128]}}
-    {"op": "call_function", "name": "rms_norm", "target": "dsa.rms_norm.default",
-     "args": [{"n": "hidden"}, {"n": "weight"}, 1e-06], "keywords": "eps",
-     "path": "model.layers.0.input_layernorm"}
-    {"op": "output", "name": "output", "args": [{"tuple": [{"n": "rms_norm"}]}]}
-
-Empty ``args`` and ``kwargs`` and absent meta entries are left out. Those entries are notes for a
-reader: ``path``, the module of the reference model; ``origin``, the pass that made the node;
-``source``, file and line of the reference model, of nodes as exported; ``was``, in a finished
-graph, the name that the node had while passes ran; ``keywords``, names of the last arguments, which
-are written by keyword.
+:mod:`dsa_compile.ir.graph` has the form. Of a node's notes, ``path`` is the module of the reference
+model; ``origin`` the pass that made it; ``source`` file and line of the reference model, as
+exported; ``was``, in a finished graph, the name that it had while passes ran; ``keywords`` names
+the last arguments, those that are written by keyword.
 """
 
 from collections.abc import Callable, Mapping
@@ -29,13 +18,12 @@ from torch import fx
 
 from dsa_compile.errors import ArtifactError
 from dsa_compile.ir.argument_json import DTYPES, ArgumentError, decode, encode
+from dsa_compile.ir.graph import NOTES, Graph, Node
 from dsa_compile.ir.kernel_ops import SchemaMismatchError, Yield, allowed_targets, check_call
 from dsa_compile.ir.keywords import keywords
 from dsa_compile.ir.region import Region, Role
 from dsa_compile.ir.tensor_info import Info, ScalarInfo, TensorInfo, describe
 
-# Text of meta that is kept as it is; it never decides what is computed.
-_NOTES = ("path", "origin", "source", "was")
 _KEYWORDS = "keywords"  # a note too, but made of the op's schema
 _MAX_TEXT = 1000
 _MAX_NAME = 200
@@ -54,41 +42,35 @@ def target_name(target: Callable[..., Any] | str) -> str:
 
 
 def region_to_json(region: Region) -> dict[str, Any]:
-    """The JSON form of a region: dicts, lists, strings and numbers only.
+    """The JSON form of a region; see :func:`graph_of`."""
+    return graph_of(region).to_json()
+
+
+def graph_of(region: Region) -> Graph:
+    """A region as plain data.
 
     Raises:
         TypeError: an argument or a value with no JSON form; names the region and the node.
     """
-    nodes = []
+    nodes = {}
     for node in region.graph.nodes:
         try:
-            nodes.append(_node_to_json(node))
+            nodes[node.name] = _node_of(node)
         except TypeError as error:
             raise TypeError(f"region {region.name}, node {node.name}: {error}") from error
-    return {"name": region.name, "outputs": list(region.outputs), "nodes": nodes}
+    return Graph(region.name, region.outputs, nodes)
 
 
-def _node_to_json(node: fx.Node) -> dict[str, Any]:
-    data: dict[str, Any] = {"op": node.op, "name": node.name}
+def _node_of(node: fx.Node) -> Node:
+    info = None if node.op == "output" else describe(node.meta.get("val"))
+    texts = {field: str(node.meta[field]) for field in NOTES if node.meta.get(field)}
     if node.op == "placeholder":
-        for field in ("role", "key"):
-            if field in node.meta:
-                data[field] = str(node.meta[field])
+        texts |= {field: str(node.meta[field]) for field in ("role", "key") if field in node.meta}
     elif node.op != "output":
-        data["target"] = target_name(node.target)
-        if names := keywords(node):
-            data[_KEYWORDS] = ", ".join(names)
-    if node.args:
-        data["args"] = [encode(value) for value in node.args]
-    if node.kwargs:
-        data["kwargs"] = {name: encode(value) for name, value in node.kwargs.items()}
-    for field in _NOTES:
-        if node.meta.get(field):
-            data[field] = str(node.meta[field])
-    info = describe(node.meta.get("val"))
-    if info is not None and node.op != "output":
-        data["val"] = _info_to_json(info)
-    return data
+        texts |= {"target": target_name(node.target), "keywords": ", ".join(keywords(node))}
+    kwargs = {name: encode(value) for name, value in node.kwargs.items()}
+    args, val = tuple(map(encode, node.args)), _info_to_json(info)
+    return Node(node.name, node.op, args=args, kwargs=kwargs, val=val, **texts)
 
 
 def _info_to_json(info: Info) -> Any:
@@ -234,7 +216,7 @@ class _BadNodeError(Exception):
     """Error in one node of a graph file."""
 
 
-_COMMON = {"op", "name", "val", *_NOTES}
+_COMMON = {"op", "name", "val", *NOTES}
 _FIELDS = {
     "placeholder": _COMMON | {"role", "key"},
     "call_function": _COMMON | {"target", "args", "kwargs", _KEYWORDS},
@@ -243,10 +225,10 @@ _FIELDS = {
 
 
 def _notes(entry: Mapping[str, Any]) -> dict[str, Any]:
-    for field in (*_NOTES, _KEYWORDS):
+    for field in (*NOTES, _KEYWORDS):
         if field in entry and not _is_text(entry[field]):
             raise _BadNodeError(f"its {field} is not a short line of text")
-    meta: dict[str, Any] = {field: entry[field] for field in _NOTES if field in entry}
+    meta: dict[str, Any] = {field: entry[field] for field in NOTES if field in entry}
     if "val" in entry:
         meta["val"] = _info_from_json(entry["val"])
     return meta

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 import torch
 
+from dsa_compile.ir.dtype_names import SHORT_DTYPES
+
 
 @dataclass(frozen=True)
 class TensorInfo:
@@ -47,25 +49,11 @@ class ScalarInfo:
 
 Info = TensorInfo | ScalarInfo | tuple["Info", ...] | None
 
-_SHORT_DTYPES = {
-    torch.bool: "bool",
-    torch.uint8: "u8",
-    torch.int8: "i8",
-    torch.int16: "i16",
-    torch.int32: "i32",
-    torch.int64: "i64",
-    torch.float16: "f16",
-    torch.bfloat16: "bf16",
-    torch.float32: "f32",
-    torch.float64: "f64",
-    torch.float8_e4m3fn: "f8e4m3",
-    torch.float8_e5m2: "f8e5m2",
-}
-
 
 def short_dtype(dtype: torch.dtype) -> str:
     """``"f32"`` for float32, ``"i64"`` for int64, ``"f8e4m3"`` for float8_e4m3fn, and so on."""
-    return _SHORT_DTYPES.get(dtype, str(dtype).removeprefix("torch."))
+    name = str(dtype).removeprefix("torch.")
+    return SHORT_DTYPES.get(name, name)
 
 
 def describe(value: object) -> Info:

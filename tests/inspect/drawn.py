@@ -3,7 +3,7 @@
 import re
 from typing import Any
 
-from dsa_compile.inspect.graph import Graph, graph_from_json
+from dsa_compile.ir.graph import Graph, graph_from_json
 
 
 def drawn(name: str, text: str, **paths: str) -> Graph:

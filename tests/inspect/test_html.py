@@ -22,7 +22,7 @@ from dsa_compile.inspect.html.document import document
 from dsa_compile.inspect.html.overlays import numerics, times
 from dsa_compile.inspect.html.payload import payload
 from dsa_compile.inspect.store import Store
-from dsa_compile.inspect.text import Listing
+from dsa_compile.ir.listing import Listing
 from dsa_compile.measure.step.ablation import Ablated
 from dsa_compile.measure.step.run import Row
 from dsa_compile.measure.step.timeline import Share

@@ -4,7 +4,7 @@ import pytest
 
 from dsa_compile.inspect.diff import Hunk, pass_diff
 from dsa_compile.inspect.store import Stage, Store
-from dsa_compile.inspect.text import Listing
+from dsa_compile.ir.listing import Listing
 from tests.browsing import until
 from tests.inspect.report_page import LINE, Report, boxes, named_boxes
 

@@ -12,9 +12,9 @@ import pytest
 
 from dsa_compile.errors import ArtifactError, UserError
 from dsa_compile.facts.config import CompileConfig
-from dsa_compile.inspect.graph import graph_from_json
 from dsa_compile.inspect.listing import odd_layers
 from dsa_compile.inspect.store import Store, ranges, unknown
+from dsa_compile.ir.graph import graph_from_json
 from dsa_compile.ir.plan import MODEL, Call, Plan
 from dsa_compile.lowering.compile_model import compile_model
 from dsa_compile.passes.manager import pass_names

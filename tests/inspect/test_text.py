@@ -1,4 +1,4 @@
-"""The plain printer against the one that works on fx graphs, line by line; and the round trip."""
+"""Listings of recorded graphs against the recorded Python, line by line; and the round trip."""
 
 import inspect
 import math
@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import fx
 
-from dsa_compile.inspect.graph import Graph, Node, graph_from_json
 from dsa_compile.inspect.store import Stage, Store
-from dsa_compile.inspect.text import GETITEM, Listing
+from dsa_compile.ir.graph import Graph, Node, graph_from_json
 from dsa_compile.ir.graph_json import region_to_json
+from dsa_compile.ir.listing import GETITEM, Listing
 from dsa_compile.ir.region import Region
 
 ARTIFACTS = ("tiny", "published")

@@ -10,7 +10,6 @@ from dsa_compile.artifact.reader import Artifact
 from dsa_compile.artifact.records import KernelRecord
 from dsa_compile.errors import UserError
 from dsa_compile.inspect import times
-from dsa_compile.inspect.graph import Node
 from dsa_compile.inspect.listing import pass_rows
 from dsa_compile.inspect.measured import (
     SiteError,
@@ -22,6 +21,7 @@ from dsa_compile.inspect.measured import (
 )
 from dsa_compile.inspect.store import Store
 from dsa_compile.inspect.times import attribute_case, attribute_profile
+from dsa_compile.ir.graph import Node
 from dsa_compile.ir.storage import Memory
 from dsa_compile.ir.stream_profile import Profile, call_key
 from dsa_compile.measure.step.ablation import Ablated

@@ -7,11 +7,11 @@ from typing import Any
 from rich.console import Console
 
 from dsa_compile.cli.inspect.output import console, of_layers, print_json, statement, styled
-from dsa_compile.inspect.graph import Graph
 from dsa_compile.inspect.lanes import Row, lane_texts, rows
 from dsa_compile.inspect.ranks import exchange
 from dsa_compile.inspect.select import regions_of
 from dsa_compile.inspect.store import Store
+from dsa_compile.ir.graph import Graph
 
 _ROLES = ("value", "batch", "cache", "weight")
 

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from dsa_compile.cli.tables import console, print_json, table
 from dsa_compile.inspect.store import ranges
-from dsa_compile.inspect.text import Statement
+from dsa_compile.ir.listing import Statement
 
 __all__ = ["console", "lines", "of_layers", "print_json", "statement", "styled", "table"]
 _LABEL = 12

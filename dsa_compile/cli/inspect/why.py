@@ -10,13 +10,13 @@ from typing import Any
 from rich.console import Console
 
 from dsa_compile.cli.inspect.output import console, of_layers, print_json, statement, styled
-from dsa_compile.inspect.graph import Graph, Node
 from dsa_compile.inspect.select import regions_of
 from dsa_compile.inspect.source import Sources
 from dsa_compile.inspect.store import Store, ranges
-from dsa_compile.inspect.text import Listing
 from dsa_compile.inspect.weights import weight_texts
 from dsa_compile.inspect.why import Ancestor, History, Step, find_nodes
+from dsa_compile.ir.graph import Graph, Node
+from dsa_compile.ir.listing import Listing
 
 
 def register(commands: Any) -> None:

@@ -11,11 +11,11 @@ from typing import Any
 from dsa_compile.facts.model_spec import ModelSpec
 from dsa_compile.inspect.diff import Hunk, RegionDiff, pass_diff
 from dsa_compile.inspect.fold import canonical, outliers
-from dsa_compile.inspect.graph import Graph, Node
 from dsa_compile.inspect.lineage import lineage
 from dsa_compile.inspect.ranks import exchange
 from dsa_compile.inspect.store import Stage, Store, ranges
-from dsa_compile.inspect.text import Listing
+from dsa_compile.ir.graph import Graph, Node
+from dsa_compile.ir.listing import Listing
 
 FORMAT = 1
 

@@ -12,11 +12,11 @@ from typing import Any
 import onnx
 from onnx import helper
 
-from dsa_compile.inspect.graph import Graph, Node
 from dsa_compile.inspect.onnx.bodies import DOMAIN, OPSET, needed
 from dsa_compile.inspect.onnx.body import Body, tensor_type
 from dsa_compile.inspect.onnx.region import region_function
 from dsa_compile.inspect.onnx.schemas import VERSION
+from dsa_compile.ir.graph import Graph, Node
 from dsa_compile.version import __version__
 from dsa_compile.weights.canonical import template_of
 

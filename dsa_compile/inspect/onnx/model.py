@@ -7,10 +7,10 @@ import onnx
 from onnx import TensorProto
 
 from dsa_compile.errors import ArtifactError, UserError
-from dsa_compile.inspect.graph import Graph, Node
 from dsa_compile.inspect.onnx.body import DTYPES
 from dsa_compile.inspect.onnx.export import Step
 from dsa_compile.inspect.store import Store, unknown
+from dsa_compile.ir.graph import Graph, Node
 from dsa_compile.ir.plan import MODEL, region_name
 from dsa_compile.weights.canonical import canonical_parameters, template_of
 from dsa_compile.weights.checkpoint import Checkpoint

@@ -7,12 +7,12 @@ import onnx
 import torch
 from onnx import helper
 
-from dsa_compile.inspect.graph import Graph, Node, references
 from dsa_compile.inspect.onnx.aten import Call, Value, convert
 from dsa_compile.inspect.onnx.bodies import DOMAIN, OPSET
 from dsa_compile.inspect.onnx.body import DTYPES, Body, tensor_type
 from dsa_compile.inspect.onnx.schemas import VERSION, Signature, signatures
-from dsa_compile.inspect.text import Listing
+from dsa_compile.ir.graph import Graph, Node, references
+from dsa_compile.ir.listing import Listing
 
 _GETITEM = "operator.getitem"
 _MARKERS = frozenset(f"dsa.{name}.default" for name in ("record_event", "wait_event", "keep_alive"))

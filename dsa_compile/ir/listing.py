@@ -1,16 +1,39 @@
-"""Lines of Python for the nodes of a recorded graph, as :mod:`dsa_compile.ir.printer` writes them.
+"""A graph as a Python function that a person can read and an interpreter can run.
 
-That printer works on ``fx`` graphs and the schemas of ops, this one on plain data, so that a graph
-can be shown without torch; a test holds them together line by line.
+::
+
+    def moe_long(
+        # values
+        hidden,  # f32[T, 128]
+        # weights
+        norm,  # f32[128]  {layer}.input_layernorm.weight
+    ):
+        normed = ops.dsa.rms_norm(hidden, norm, eps=1e-06)  # f32[T, 128]  layers.*.input_layernorm
+        left, right = ops.aten.split_with_sizes(normed, [64, 64], dim=-1)  # f32[T, 64], f32[T, 64]
+        return left, right  # gate, up
+
+The text is valid Python over the names ``ops`` (``torch.ops``), ``torch``, ``operator`` and
+``math``. Constants are written by keyword, and so is what follows them. An op without an overload
+name means its ``default`` overload. Node names are kept, so that printed programs, graph files and
+error messages speak of the same things, and a rewrite shows in a diff as the lines it changed.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dsa_compile.inspect.graph import Graph, Node
+from dsa_compile.ir.graph import Graph, Node
 
 GETITEM = "operator.getitem"
+_ON_STREAM = "dsa.on_stream.default"
+_HEADINGS = {
+    "value": "values",
+    "batch": "batch",
+    "cache": "caches",
+    "weight": "weights",
+    "": "inputs",
+}
 _FUNCTIONS = ("operator.", "math.", "torch.", "builtins.")
 _FREE_NAMES = frozenset({"ops", "torch", "operator", "math", "float", "slice"})
 _PREFIXED = ("dtype", "layout", "memory_format")  # JSON tags of members of torch
@@ -33,8 +56,7 @@ class Statement:
     module: str = ""
 
     def __str__(self) -> str:
-        note = "  ".join(part for part in (self.type, self.module) if part)
-        return f"{self.code}  # {note}" if note else self.code
+        return self.code + _comment(self.type, self.module)
 
 
 class Listing:
@@ -43,11 +65,18 @@ class Listing:
     Args:
         graph: to print.
         names: what nodes are called in the text, where that is not their own name.
+        notes: comments on calls that yield nothing, by their names.
     """
 
-    def __init__(self, graph: Graph, names: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        names: Mapping[str, str] | None = None,
+        notes: Mapping[str, str] | None = None,
+    ) -> None:
         self.graph = graph
         self._given = names or {}
+        self._notes = notes or {}
         self._names: dict[str, str] = {}
         taken = set(graph.nodes)
         for name in graph.nodes:
@@ -56,6 +85,38 @@ class Listing:
                 free += "_"
             taken.add(free)
             self._names[name] = free
+
+    def function(self) -> Iterator[str]:
+        """Lines of the whole function; parameters are grouped by role: inputs are bound by name."""
+        yield from self._signature()
+        for node in self.graph.calls:
+            if not self._is_entry(node):
+                if node.target == _ON_STREAM:
+                    yield ""
+                yield f"    {self.statement(node)}"
+        yield f"    {self._return()}"
+
+    def _signature(self) -> Iterator[str]:
+        function = re.sub(r"\W", "_", self.graph.name)
+        inputs = self.graph.inputs
+        yield f"def {function}(" + "):" * (not inputs)
+        for role, heading in _HEADINGS.items():
+            group = [node for node in inputs if node.role == role]
+            if group:
+                yield f"    # {heading}"
+            for node in group:
+                note = _comment(node.type_text, "" if node.key == node.name else node.key)
+                yield f"    {self._name(node.name)},{note}"
+        if inputs:
+            yield "):"
+
+    def _return(self) -> str:
+        (result,) = next(reversed(self.graph.nodes.values())).args
+        items = result.get("tuple") if isinstance(result, Mapping) else result
+        if not isinstance(items, list):
+            return f"return {self._value(result)}"
+        values = _tuple([self._value(item) for item in items], "(")
+        return f"return {values}" + _comment(", ".join(self.graph.outputs))
 
     def statements(self) -> Iterator[Statement]:
         """Statements of every call, in order."""
@@ -68,8 +129,9 @@ class Listing:
         if self._is_entry(node):
             node = self.graph.nodes[node.inputs[0]]
         expression = self.expression(node)
-        if node.val is None:
-            return Statement((node.name,), expression, "", node.module)
+        if node.val is None and not self.graph.users[node.name]:  # it only writes
+            note = self._notes.get(node.name, "")
+            return Statement((node.name,), expression, note, node.module)
         if not self._unpacks(node):
             code = f"{self._name(node.name)} = {expression}"
             return Statement((node.name,), code, node.type_text, node.module)
@@ -133,6 +195,14 @@ class Listing:
         if tag == "device":
             return f'torch.device("{content}")'
         return f"torch.{content}" if tag in _PREFIXED else str(content)
+
+
+def _comment(*parts: str) -> str:
+    text = "  ".join(part for part in parts if part)
+    if not text.isprintable():
+        # a line break here would turn the rest of the comment into code
+        text = text.encode("unicode_escape").decode()
+    return f"  # {text}" if text else ""
 
 
 def _tuple(items: list[str], bracket: str) -> str:

@@ -1,7 +1,19 @@
-"""A recorded graph as plain data: read tolerantly, never executed.
+"""A graph as plain data, without torch: what the compiler writes down of every stage.
 
-Graphs of early stages hold ops that no artifact may run; here they are text. The JSON is that of
-:mod:`dsa_compile.ir.graph_json`.
+:func:`~dsa_compile.ir.graph_json.graph_of` makes it of a region; all that prints, pairs, compares
+or draws graphs reads it. Graphs of early stages hold ops that no artifact may run: here they are
+text, and nothing is executed.
+
+One node is one JSON object::
+
+    {"op": "placeholder", "name": "hidden", "role": "value", "key": "hidden",
+     "val": {"dtype": "float32", "shape": ["T", 128]}}
+    {"op": "call_function", "name": "rms_norm", "target": "dsa.rms_norm.default",
+     "keywords": "eps", "args": [{"n": "hidden"}, {"n": "weight"}, 1e-06],
+     "path": "model.layers.0.input_layernorm"}
+    {"op": "output", "name": "output", "args": [{"tuple": [{"n": "rms_norm"}]}]}
+
+What is empty is left out.
 """
 
 import re
@@ -11,14 +23,14 @@ from functools import cached_property
 from typing import Any
 
 from dsa_compile.errors import ArtifactError
+from dsa_compile.ir.dtype_names import SHORT_DTYPES
 
-# as in dsa_compile.ir.tensor_info, which needs torch
-_SHORT_DTYPES = {
-    "uint8": "u8", "int8": "i8", "int16": "i16", "int32": "i32", "int64": "i64",
-    "float16": "f16", "bfloat16": "bf16", "float32": "f32", "float64": "f64",
-    "float8_e4m3fn": "f8e4m3", "float8_e5m2": "f8e5m2",
-}  # fmt: skip
-_TEXTS = ("target", "path", "origin", "source", "was", "role", "key", "keywords")
+NOTES = ("path", "origin", "source", "was")
+"""Fields of a node that are for a reader: they never decide what is computed."""
+
+_TEXTS = ("target", "role", "key", "keywords", *NOTES)
+_FIELDS = ("op", "name", "role", "key", "target", "keywords", "args", "kwargs", *NOTES, "val")
+_EMPTY: tuple[Any, ...] = (None, "", (), {})
 _LAYER = re.compile(r"\blayers\.\d+")
 
 
@@ -89,6 +101,12 @@ class Node:
             return ", ".join(map(type_text, self.val))
         return type_text(self.val)
 
+    def to_json(self) -> dict[str, Any]:
+        """The node as a JSON object."""
+        fields = ((name, getattr(self, name)) for name in _FIELDS)
+        data = {name: value for name, value in fields if value not in _EMPTY}
+        return data | {"args": list(self.args)} if self.args else data
+
 
 @dataclass(frozen=True)
 class Graph:
@@ -144,6 +162,11 @@ class Graph:
         """The nodes of a finished graph by the names they had while passes ran."""
         return {node.was or node.name: node for node in self.nodes.values()}
 
+    def to_json(self) -> dict[str, Any]:
+        """The graph as a JSON object: dicts, lists, strings and numbers only."""
+        nodes = [node.to_json() for node in self.nodes.values()]
+        return {"name": self.name, "outputs": list(self.outputs), "nodes": nodes}
+
 
 def references(value: Any) -> Iterator[str]:
     """Names of the nodes in an argument, depth first."""
@@ -164,14 +187,14 @@ def type_text(val: Any) -> str:
     if "scalar" in val:
         return str(val["scalar"])
     dtype = str(val.get("dtype"))
-    return f"{_SHORT_DTYPES.get(dtype, dtype)}[{', '.join(map(str, val.get('shape', ())))}]"
+    return f"{SHORT_DTYPES.get(dtype, dtype)}[{', '.join(map(str, val.get('shape', ())))}]"
 
 
 def graph_from_json(data: Any, where: str) -> Graph:
     """A graph from its JSON form.
 
     Args:
-        data: what ``region_to_json`` wrote.
+        data: what :meth:`Graph.to_json` made.
         where: how error messages call the file.
 
     Raises:

@@ -2,92 +2,50 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from typing import Any
 
-from dsa_compile.inspect.measured import Case, PassError
+from dsa_compile.inspect.measured import Case, Verified
 from dsa_compile.inspect.store import Store
 
 _NUMBER = re.compile(r"(\d+)")
-
-
-@dataclass(frozen=True)
-class PassRow:
-    """Row of one pass.
-
-    Attributes:
-        number: place in the pipeline, from 1.
-        name: of the pass.
-        numerics: ``bitwise`` or ``tolerance``.
-        rewrites: over all layers.
-        expected: what the pass promised, or None.
-        by_region: rewrites once a graph.
-        nodes_before: computing nodes of a step before the pass.
-        nodes_after: and after it.
-        seconds: it took; None if that is not recorded.
-        near_misses: places that almost matched.
-        remarks: lines to read.
-        recorded: whether it changed a graph and records were kept.
-        error: of its rewrites, the largest that ``verify`` found; None if it did not run.
-        problem: what ``verify`` found wrong; empty if nothing.
-        saved_us: how much longer a layer takes without the pass, if that was timed.
-    """
-
-    number: int
-    name: str
-    numerics: str
-    rewrites: int
-    expected: int | None
-    by_region: dict[str, int]
-    nodes_before: int
-    nodes_after: int
-    seconds: float | None
-    near_misses: int
-    remarks: tuple[str, ...]
-    recorded: bool
-    error: float | None = None
-    problem: str = ""
-    saved_us: float | None = None
+_OF_SUMMARY = (
+    "name", "numerics", "rewrites", "expected", "by_region", "nodes_before", "nodes_after",
+)  # fmt: skip
 
 
 def pass_rows(
-    store: Store, errors: Mapping[str, PassError] | None = None, case: Case | None = None
-) -> list[PassRow]:
+    store: Store, report: Verified | None = None, case: Case | None = None
+) -> list[dict[str, Any]]:
     """A row for every pass that ran, in order; needs no records.
+
+    A row has what the manifest says of the pass, near-misses counted and ``recorded`` for whether
+    it changed a graph and records were kept; ``number``, its place in the pipeline, from 1;
+    ``seconds`` that it took, ``error``, the largest of its rewrites, and ``saved_us``, how much
+    longer a layer takes without it, each None if not known; and ``problem``, what ``verify`` found
+    wrong.
 
     Args:
         store: the artifact.
-        errors: by pass, what ``verify`` found.
+        report: of ``verify``.
         case: a step timed with and without passes.
     """
-    rows = [
-        PassRow(
-            number=number,
-            name=summary.name,
-            numerics=summary.numerics,
-            rewrites=summary.rewrites,
-            expected=summary.expected,
-            by_region=dict(summary.by_region),
-            nodes_before=summary.nodes_before,
-            nodes_after=summary.nodes_after,
-            seconds=store.seconds.get(summary.name),
-            near_misses=len(summary.near_misses),
-            remarks=summary.remarks,
-            recorded=summary.graphs is not None,
+    rows = []
+    for number, summary in enumerate(store.manifest.passes, start=1):
+        found = {} if report is None else report.passes.get(summary.name, {})
+        rows.append(
+            {
+                "number": number,
+                **{name: getattr(summary, name) for name in _OF_SUMMARY},
+                "seconds": store.seconds.get(summary.name),
+                "near_misses": len(summary.near_misses),
+                "remarks": summary.remarks,
+                "recorded": summary.graphs is not None,
+                "error": found.get("error"),
+                "problem": found.get("problem", ""),
+                "saved_us": None if case is None else case.saved_us.get(summary.name),
+            }
         )
-        for number, summary in enumerate(store.manifest.passes, start=1)
-    ]
-    found = errors or {}
-    saved = {} if case is None else case.saved_us
-    return [
-        replace(
-            row,
-            error=found[row.name].error if row.name in found else None,
-            problem=found[row.name].problem if row.name in found else "",
-            saved_us=saved.get(row.name),
-        )
-        for row in rows
-    ]
+    return rows
 
 
 def odd_layers(store: Store) -> list[tuple[int, str, str]]:

@@ -14,38 +14,25 @@ from typing import Any
 from dsa_compile.common.regular_files import read_regular
 from dsa_compile.common.strict_json import load_json
 from dsa_compile.errors import ArtifactError, UserError
-from dsa_compile.inspect.store import unknown
+from dsa_compile.inspect.store import Store, unknown
 
 VERIFY = "verify.json"
 VERIFY_REMEDY = "dsa-inspect ARTIFACT verify writes it"
 
 
 @dataclass(frozen=True)
-class PassError:
-    """Result of ``verify`` for a pass.
+class Verified:
+    """Report of ``verify``, its rows as they stand in the file: what is not finite is None.
 
     Attributes:
-        error: of its rewrites, the largest; None if it is not finite.
-        problem: what is wrong; empty if nothing is.
+        data: all of it.
+        passes: by name.
+        sites: by pass and number of the rewrite; of several layers, the one where it did worst.
     """
 
-    error: float | None
-    problem: str
-
-
-@dataclass(frozen=True)
-class SiteError:
-    """Result of ``verify`` for a rewrite, in the layer where it did worst.
-
-    Attributes:
-        error: norm of the worst row's difference over the norm of the row; None if not finite.
-        layer: number of the layer, or ``embed`` or ``head``.
-        problem: what is wrong; empty if nothing is.
-    """
-
-    error: float | None
-    layer: int | str
-    problem: str
+    data: Mapping[str, Any]
+    passes: Mapping[str, Mapping[str, Any]]
+    sites: Mapping[tuple[str, int], Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -79,47 +66,39 @@ class Case:
     failed: Mapping[str, str]
 
 
-def pass_errors(path: Path) -> dict[str, PassError]:
-    """Results of ``verify`` by pass.
+def verified(store: Store, given: Path | None) -> Verified | None:
+    """The report of ``verify`` that the user names, or the one in the artifact, if it is there.
+
+    Raises:
+        UserError: no such file, or not one that ``verify`` wrote.
+    """
+    path = store.path / VERIFY
+    return verify_report(given or path) if given is not None or path.is_file() else None
+
+
+def verify_report(path: Path) -> Verified:
+    """The report in a file.
 
     Raises:
         UserError: no such file, or not one that ``verify`` wrote.
     """
     data = read_json(path, VERIFY_REMEDY)
     try:
-        return {
-            str(done["name"]): PassError(_error(done["error"]), str(done["problem"]))
-            for done in data["passes"]
-        }
-    except (KeyError, TypeError, ValueError):
-        raise UserError(f"{path}: not the report of verify; make it again") from None
+        passes = {str(row["name"]): row for row in data["passes"]}
+        sites: dict[tuple[str, int], Mapping[str, Any]] = {}
+        for row in data["sites"]:
+            key = str(row["pass_name"]), int(row["number"])
+            if key not in sites or _badness(row) > _badness(sites[key]):
+                sites[key] = row
+        for row in (*passes.values(), *sites.values()):
+            _badness(row)
+        return Verified(data, passes, sites)
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise UserError(f"{path}: not the report of verify; {VERIFY_REMEDY}") from None
 
 
-def _error(value: Any) -> float | None:
-    return None if value is None else float(value)
-
-
-def site_errors(path: Path) -> dict[tuple[str, int], SiteError]:
-    """Results of ``verify`` by pass and number of the rewrite; of several layers, the worst.
-
-    Raises:
-        UserError: no such file, or not one that ``verify`` wrote.
-    """
-    data = read_json(path, VERIFY_REMEDY)
-    found: dict[tuple[str, int], SiteError] = {}
-    try:
-        for site in data["sites"]:
-            key = str(site["pass_name"]), int(site["number"])
-            each = SiteError(_error(site["error"]), site["layer"], str(site["problem"]))
-            if key not in found or _badness(each) > _badness(found[key]):
-                found[key] = each
-    except (KeyError, TypeError, ValueError):
-        raise UserError(f"{path}: not the report of verify; make it again") from None
-    return found
-
-
-def _badness(each: SiteError) -> tuple[bool, float]:
-    return bool(each.problem), math.inf if each.error is None else float(each.error)
+def _badness(row: Mapping[str, Any]) -> tuple[bool, float]:
+    return bool(row["problem"]), math.inf if row["error"] is None else float(row["error"])
 
 
 def bench_cases(path: Path) -> list[Case]:

@@ -12,12 +12,10 @@ from dsa_compile.errors import UserError
 from dsa_compile.inspect import times
 from dsa_compile.inspect.listing import pass_rows
 from dsa_compile.inspect.measured import (
-    SiteError,
     bench_cases,
     choose_case,
-    pass_errors,
     profile_calls,
-    site_errors,
+    verify_report,
 )
 from dsa_compile.inspect.store import Store
 from dsa_compile.inspect.times import attribute_case, attribute_profile
@@ -135,9 +133,9 @@ def test_what_a_pass_saved(published: Path, labels: list[str], tmp_path: Path) -
     assert case.layer_us == pytest.approx(1e3 * layer)
     assert case.saved_us == {"overlap_streams": pytest.approx(4.0)}
     assert case.failed == {"absorb_mla": "fuse_rope_absorb needs it"}
-    rows = {row.name: row for row in pass_rows(Store.open(published), case=case)}
-    assert rows["overlap_streams"].saved_us == pytest.approx(4.0)
-    assert rows["absorb_mla"].saved_us is None
+    rows = {row["name"]: row for row in pass_rows(Store.open(published), case=case)}
+    assert rows["overlap_streams"]["saved_us"] == pytest.approx(4.0)
+    assert rows["absorb_mla"]["saved_us"] is None
 
 
 def test_times_of_another_program_are_refused(published: Path, tmp_path: Path) -> None:
@@ -200,7 +198,7 @@ def test_a_short_context_ran_the_short_variant(published: Path, artifact: Artifa
 
 
 def test_files_that_are_no_measurements(tmp_path: Path) -> None:
-    readers = (bench_cases, profile_calls, pass_errors)
+    readers = (bench_cases, profile_calls, verify_report)
     for reader in readers:
         with pytest.raises(UserError, match="cannot be read"):
             reader(tmp_path / "absent.json")
@@ -220,11 +218,11 @@ def test_errors_by_pass(published: Path, tmp_path: Path) -> None:
         {"name": "quantize_experts", "error": None, "problem": "not finite"},
     ]
     path = tmp_path / "verify.json"
-    path.write_text(json.dumps({"format": 1, "passes": passes}))
-    rows = {row.name: row for row in pass_rows(Store.open(published), pass_errors(path))}
-    assert (rows["absorb_mla"].error, rows["absorb_mla"].problem) == (1e-3, "")
-    assert rows["quantize_experts"].problem == "not finite"
-    assert rows["pack_swiglu"].error is None
+    path.write_text(json.dumps({"format": 1, "passes": passes, "sites": []}))
+    rows = {row["name"]: row for row in pass_rows(Store.open(published), verify_report(path))}
+    assert (rows["absorb_mla"]["error"], rows["absorb_mla"]["problem"]) == (1e-3, "")
+    assert rows["quantize_experts"]["problem"] == "not finite"
+    assert rows["pack_swiglu"]["error"] is None
 
 
 def test_the_worst_layer_of_a_rewrite(tmp_path: Path) -> None:
@@ -233,12 +231,12 @@ def test_the_worst_layer_of_a_rewrite(tmp_path: Path) -> None:
 
     path = tmp_path / "verify.json"
     for sites, worst in (
-        ([site(0, 1e-6), site(1, 1e-3), site(2, 0.0)], SiteError(1e-3, 1, "")),
-        ([site(0, 1e-3), site(1, None)], SiteError(None, 1, "")),
-        ([site(0, 1e-3), site(1, 1e-6, "bits differ")], SiteError(1e-6, 1, "bits differ")),
+        ([site(0, 1e-6), site(1, 1e-3), site(2, 0.0)], site(1, 1e-3)),
+        ([site(0, 1e-3), site(1, None)], site(1, None)),
+        ([site(0, 1e-3), site(1, 1e-6, "bits differ")], site(1, 1e-6, "bits differ")),
     ):
-        path.write_text(json.dumps({"sites": sites}))
-        assert site_errors(path) == {("p", 1): worst}
-    path.write_text('{"sites": [1]}')
+        path.write_text(json.dumps({"passes": [], "sites": sites}))
+        assert verify_report(path).sites == {("p", 1): worst}
+    path.write_text('{"passes": [], "sites": [1]}')
     with pytest.raises(UserError, match="not the report of verify"):
-        site_errors(path)
+        verify_report(path)

@@ -1,7 +1,7 @@
 """``dsa-inspect ARTIFACT diff PASS``: what a pass rewrote, equal rewrites shown once."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,12 @@ from dsa_compile.cli.inspect.output import console, of_layers, print_json, state
 from dsa_compile.errors import UserError
 from dsa_compile.inspect.diff import RegionDiff, pass_diff
 from dsa_compile.inspect.fold import Fold, Kept, Outlier, fold, outliers
-from dsa_compile.inspect.measured import VERIFY, SiteError, site_errors
+from dsa_compile.inspect.measured import verified
 from dsa_compile.inspect.select import regions_of
 from dsa_compile.inspect.store import Stage, Store, ranges
+
+Row = Mapping[str, Any]
+"""A rewrite in the report of ``verify``."""
 
 _SIGNS = {"-": "red", "+": "green", "~": "dim"}
 
@@ -57,7 +60,8 @@ def run(args: argparse.Namespace) -> int:
     out.print(_title(stage))
     if stage.name in store.about:
         out.print(styled(store.about[stage.name].plain_purpose, "italic"))
-    errors = _errors(store, args.verify)
+    report = verified(store, args.verify)
+    errors = {} if report is None else report.sites
     for each in folds:
         out.print()
         show_fold(out, each)
@@ -66,26 +70,21 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _errors(store: Store, given: Path | None) -> dict[tuple[str, int], SiteError]:
-    path = store.path / VERIFY if given is None else given
-    return site_errors(path) if given is not None or path.is_file() else {}
-
-
-def _show_error(out: Console, errors: Sequence[SiteError | None]) -> None:
+def _show_error(out: Console, errors: Sequence[Row | None]) -> None:
     """Print the largest error of some rewrites, and what is wrong with any of them."""
     known = [each for each in errors if each is not None]
-    finite = [each for each in known if each.error is not None]
-    worst = max(finite, key=lambda each: each.error or 0.0, default=None)
+    finite = [each for each in known if each["error"] is not None]
+    worst = max(finite, key=lambda each: each["error"] or 0.0, default=None)
     if worst is not None:
-        error = f"{worst.error:.1e} in {_place(worst)}" if worst.error else "none"
+        error = f"{worst['error']:.1e} in {_place(worst)}" if worst["error"] else "none"
         out.print(styled(f"  error that verify found: {error}", "dim"))
     for each in known:
-        if each.problem:
-            out.print(styled(f"  {_place(each)}: {each.problem}", "red"))
+        if each["problem"]:
+            out.print(styled(f"  {_place(each)}: {each['problem']}", "red"))
 
 
-def _place(each: SiteError) -> str:
-    return f"layer {each.layer}" if isinstance(each.layer, int) else each.layer
+def _place(each: Row) -> str:
+    return f"layer {each['layer']}" if isinstance(each["layer"], int) else str(each["layer"])
 
 
 def _with_site(stage: Stage, diffs: list[RegionDiff], site: int | None) -> list[RegionDiff]:

@@ -1,23 +1,20 @@
 """``dsa-inspect ARTIFACT``: the passes, a row each."""
 
 import argparse
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.table import Table
 
 from dsa_compile.cli.inspect.output import console, print_json, styled, table
 from dsa_compile.cli.tables import fits
-from dsa_compile.inspect.listing import PassRow, odd_layers, pass_rows
-from dsa_compile.inspect.measured import (
-    VERIFY,
-    PassError,
-    bench_cases,
-    choose_case,
-    pass_errors,
-)
+from dsa_compile.inspect.listing import odd_layers, pass_rows
+from dsa_compile.inspect.measured import bench_cases, choose_case, verified
 from dsa_compile.inspect.store import Store, ranges
+
+Row = Mapping[str, Any]
+"""A row of :func:`~dsa_compile.inspect.listing.pass_rows`."""
 
 _NUMBERS = ("", "rewrites", "expected", "nodes", "after", "ms", "near-\nmisses")
 
@@ -42,13 +39,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print what was compiled, and its passes."""
     store = Store.open(args.artifact)
-    errors = _errors(store, args.verify)
+    report = verified(store, args.verify)
     case = None
     if args.bench is not None:
         case = choose_case(bench_cases(args.bench), args.case, args.bench)
-    rows = pass_rows(store, errors, case)
+    rows = pass_rows(store, report, case)
     if args.json:
-        print_json({"artifact": _about(store), "passes": [asdict(row) for row in rows]})
+        print_json({"artifact": _about(store), "passes": rows})
         return 0
     out = console()
     for name, value in _about(store).items():
@@ -56,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     if case is not None:
         out.print(styled(f"{'saves':9}", "bold"), styled(f"µs of a layer, {case.label}"))
     out.print()
-    measured = [*["error"] * (errors is not None), *["saves\nµs"] * (case is not None)]
+    measured = [*["error"] * (report is not None), *["saves\nµs"] * (case is not None)]
     shown = _table(rows, measured, narrow=False)
     if fits(out, shown):
         out.print(shown)
@@ -66,22 +63,17 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _table(rows: Sequence[PassRow], measured: Sequence[str], narrow: bool) -> Table:
+def _table(rows: Sequence[Row], measured: Sequence[str], narrow: bool) -> Table:
     """Table of the rows; if too wide, with narrower gaps and a sign for the numerics."""
     numbers = (*_NUMBERS, *measured)
     last = "≈" if narrow else "numerics"
     shown = table("", "pass", *numbers[1:], last, right=numbers, gap=1 if narrow else 2)
     for row in rows:
-        style = "red" if row.problem else "" if row.rewrites else "dim"
-        numerics = {"tolerance": "≈", "bitwise": ""}[row.numerics] if narrow else row.numerics
-        problem = f"{numerics}  {row.problem}".strip()
+        style = "red" if row["problem"] else "" if row["rewrites"] else "dim"
+        numerics = {"tolerance": "≈", "bitwise": ""}[row["numerics"]] if narrow else row["numerics"]
+        problem = f"{numerics}  {row['problem']}".strip()
         shown.add_row(*_cells(row, measured), problem, style=style)
     return shown
-
-
-def _errors(store: Store, given: Path | None) -> dict[str, PassError] | None:
-    path = store.path / VERIFY if given is None else given
-    return pass_errors(path) if given is not None or path.is_file() else None
 
 
 def _about(store: Store) -> dict[str, str]:
@@ -105,19 +97,19 @@ def _odd(store: Store) -> dict[str, str]:
     return {"odd": "; ".join(odd)} if odd else {}
 
 
-def _cells(row: PassRow, measured: Sequence[str]) -> list[str]:
+def _cells(row: Row, measured: Sequence[str]) -> list[str]:
     optional = {
-        "error": "" if row.error is None else f"{row.error:.1e}" if row.error else "0",
-        "saves\nµs": "" if row.saved_us is None else f"{row.saved_us:+.1f}",
+        "error": "" if row["error"] is None else f"{row['error']:.1e}" if row["error"] else "0",
+        "saves\nµs": "" if row["saved_us"] is None else f"{row['saved_us']:+.1f}",
     }
     return [
-        str(row.number),
-        row.name,
-        str(row.rewrites),
-        "" if row.expected is None else str(row.expected),
-        str(row.nodes_before),
-        str(row.nodes_after),
-        "" if row.seconds is None else f"{1e3 * row.seconds:.0f}",
-        str(row.near_misses or ""),
+        str(row["number"]),
+        row["name"],
+        str(row["rewrites"]),
+        "" if row["expected"] is None else str(row["expected"]),
+        str(row["nodes_before"]),
+        str(row["nodes_after"]),
+        "" if row["seconds"] is None else f"{1e3 * row['seconds']:.0f}",
+        str(row["near_misses"] or ""),
         *(optional[name] for name in measured),
     ]

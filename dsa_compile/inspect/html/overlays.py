@@ -1,12 +1,10 @@
 """Measurements of a program to lay over the report: errors and times."""
 
-import math
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from dsa_compile.errors import UserError
-from dsa_compile.inspect.measured import VERIFY_REMEDY, Case, bench_cases, read_json
+from dsa_compile.inspect.measured import VERIFY_REMEDY, Case, bench_cases, verify_report
 from dsa_compile.inspect.store import Store
 from dsa_compile.inspect.times import Attribution, attribute_case
 
@@ -21,18 +19,16 @@ def numerics(file: Path) -> dict[str, Any]:
     Raises:
         UserError: the file cannot be read, or is no such report.
     """
-    data = read_json(file, VERIFY_REMEDY)
+    report = verify_report(file)
+    data = report.data
     try:
         sites: dict[str, dict[str, Any]] = {}
-        for site in data["sites"]:
-            by_number = sites.setdefault(site["pass_name"], {})
-            worst = by_number.get(str(site["number"]))
-            if worst is None or _rank(site) > _rank(worst):
-                by_number[str(site["number"])] = {key: site[key] for key in _SITE}
+        for (name, number), row in report.sites.items():
+            sites.setdefault(name, {})[str(number)] = {key: row[key] for key in _SITE}
         return {
             "ok": data["ok"],
             "tokens": data["tokens"],
-            "passes": {one["name"]: {key: one[key] for key in _PASS} for one in data["passes"]},
+            "passes": {name: {k: row[k] for k in _PASS} for name, row in report.passes.items()},
             "sites": sites,
             "hazards": [f"{one['pass_name']}: {one['problem']}" for one in data["hazards"]],
             "emission": data["emission"],
@@ -50,12 +46,6 @@ _PASS = ("error", "problem", "suspect", "runs")
 _SITE = (
     "error", "max_abs", "tolerance", "bitwise", "problem", "layer", "inputs", "values", "overlap",
 )  # fmt: skip
-
-
-def _rank(site: Mapping[str, Any]) -> tuple[bool, float]:
-    """Sort key of a rewrite by its error; one that is not finite is null in the file."""
-    error = site["error"]
-    return bool(site["problem"]), math.inf if error is None else float(error)
 
 
 def times(store: Store, file: Path) -> list[dict[str, Any]]:

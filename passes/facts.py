@@ -13,6 +13,7 @@ from typing import Any
 
 from dsa_compile.facts.config import FP8_RECIPES, GPUS, RECIPES, TARGETS, CompileConfig
 from dsa_compile.facts.layout import DP, TP, WORLD
+from dsa_compile.passes.order import ORDER, class_name
 
 GROUP = "dsa_compile.passes"
 """The entry points by which installed packages add passes (:mod:`dsa_compile.passes.added`)."""
@@ -82,37 +83,12 @@ def passes_of(listed: Sequence[Step]) -> list[PassFacts]:
 
 def built_in() -> tuple[Step, ...]:
     """The steps of :data:`~dsa_compile.passes.pipeline.PIPELINE`, in order."""
-    tree = _parse("pipeline")
-    homes = {
-        alias.name: (node.module or "").rpartition(".")[2]
-        for node in tree.body
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-    }
-    (listed,) = (
-        node.value
-        for node in tree.body
-        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "PIPELINE"
-    )
-    assert isinstance(listed, ast.Tuple)
-    return tuple(_step(entry, homes) for entry in listed.elts)
+    return tuple(LevelFacts(name) if name.isupper() else _declared(name) for name in ORDER)
 
 
-def _parse(module: str) -> ast.Module:
-    return ast.parse((_FOLDER / f"{module}.py").read_bytes())
-
-
-def _step(entry: ast.expr, homes: dict[str, str]) -> Step:
-    if isinstance(entry, ast.Attribute):  # Level.LOGICAL
-        return LevelFacts(entry.attr)
-    assert isinstance(entry, ast.Call)
-    given = {str(word.arg): _value(word.value) for word in entry.keywords}
-    kind = ast.unparse(entry.func)
-    return _declared(homes[kind], kind, given)
-
-
-def _declared(module: str, kind: str, given: dict[str, Any]) -> PassFacts:
-    tree = _parse(module)
+def _declared(name: str) -> PassFacts:
+    tree = ast.parse((_FOLDER / f"{name}.py").read_bytes())
+    kind = class_name(name)
     (body,) = (
         node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == kind
     )
@@ -127,12 +103,12 @@ def _declared(module: str, kind: str, given: dict[str, Any]) -> PassFacts:
     names = ("requires", "recipes", "targets", "cuts")
     values = {name: _value(said[name]) for name in names if name in said}
     return PassFacts(
-        module,
+        name,
         numerics.rpartition(".")[2].lower(),
         values.get("requires", ()),
         values.get("recipes", tuple(RECIPES)),
         values.get("targets", TARGETS),
-        options | given,
+        options,
         ast.get_docstring(tree) or "",
         cuts=values.get("cuts", ""),
     )

@@ -48,9 +48,7 @@ class StageCheck:
 
     subject = "the finished graphs, run by the CPU's references"
 
-    def __init__(
-        self, key: str, replay: Replay, store: WeightStore | ExactWeightStore, prompt: Prompt
-    ) -> None:
+    def __init__(self, key: str, replay: Replay, store: WeightStore, prompt: Prompt) -> None:
         self.key = key
         self.count = replay.count
         self.rewrite = replay.rewrite

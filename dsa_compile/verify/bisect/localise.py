@@ -89,7 +89,7 @@ def localise(
     delta = find_delta(before.regions[site.region], after.regions[site.region])
     if delta is None:
         return Localised(before, after, None, ())
-    stores: list[WeightStore | ExactWeightStore] = [store] if wide is None else [store, wide]
+    stores: list[WeightStore] = [store] if wide is None else [store, wide]
     traces = [run_stage(Stage.of(before, each), prompt, watch=True) for each in stores]
     findings = []
     for index, call in enumerate(traces[0].calls):
@@ -133,7 +133,7 @@ def _whole(
 
 
 def _both(
-    before: Program, after: Program, store: WeightStore | ExactWeightStore, prompt: Prompt
+    before: Program, after: Program, store: WeightStore, prompt: Prompt
 ) -> tuple[tuple[Stage, Stage], Trace, Trace]:
     stages = Stage.of(before, store), Stage.of(after, store)
     trace = run_stage(stages[0], prompt, watch=True)

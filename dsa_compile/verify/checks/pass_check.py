@@ -130,9 +130,7 @@ class PassChecker:
             self._known = _Traces(before_it, last) if exact else _Traces(last, traces.exact)
         return done
 
-    def _capture(
-        self, program: Program, store: WeightStore | ExactWeightStore, known: _Captured | None
-    ) -> Trace:
+    def _capture(self, program: Program, store: WeightStore, known: _Captured | None) -> Trace:
         """Run the layers of a program, on the inputs of those captured last, if any."""
         if known is not None and known.program is program:
             return known.trace
@@ -238,7 +236,7 @@ def _hands_on(before: Program, after: Program) -> bool:
 
 
 def capture(
-    store: WeightStore | ExactWeightStore,
+    store: WeightStore,
     trace: Trace,
     index: int,
     before: Program,

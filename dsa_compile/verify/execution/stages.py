@@ -51,7 +51,7 @@ class StageWeights:
         plan: how.
     """
 
-    store: WeightStore | ExactWeightStore
+    store: WeightStore
     plan: WeightPlan
 
     def of(self, call: Call, keys: Collection[str]) -> dict[str, Tensor]:
@@ -90,7 +90,7 @@ class Stage:
     _interpreters: dict[str, Interpreter] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
-    def of(cls, program: Program, store: WeightStore | ExactWeightStore) -> "Stage":
+    def of(cls, program: Program, store: WeightStore) -> "Stage":
         """A program with weights made by its own plan; exact ones make exact arithmetic."""
         return cls(
             program.regions,

@@ -1,16 +1,16 @@
 """Weights in exact arithmetic: every expression of the plan evaluated in fp64, nothing rounded."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any
-from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
 
 from dsa_compile.ir.plan import Call
 from dsa_compile.verify.execution.exact import WIDE, ExactTensor
-from dsa_compile.verify.execution.ranks import Ranks, on_each_rank, parts_of
+from dsa_compile.verify.execution.ranks import Ranks, parts_of
+from dsa_compile.verify.inputs.parameters import Parameters, WeightStore
 from dsa_compile.weights.block_fp8 import BLOCK
 from dsa_compile.weights.materialize import TensorReader, write_expr
 from dsa_compile.weights.plan import (
@@ -25,7 +25,6 @@ from dsa_compile.weights.plan import (
     Shard,
     Transpose,
     WeightEntry,
-    WeightPlan,
     infer_shape,
     resolve,
 )
@@ -80,7 +79,7 @@ def _spread(scales: Tensor, shape: Sequence[int], stacked: int) -> Tensor:
     return torch.cat(tall).repeat_interleave(BLOCK, 1)[:, :columns]
 
 
-class ExactWeightStore:
+class ExactWeightStore(WeightStore):
     """Makes exact weights by any plan, and keeps those that the next plan shares.
 
     Args:
@@ -88,54 +87,21 @@ class ExactWeightStore:
         kept: bytes of weights kept for the next stage; None for 2 GiB.
     """
 
-    def __init__(self, source: TensorReader, kept: int | None = None) -> None:
+    def __init__(self, source: Parameters, kept: int | None = None) -> None:
+        super().__init__(source)
         self._kept = _KEPT if kept is None else kept
-        self._source = source
-        self._made: dict[tuple[str, WeightEntry, tuple[str, ...]], Any] = {}
-        self._bytes = 0
-        self._alive: WeakValueDictionary[Any, Tensor] = WeakValueDictionary()
-
-    def planned(self, plan: WeightPlan) -> "ExactWeights":
-        """The weights as ``plan`` makes them."""
-        return ExactWeights(self, plan)
 
     def get(self, call: Call, key: str, entry: WeightEntry) -> Any:
         """One weight, on all ranks; whole numbers as they are."""
-        name = (call.name, entry, entry.sources(call.vars))
-        found = self._made.get(name, self._alive.get(name))
-        if found is None:
-
-            def make(entry: WeightEntry) -> Tensor:
-                made = evaluate(entry.expr, call.vars, self._source)
-                assert tuple(made.shape) == entry.shape
-                floating = entry.torch_dtype.is_floating_point
-                return made.contiguous() if floating else made.to(entry.torch_dtype)
-
-            self._made[name] = found = on_each_rank(entry, make)
-            if isinstance(found, Tensor):
-                self._alive[name] = found
-            self._bytes += _nbytes(found)
-            while self._bytes > self._kept and len(self._made) > 1:
-                self._bytes -= _nbytes(self._made.pop(next(iter(self._made))))
+        found = super().get(call, key, entry)
         dtype = entry.torch_dtype
         if not dtype.is_floating_point:
             return found
         exact = [ExactTensor(part, dtype) for part in parts_of(found)]
         return Ranks(exact, found.axis) if isinstance(found, Ranks) else exact[0]
 
-
-def _nbytes(weight: Any) -> int:
-    return sum(part.nbytes for part in parts_of(weight))
-
-
-class ExactWeights:
-    """:class:`~dsa_compile.verify.inputs.parameters.Weights` of one stage."""
-
-    def __init__(self, store: ExactWeightStore, plan: WeightPlan) -> None:
-        self._store = store
-        self._plan = plan
-
-    def of(self, call: Call, keys: Collection[str]) -> dict[str, Any]:
-        """See :class:`~dsa_compile.verify.inputs.parameters.Weights`."""
-        entries = self._plan.entries(call.kind)
-        return {key: self._store.get(call, key, entries[key]) for key in keys}
+    def _make(self, call: Call, key: str, entry: WeightEntry) -> Tensor:
+        made = evaluate(entry.expr, call.vars, self.source)
+        assert tuple(made.shape) == entry.shape
+        floating = entry.torch_dtype.is_floating_point
+        return made.contiguous() if floating else made.to(entry.torch_dtype)

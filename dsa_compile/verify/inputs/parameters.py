@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Collection, Mapping
+from functools import partial
 from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
@@ -52,6 +53,7 @@ class WeightStore:
     def __init__(self, source: Parameters, exact_kept: int | None = None) -> None:
         self.source = source
         self.exact_kept = exact_kept
+        self._kept = _KEPT
         self._made: dict[tuple[str, WeightEntry, tuple[str, ...]], Any] = {}
         self._bytes = 0
         self._alive: WeakValueDictionary[Any, Tensor] = WeakValueDictionary()
@@ -65,19 +67,18 @@ class WeightStore:
         name = (call.name, entry, entry.sources(call.vars))
         found = self._made.get(name, self._alive.get(name))
         if found is None:
-
-            def make(entry: WeightEntry) -> Tensor:
-                made = torch.empty(entry.shape, dtype=entry.torch_dtype)
-                self.source.fill(call.name, key, entry, call.vars, made)
-                return made
-
-            self._made[name] = found = on_each_rank(entry, make)
+            self._made[name] = found = on_each_rank(entry, partial(self._make, call, key))
             if isinstance(found, Tensor):
                 self._alive[name] = found
             self._bytes += _nbytes(found)
-            while self._bytes > _KEPT and len(self._made) > 1:
+            while self._bytes > self._kept and len(self._made) > 1:
                 self._bytes -= _nbytes(self._made.pop(next(iter(self._made))))
         return found
+
+    def _make(self, call: Call, key: str, entry: WeightEntry) -> Tensor:
+        made = torch.empty(entry.shape, dtype=entry.torch_dtype)
+        self.source.fill(call.name, key, entry, call.vars, made)
+        return made
 
 
 def _nbytes(weight: Any) -> int:

@@ -16,6 +16,7 @@ from dsa_compile.errors import ArtifactError
 from dsa_compile.ir.argument_json import ArgumentError, decode
 from dsa_compile.ir.dims import FakeWorld
 from dsa_compile.ir.dtype_names import DTYPE_NAMES
+from dsa_compile.ir.graph import graph_from_json
 from dsa_compile.ir.graph_json import region_to_json
 from dsa_compile.ir.region import Region, Role
 
@@ -50,29 +51,30 @@ def read_graph(data: Any, world: FakeWorld) -> Region:
 def _read(data: Any, world: FakeWorld) -> Region:
     graph = fx.Graph()
     nodes: dict[str, fx.Node] = {}
-    for entry in data["nodes"]:
-        args = tuple(decode(value, nodes) for value in entry.get("args", ()))
-        match entry["op"]:
+    recorded = graph_from_json(data)
+    for entry in recorded.nodes.values():
+        args = tuple(decode(value, nodes) for value in entry.args)
+        match entry.op:
             case "output":
                 graph.output(*args)
                 continue
             case "placeholder":
-                node = graph.placeholder(entry["name"])
-                kind, shape = entry["val"]["dtype"], entry["val"]["shape"]
+                node = graph.placeholder(entry.name)
+                kind, shape = entry.val["dtype"], entry.val["shape"]
                 if kind not in DTYPE_NAMES:
                     raise ArgumentError(f"no dtype {kind!r:.80}")
                 value = world.tensor(shape, getattr(torch, kind))
-                meta = {"role": Role(entry["role"]), "key": entry["key"], "path": ""}
+                meta = {"role": Role(entry.role), "key": entry.key, "path": ""}
             case _:
-                kwargs = {key: decode(v, nodes) for key, v in entry.get("kwargs", {}).items()}
-                target = _target(entry["target"])
-                node = graph.create_node("call_function", target, args, kwargs, entry["name"])
+                kwargs = {key: decode(v, nodes) for key, v in entry.kwargs.items()}
+                target = _target(entry.target)
+                node = graph.create_node("call_function", target, args, kwargs, entry.name)
                 value = world.evaluate(target, args, kwargs)
-                meta = {"path": entry.get("path", ""), "source": entry.get("source", "")}
+                meta = {"path": entry.path, "source": entry.source}
         node.meta = {**meta, "origin": "export", "val": value}
         nodes[node.name] = node
     graph.lint()
-    return Region(data["name"], graph, tuple(data["outputs"]))
+    return Region(recorded.name, graph, recorded.outputs)
 
 
 def _target(name: str) -> Any:

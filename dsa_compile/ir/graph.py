@@ -31,6 +31,15 @@ NOTES = ("path", "origin", "source", "was")
 _TEXTS = ("target", "role", "key", "keywords", *NOTES)
 _FIELDS = ("op", "name", "role", "key", "target", "keywords", "args", "kwargs", *NOTES, "val")
 _EMPTY: tuple[Any, ...] = (None, "", (), {})
+_COMMON = {"op", "name", "val", *NOTES}
+_OPS = {
+    "placeholder": _COMMON | {"role", "key"},
+    "call_function": _COMMON | {"target", "args", "kwargs", "keywords"},
+    "output": _COMMON - {"val"} | {"args"},
+}
+_MAX_TEXT = 1000
+_MAX_NAME = 200
+_MAX_NODES = 20_000  # a layer of the released model has about 100
 _LAYER = re.compile(r"\blayers\.\d+")
 
 
@@ -190,52 +199,98 @@ def type_text(val: Any) -> str:
     return f"{SHORT_DTYPES.get(dtype, dtype)}[{', '.join(map(str, val.get('shape', ())))}]"
 
 
-def graph_from_json(data: Any, where: str) -> Graph:
-    """A graph from its JSON form.
+def graph_from_json(data: Any, where: str = "") -> Graph:
+    """A graph from its JSON form, which may have been edited: its form is checked, not its calls.
 
     Args:
         data: what :meth:`Graph.to_json` made.
         where: how error messages call the file.
 
     Raises:
-        ArtifactError: it is no graph: a field is missing or of the wrong type, a name occurs twice,
-            an argument refers to no earlier node, or there are more or fewer results than names.
+        ArtifactError: anything but a graph whose nodes take nodes before them, each of a name of
+            its own, and which returns as many as it names; names the graph and the node.
     """
-    try:
-        name, outputs, entries = data["name"], tuple(data["outputs"]), data["nodes"]
-        nodes: dict[str, Node] = {}
-        for entry in entries:
-            node = _node(entry)
-            missing = [source for source in node.inputs if source not in nodes]
-            if node.name in nodes or missing:
-                fault = "exists already"
-                if missing:
-                    fault = f"refers to {missing[0]!r:.40}, no earlier node"
-                raise ArtifactError(f"{where}: graph {name}, node {node.name}: {fault}; {_REMEDY}")
-            nodes[node.name] = node
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ArtifactError(f"{where}: not a graph ({error!r:.80}); {_REMEDY}") from None
-    if not all(isinstance(text, str) for text in (name, *outputs)):
-        raise ArtifactError(f"{where}: a graph's names are not text; {_REMEDY}")
+    prefix = where and f"{where}: "
+    name, outputs, entries = _fields_of(data, prefix)
+    nodes: dict[str, Node] = {}
+    for entry in entries:
+        try:
+            node = _node(entry, nodes)
+        except BadNodeError as error:
+            raise error.of(f"{prefix}graph {name}", entry, len(nodes)) from None
+        nodes[node.name] = node
     graph = Graph(name, outputs, nodes)
+    if "output" not in (node.op for node in nodes.values()):
+        raise ArtifactError(f"{prefix}graph {name}: no output for {len(outputs)} names; recompile")
     if len(graph.results) != len(outputs):
         raise ArtifactError(
-            f"{where}: graph {name} names {len(outputs)} results and returns {len(graph.results)}; "
-            f"{_REMEDY}"
+            f"{prefix}graph {name}: {len(graph.results)} results for {len(outputs)} output names; "
+            "recompile"
         )
     return graph
 
 
-def _node(entry: Mapping[str, Any]) -> Node:
+class BadNodeError(Exception):
+    """Error in one node of a graph file; the message says what is wrong with it."""
+
+    def of(self, graph: str, entry: Any, number: int) -> ArtifactError:
+        """The error to raise, with the graph and the node, by its number if it has no name."""
+        name = entry.get("name") if isinstance(entry, dict) else None
+        label = name if name and is_text(name) else f"#{number}"
+        remedy = "the file was edited or damaged, recompile"
+        return ArtifactError(f"{graph}, node {label}: {self}; {remedy}")
+
+
+def is_text(value: Any) -> bool:
+    """Whether a value is a short line of text: it may stand in a comment of a printed program."""
+    return isinstance(value, str) and len(value) <= _MAX_TEXT and value.isprintable()
+
+
+def _fields_of(data: Any, prefix: str) -> tuple[str, tuple[str, ...], list[Any]]:
+    if not isinstance(data, dict) or data.keys() != {"name", "outputs", "nodes"}:
+        raise ArtifactError(
+            f"{prefix}graph: expected an object with name, outputs and nodes; recompile"
+        )
+    name, outputs, nodes = data["name"], data["outputs"], data["nodes"]
+    problem = ""
+    if not name or not is_text(name):
+        name, problem = "", "its name is not a short line of text"
+    elif not isinstance(outputs, list) or not all(each and is_text(each) for each in outputs):
+        problem = "outputs must be a list of names"
+    elif len(set(outputs)) != len(outputs):
+        problem = "an output is named twice"
+    elif not isinstance(nodes, list) or len(nodes) > _MAX_NODES:
+        problem = f"nodes must be a list of up to {_MAX_NODES}"
+    if problem:
+        raise ArtifactError(f"{prefix}{f'graph {name}'.strip()}: {problem}; recompile")
+    return name, tuple(outputs), nodes
+
+
+def _node(entry: Any, nodes: dict[str, Node]) -> Node:
+    if nodes and next(reversed(nodes.values())).op == "output":
+        raise BadNodeError("comes after the output")
+    if not isinstance(entry, dict):
+        raise BadNodeError("is not an object")
+    op, name = entry.get("op"), entry.get("name")
+    if not isinstance(op, str) or op not in _OPS:
+        raise BadNodeError(f"op {op!r:.80} is not one of {', '.join(_OPS)}")
+    if unknown := entry.keys() - _OPS[op]:
+        raise BadNodeError(f"unknown field {min(unknown)!r:.80}")
+    if not isinstance(name, str) or not name.isidentifier() or len(name) > _MAX_NAME:
+        raise BadNodeError("its name is not an identifier")
+    if name in nodes:
+        raise BadNodeError("a node of that name exists already")
     texts = {field: entry[field] for field in _TEXTS if field in entry}
-    for text in (entry["name"], entry["op"], *texts.values()):
-        if not isinstance(text, str) or not text.isprintable():
-            raise TypeError(f"{text!r:.40} is not a line of text")
+    for which, text in texts.items():
+        if not is_text(text):
+            raise BadNodeError(f"its {which} is not a short line of text")
     args, kwargs = entry.get("args", []), entry.get("kwargs", {})
     if not isinstance(args, list) or not isinstance(kwargs, dict):
-        raise TypeError("args is no list, or kwargs no object")
-    return Node(entry["name"], entry["op"], **texts, args=tuple(args), kwargs=kwargs,
-                val=entry.get("val"))  # fmt: skip
-
-
-_REMEDY = "the file was edited or damaged, recompile"
+        raise BadNodeError("args must be a list and kwargs an object")
+    for source in references([args, kwargs]):
+        if not isinstance(source, str) or source not in nodes:
+            raise BadNodeError(f"no earlier node {source!r:.80}")
+    node = Node(name, op, args=tuple(args), kwargs=kwargs, val=entry.get("val"), **texts)
+    if op == "output" and args != [{"tuple": [{"n": source} for source in references(args)]}]:
+        raise BadNodeError("must return one tuple of tensors")
+    return node

@@ -135,16 +135,17 @@ GRAPH = {"name": "g", "outputs": ["y"], "nodes": [
 @pytest.mark.parametrize(
     ("edit", "says"),
     [
-        (lambda nodes: nodes.reverse(), "refers to 'f', no earlier node"),
-        (lambda nodes: nodes[1].update(name="x"), "node x: exists already"),
-        (lambda nodes: nodes[1].update(args=[{"n": "z"}]), "refers to 'z', no earlier node"),
-        (lambda nodes: nodes[1].update(args=[{"n": None}]), "refers to None, no earlier node"),
-        (lambda nodes: nodes[2].update(args=[]), "names 1 results and returns 0"),
-        (lambda nodes: nodes[1].update(args="x"), "args is no list"),
-        (lambda nodes: nodes[1].update(path=3), "3 is not a line of text"),
-        (lambda nodes: nodes[1].update(path="\x1b[2J"), "is not a line of text"),
-        (lambda nodes: nodes[1].pop("name"), "not a graph"),
-        (lambda nodes: nodes.append("node"), "not a graph"),
+        (lambda nodes: nodes.reverse(), "node output: no earlier node 'f'"),
+        (lambda nodes: nodes[1].update(name="x"), "node x: a node of that name exists already"),
+        (lambda nodes: nodes[1].update(args=[{"n": "z"}]), "node f: no earlier node 'z'"),
+        (lambda nodes: nodes[1].update(args=[{"n": None}]), "no earlier node None"),
+        (lambda nodes: nodes[2].update(args=[]), "must return one tuple of tensors"),
+        (lambda nodes: nodes[1].update(args="x"), "args must be a list"),
+        (lambda nodes: nodes[1].update(path=3), "its path is not a short line of text"),
+        (lambda nodes: nodes[1].update(path="\x1b[2J"), "its path is not a short line"),
+        (lambda nodes: nodes[1].pop("name"), "node #1: its name is not an identifier"),
+        (lambda nodes: nodes.append("node"), "node #3: comes after the output"),
+        (lambda nodes: nodes.insert(1, "node"), "node #1: is not an object"),
     ],
 )
 def test_what_is_no_graph_is_refused(edit: Callable[[list[object]], object], says: str) -> None:

@@ -201,7 +201,7 @@ BAD = {
     "unknown op": (edit_node(N, target="aten.bernoulli.p"), "not an op that artifacts may use"),
     "python function": (edit_node(N, target="os.system"), "not an op that"),
     "attribute of an op": (edit_node(N, target="aten.view.default.__class__"), "not an op that"),
-    "target no text": (edit_node(N, target=["aten.view.default"]), "not an op that"),
+    "target no text": (edit_node(N, target=["aten.view.default"]), "target is not a short line"),
     "method": (edit_node(N, op="call_method", target="backward"), "op 'call_method' is not one"),
     "module": (edit_node(N, op="call_module", target="m"), "op 'call_module' is not one"),
     "attribute": (edit_node(N, op="get_attr", target="w"), "op 'get_attr' is not one"),

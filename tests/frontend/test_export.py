@@ -9,12 +9,12 @@ from torch.export import Dim
 
 from dsa_compile.facts.config import CompileConfig
 from dsa_compile.frontend.build import build_program
-from dsa_compile.ir.interpret import run_dense
 from dsa_compile.ir.plan import MODEL
 from dsa_compile.ir.program import Program
 from dsa_compile.ir.region import Role
 from dsa_compile.weights.checkpoint import Checkpoint
 from examples.small_models.models import save_hf, tiny_config, tiny_model, yarn_parameters
+from tests.dense_run import run_dense
 from tests.weights.loading import load_layer
 
 BATCH, LENGTH = 3, 40  # beyond index_topk (16)

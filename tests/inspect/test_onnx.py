@@ -22,12 +22,12 @@ from dsa_compile.inspect.onnx.export import REGIONS, export
 from dsa_compile.inspect.onnx.model import whole_step
 from dsa_compile.inspect.onnx.schemas import register, schema, signatures
 from dsa_compile.inspect.store import Store
-from dsa_compile.ir.interpret import run_dense
 from dsa_compile.ir.passes import Pass
 from dsa_compile.ir.program import Level
 from dsa_compile.ops import REFERENCE
 from dsa_compile.passes.pipeline import PIPELINE
 from dsa_compile.weights.checkpoint import Checkpoint
+from tests.dense_run import run_dense
 from tests.weights.loading import load_layer
 
 LOGICAL = "recognize_sparse_attention"

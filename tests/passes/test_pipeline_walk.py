@@ -8,7 +8,6 @@ import torch
 
 from dsa_compile.facts.config import CompileConfig
 from dsa_compile.frontend.build import build_program
-from dsa_compile.ir.interpret import run_dense
 from dsa_compile.ir.passes import Numerics, Pass
 from dsa_compile.ir.program import Program
 from dsa_compile.ir.region import Role
@@ -17,6 +16,7 @@ from dsa_compile.passes.pipeline import PIPELINE
 from dsa_compile.verify.comparison.agreement import same_bits
 from dsa_compile.weights.checkpoint import Checkpoint
 from examples.small_models.models import save_hf, tiny_config, tiny_model
+from tests.dense_run import run_dense
 from tests.weights.loading import load_layer
 
 FIRST_WITH_CACHES = "insert_paged_caches"

@@ -1,7 +1,4 @@
-"""Run a program's graphs on the CPU's references as they stand: what passes are checked with.
-
-Works at the EXPORTED and LOGICAL levels on dense batches, and on any region given its inputs.
-"""
+"""Run the graphs of a program, EXPORTED or LOGICAL, on the references of the CPU as they stand."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,18 +9,9 @@ from torch import Tensor
 from dsa_compile.ir.execution import BoundCall, compile_region, run_calls
 from dsa_compile.ir.plan import MODEL, Call
 from dsa_compile.ir.program import Program
-from dsa_compile.ir.region import Region, Role
+from dsa_compile.ir.region import Role
 
 Tensors = Mapping[str, Tensor]
-
-
-@torch.no_grad()
-def run_region(region: Region, inputs: Mapping[Role, Tensors]) -> dict[str, Tensor]:
-    """Execute one region, whose inputs are ``inputs[role][key]``, and return its values by name."""
-    fixed = {role: inputs[role] for role in (Role.WEIGHT, Role.CACHE) if role in inputs}
-    values: dict[str, Any] = {**inputs.get(Role.BATCH, {}), **inputs.get(Role.VALUE, {})}
-    BoundCall(region, compile_region(region), fixed).run(values)
-    return {name: values[name] for name in region.outputs}
 
 
 @torch.no_grad()

@@ -16,10 +16,11 @@ from torch import fx
 
 from dsa_compile.ir.dims import describe, same_type
 from dsa_compile.ir.edit import Editor
-from dsa_compile.ir.match import Call, Const, NearMiss, Node, match_at
+from dsa_compile.ir.match import Call, Const, Node, match_at
 from dsa_compile.ir.passes import RegionPass
 from dsa_compile.ir.program import Program
 from dsa_compile.ir.region import Region
+from dsa_compile.ir.site import NearMiss
 from dsa_compile.passes.shared import each_layer
 
 aten, dsa = torch.ops.aten, torch.ops.dsa

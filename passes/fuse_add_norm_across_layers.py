@@ -20,10 +20,11 @@ import torch
 from torch import fx
 
 from dsa_compile.ir.edit import Editor, miss_at
-from dsa_compile.ir.match import Call, Const, Match, NearMiss, Node, find
+from dsa_compile.ir.match import Call, Const, Match, Node, find
 from dsa_compile.ir.passes import Pass, PassRecord
 from dsa_compile.ir.program import Place, Program
 from dsa_compile.ir.region import Region, Role
+from dsa_compile.ir.site import NearMiss
 from dsa_compile.passes.fuse_add_norm import fuse, not_fusable
 from dsa_compile.passes.shared import each_layer, value_named
 from dsa_compile.weights.plan import Load, WeightEntry

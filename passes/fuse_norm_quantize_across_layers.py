@@ -24,10 +24,11 @@ from torch import fx
 
 from dsa_compile.facts.config import FP8_RECIPES
 from dsa_compile.ir.edit import Editor, miss_at
-from dsa_compile.ir.match import Call, Const, Match, NearMiss, find
+from dsa_compile.ir.match import Call, Const, Match, find
 from dsa_compile.ir.passes import Numerics, Pass, PassRecord
 from dsa_compile.ir.program import Place, Program
 from dsa_compile.ir.region import Region, Role
+from dsa_compile.ir.site import NearMiss
 from dsa_compile.passes.fuse_add_norm_quantize import fuse_add_norm, sum_not_fusable
 from dsa_compile.passes.fuse_norm_quantize import fuse_norm, norm_not_fusable
 from dsa_compile.passes.shared import each_layer, value_named

@@ -34,7 +34,6 @@ from dsa_compile.ir.match import (
     Cast,
     Const,
     Match,
-    NearMiss,
     Node,
     getitem,
     match_at,
@@ -42,6 +41,7 @@ from dsa_compile.ir.match import (
 from dsa_compile.ir.passes import Numerics, RegionPass
 from dsa_compile.ir.program import Program
 from dsa_compile.ir.region import Region
+from dsa_compile.ir.site import NearMiss
 from dsa_compile.passes.shared import SELECTED, each_layer, value_named
 
 aten, dsa = torch.ops.aten, torch.ops.dsa

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from dsa_compile.errors import CheckpointError
 from dsa_compile.facts.model_spec import ModelSpec
+from dsa_compile.ir.site import NearMiss
 from dsa_compile.version import __version__
 
 PRODUCER = "dsa-compile"
@@ -112,17 +113,6 @@ class CacheRecord:
 
 
 @dataclass(frozen=True)
-class NearMissRecord:
-    """A place where a pass began to match and did not; the fields of ``ir.match.NearMiss``."""
-
-    path: str
-    node: str
-    reason: str
-    depth: int
-    region: str
-
-
-@dataclass(frozen=True)
 class PassSummary:
     """Summary of one pass.
 
@@ -139,7 +129,7 @@ class PassSummary:
     by_region: Mapping[str, int]
     nodes_before: int
     nodes_after: int
-    near_misses: tuple[NearMissRecord, ...]
+    near_misses: tuple[NearMiss, ...]
     before: str | None
     after: str | None
     graphs: str | None

@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass
 
-from dsa_compile.artifact.records import NearMissRecord, PassSummary
+from dsa_compile.artifact.records import PassSummary
 from dsa_compile.inspect.store import Stage, Store
 from dsa_compile.ir.listing import Listing, Statement
+from dsa_compile.ir.site import NearMiss
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ def misses_of(store: Store, number: int) -> list[Miss]:
     """
     summary: PassSummary = store.manifest.passes[number - 1]
     stage = store.stages[number] if store.has_records else None
-    groups: dict[tuple[str, str, int], list[NearMissRecord]] = {}
+    groups: dict[tuple[str, str, int], list[NearMiss]] = {}
     for miss in summary.near_misses:
         groups.setdefault((miss.path, miss.reason, miss.depth), []).append(miss)
     found = [
@@ -55,7 +56,7 @@ def misses_of(store: Store, number: int) -> list[Miss]:
     return sorted(found, key=lambda miss: -miss.depth)
 
 
-def _statement(stage: Stage | None, miss: NearMissRecord) -> Statement | None:
+def _statement(stage: Stage | None, miss: NearMiss) -> Statement | None:
     graph = None if stage is None else stage.before.get(miss.region)
     node = None if graph is None else graph.nodes.get(miss.node)
     return (

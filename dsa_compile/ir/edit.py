@@ -13,10 +13,11 @@ from torch import fx
 from dsa_compile.errors import CompileError
 from dsa_compile.ir.dims import FakeWorld, same_type
 from dsa_compile.ir.journal import Journal, SiteNotes
-from dsa_compile.ir.match import Call, Match, NearMiss, find
+from dsa_compile.ir.match import Call, Match, find
 from dsa_compile.ir.program import add_input
 from dsa_compile.ir.refusal import introduce, refused_call
 from dsa_compile.ir.region import Region, Role
+from dsa_compile.ir.site import NearMiss
 
 
 class Editor:

@@ -20,6 +20,8 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
+from dsa_compile.ir.site import NearMiss
+
 aten = torch.ops.aten
 
 # Arguments that say where and how memory is had, never what is computed.
@@ -106,24 +108,6 @@ class Match:
 
     def __getitem__(self, name: str) -> Any:
         return self.bound[name]
-
-
-@dataclass(frozen=True)
-class NearMiss:
-    """Near miss: a site that began to match, and why it did not; ``depth`` counts matched nodes.
-
-    ``region`` is the graph it is in, empty where that is not known.
-    """
-
-    path: str
-    node: str
-    reason: str
-    depth: int
-    region: str = ""
-
-    def __str__(self) -> str:
-        where = f"{self.path}: " if self.path else ""
-        return f"{where}node {self.node}: {self.reason}"
 
 
 @dataclass

@@ -7,7 +7,7 @@ from typing import Any
 
 from dsa_compile.common.notebook import diff_html
 from dsa_compile.ir.journal import Journal
-from dsa_compile.ir.match import NearMiss
+from dsa_compile.ir.site import NearMiss
 
 
 class Numerics(Enum):

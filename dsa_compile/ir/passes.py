@@ -17,12 +17,11 @@ from dsa_compile.facts.config import RECIPES, TARGETS, CompileConfig
 from dsa_compile.ir.edit import Editor
 from dsa_compile.ir.graph_json import region_to_json
 from dsa_compile.ir.journal import Journal, SiteLimit
-from dsa_compile.ir.match import NearMiss
 from dsa_compile.ir.pass_record import Numerics, PassRecord
 from dsa_compile.ir.program import Program
 from dsa_compile.ir.refusal import made_by, weights_read
 from dsa_compile.ir.region import Region, Role
-from dsa_compile.ir.site import Site
+from dsa_compile.ir.site import NearMiss, Site
 
 __all__ = ["Numerics", "Pass", "PassRecord", "RegionPass", "sweep"]
 

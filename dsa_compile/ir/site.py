@@ -1,4 +1,4 @@
-"""One rewrite of a pass, as data: what a journal keeps and an artifact records."""
+"""One rewrite of a pass, or one that failed, as data: what is kept and an artifact records."""
 
 from dataclasses import dataclass
 
@@ -21,3 +21,21 @@ class Site:
     path: str
     removed: tuple[str, ...] = ()
     made: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class NearMiss:
+    """Near miss: a site that began to match, and why it did not; ``depth`` counts matched nodes.
+
+    ``region`` is the graph it is in, empty where that is not known.
+    """
+
+    path: str
+    node: str
+    reason: str
+    depth: int
+    region: str = ""
+
+    def __str__(self) -> str:
+        where = f"{self.path}: " if self.path else ""
+        return f"{where}node {self.node}: {self.reason}"

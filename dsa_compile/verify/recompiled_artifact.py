@@ -105,33 +105,22 @@ class ExportedArtifact:
             if self.dummy
             else Checkpoint.open(self.model_dir, self.exported.spec, layers)
         )
-        replay, store = Replay(self.exported), WeightStore(source)
-        fields = self.artifact, self.exported, replay, store, self.model_dir, self.dummy
-        return RecompiledArtifact(*fields, self.recorded)
+        fields = self.artifact, self.exported, self.model_dir, self.dummy, self.recorded
+        return RecompiledArtifact(*fields, replay=Replay(self.exported), store=WeightStore(source))
 
 
-@dataclass(frozen=True)
-class RecompiledArtifact:
+@dataclass(frozen=True, kw_only=True)
+class RecompiledArtifact(ExportedArtifact):
     """Artifact and the replay of its compilation, made by :meth:`open`.
 
     Attributes:
-        artifact: checked.
-        exported: the program before the first pass.
-        replay: the passes over it.
+        replay: the passes over ``exported``.
         store: gives the weights.
-        model_dir: of the model.
-        dummy: whether the weights are random.
-        recorded: whether ``exported`` is what the artifact records, and not exported again.
         sampled: whether ``exported`` and all behind it are of a part of the model.
     """
 
-    artifact: Artifact
-    exported: Program
     replay: Replay
     store: WeightStore
-    model_dir: Path
-    dummy: bool
-    recorded: bool = False
     sampled: bool = False
 
     @classmethod

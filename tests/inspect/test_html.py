@@ -70,6 +70,12 @@ def test_every_pass_says_what_it_is_for(published: Path, data: dict[str, Any]) -
         assert [part for part in stage["about"]["rest"] if "title" in part]
 
 
+def test_near_misses_read_as_the_compiler_tells_them(data: dict[str, Any]) -> None:
+    told = [text for stage in data["stages"] for text in stage.get("misses", ())]
+    assert told
+    assert [text for text in told if not re.match(r"(\S+: )?node \w+: ", text)] == []
+
+
 def test_an_artifact_that_does_not_say_has_a_report(tiny: Path, tmp_path: Path) -> None:
     older = tmp_path / "artifact"
     shutil.copytree(tiny / "artifact", older)

@@ -8,8 +8,9 @@ import torch
 from dsa_compile.errors import CompileError
 from dsa_compile.ir.dims import FakeWorld, describe, shape_names
 from dsa_compile.ir.edit import Editor
-from dsa_compile.ir.match import NearMiss, calls
+from dsa_compile.ir.match import calls
 from dsa_compile.ir.region import Region, Role
+from dsa_compile.ir.site import NearMiss
 from tests.passes.sketch import batch, cache, canonical, region, value, weight
 
 aten, dsa = torch.ops.aten, torch.ops.dsa

@@ -7,10 +7,11 @@ import torch
 
 from dsa_compile.errors import CompileError
 from dsa_compile.ir.edit import Editor
-from dsa_compile.ir.match import Call, NearMiss, Node, calls
+from dsa_compile.ir.match import Call, Node, calls
 from dsa_compile.ir.passes import NEAR_MISSES_KEPT, Numerics, RegionPass
 from dsa_compile.ir.program import Program
 from dsa_compile.ir.region import Region
+from dsa_compile.ir.site import NearMiss
 from tests.passes.sketch import fragment, region, value, weight
 
 aten = torch.ops.aten

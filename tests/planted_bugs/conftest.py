@@ -48,10 +48,10 @@ class Bench:
         return RecompiledArtifact(
             nothing,  # type: ignore[arg-type]
             self.exported,
-            self.replay(),
-            self.store,
             self.model_dir,
             dummy=False,
+            replay=self.replay(),
+            store=self.store,
         )
 
 

@@ -4,7 +4,6 @@ Stage 0 is the program as exported, stage n the one after the n-th pass; each pa
 regions that it changed, so the program at a stage is the last graph of each region up to there.
 """
 
-import difflib
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
@@ -14,6 +13,7 @@ from typing import Any
 from dsa_compile.artifact.manifest import Manifest, open_manifest
 from dsa_compile.artifact.paths import resolve_inside
 from dsa_compile.artifact.records import ABOUT, TIMINGS, PassSummary
+from dsa_compile.common.names import hint, nearest
 from dsa_compile.common.regular_files import read_regular
 from dsa_compile.common.strict_json import load_json, parse
 from dsa_compile.errors import ArtifactError, UserError
@@ -257,10 +257,9 @@ class Store:
 
 def unknown(what: str, name: str, choices: Sequence[str]) -> str:
     """The line for a name that is not there: the nearest if one is near, else all."""
-    near = difflib.get_close_matches(name, choices, n=1, cutoff=0.5)
-    listed = ", ".join(choices[:_MOST_CHOICES]) + ", …" * (len(choices) > _MOST_CHOICES)
-    hint = f"did you mean {near[0]!r}?" if near else f"choose one of {listed}"
-    return f"unknown {what} {name!r}; {hint}"
+    listed = [*choices[:_MOST_CHOICES], *["…"] * (len(choices) > _MOST_CHOICES)]
+    known = choices if nearest(name, choices) else listed
+    return f"unknown {what} {name!r}{hint(name, known)}"
 
 
 def ranges(numbers: Iterable[int]) -> str:

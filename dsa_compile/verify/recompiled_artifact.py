@@ -1,7 +1,6 @@
 """An artifact to debug, with its compilation repeated on the model that it was compiled from."""
 
 import contextlib
-import difflib
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -10,6 +9,7 @@ from typing import Any
 
 from dsa_compile.artifact.reader import Artifact
 from dsa_compile.artifact.records import Producer
+from dsa_compile.common.names import hint
 from dsa_compile.errors import ArtifactError, UserError
 from dsa_compile.facts.config import CompileConfig
 from dsa_compile.facts.layout import ONE_RANK
@@ -201,9 +201,7 @@ class RecompiledArtifact(ExportedArtifact):
         names = [run.step.name for run in self.replay.runs]
         for name in asked:
             if name not in names:
-                close = difflib.get_close_matches(name, names, n=1)
-                hint = f"did you mean {close[0]!r}?" if close else f"passes: {', '.join(names)}"
-                raise UserError(f"no pass {name!r} ran; {hint}")
+                raise UserError(f"no pass {name!r} ran{hint(name, names, 'passes:')}")
         return tuple(asked)
 
     def token_ids(self, text: str | Sequence[int]) -> tuple[int, ...]:

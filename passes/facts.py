@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dsa_compile.facts.config import FP8_RECIPES, GPUS, RECIPES, TARGETS, CompileConfig
-from dsa_compile.facts.layout import DP, TP, WORLD
+from dsa_compile.facts import config as configuration
+from dsa_compile.facts import layout
+from dsa_compile.facts.config import RECIPES, TARGETS, CompileConfig
 from dsa_compile.passes.order import ORDER, class_name
 
 GROUP = "dsa_compile.passes"
@@ -21,14 +22,7 @@ GROUP = "dsa_compile.passes"
 Value = bool | int | float | str
 
 _FOLDER = Path(__file__).parent
-_NAMES = {
-    "FP8_RECIPES": FP8_RECIPES,
-    "GPUS": GPUS,
-    "TARGETS": TARGETS,
-    "DP": DP,
-    "TP": TP,
-    "WORLD": WORLD,
-}
+_NAMES = vars(configuration) | vars(layout)  # what those assignments may refer to
 
 
 @dataclass(frozen=True)

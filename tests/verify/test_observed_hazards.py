@@ -13,6 +13,7 @@ from dsa_compile.ir import hazards_streams, storage, streams
 from dsa_compile.ir.hazards import find_hazards
 from dsa_compile.ir.program import Program
 from dsa_compile.ir.region import Region, Role
+from dsa_compile.ir.streams import has_streams
 from dsa_compile.ops import KEEP_ALIVE, WAIT_EVENT
 from dsa_compile.passes import overlap_streams
 from dsa_compile.runtime.execution.streams import StreamSwitch
@@ -38,11 +39,20 @@ WIDE = {
 
 
 @pytest.fixture(scope="module")
-def exported(tmp_path_factory: Any) -> Program:
+def model(tmp_path_factory: Any) -> Path:
     """One MoE layer, wide enough to be overlapped."""
     path: Path = tmp_path_factory.mktemp("wide") / "model"
     save_hf(tiny_model(tiny_config(1, first_k_dense_replace=0, **WIDE)), path)
-    return build_program(path, CompileConfig(recipe="bf16", target="sm_90a", records=False))
+    return path
+
+
+def program(model: Path, recipe: str) -> Program:
+    return build_program(model, CompileConfig(recipe=recipe, target="sm_90a", records=False))
+
+
+@pytest.fixture(scope="module")
+def exported(model: Path) -> Program:
+    return program(model, "bf16")
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +67,15 @@ def region(replay: Replay) -> Region:
 
 def test_a_healthy_program_has_none(replay: Replay) -> None:
     assert list(illegal(replay)) == []
+    assert [h for region in replay.final.regions.values() for h in graph_hazards(region)] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", ["fp8", "fp8-kv-tensor"])
+def test_no_recipe_leaves_any(model: Path, recipe: str) -> None:
+    regions = Replay(program(model, recipe)).final.regions.values()
+    assert any(has_streams(region.graph) for region in regions)
+    assert [h for region in regions for h in graph_hazards(region)] == []
 
 
 def without(region: Region, number: int, target: object) -> Region:

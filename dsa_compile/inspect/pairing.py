@@ -197,4 +197,4 @@ def _change(old: Node, new: Node, pairs: Mapping[str, str]) -> Change | None:
 
 
 def _all_references(node: Node) -> list[str]:
-    return list(references([node.args, node.kwargs]))
+    return list(references([node.args, *node.kwargs.values()]))

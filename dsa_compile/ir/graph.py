@@ -86,7 +86,7 @@ class Node:
     @cached_property
     def inputs(self) -> tuple[str, ...]:
         """Names of the nodes that the arguments refer to, in order, each once."""
-        return tuple(dict.fromkeys(references([self.args, self.kwargs])))
+        return tuple(dict.fromkeys(references([self.args, *self.kwargs.values()])))
 
     @property
     def is_call(self) -> bool:
@@ -287,7 +287,7 @@ def _node(entry: Any, nodes: dict[str, Node]) -> Node:
     args, kwargs = entry.get("args", []), entry.get("kwargs", {})
     if not isinstance(args, list) or not isinstance(kwargs, dict):
         raise BadNodeError("args must be a list and kwargs an object")
-    for source in references([args, kwargs]):
+    for source in references([args, *kwargs.values()]):
         if not isinstance(source, str) or source not in nodes:
             raise BadNodeError(f"no earlier node {source!r:.80}")
     node = Node(name, op, args=tuple(args), kwargs=kwargs, val=entry.get("val"), **texts)

@@ -156,6 +156,12 @@ def test_what_is_no_graph_is_refused(edit: Callable[[list[object]], object], say
         graph_from_json(data, "file")
 
 
+def test_an_argument_that_is_called_n_refers_to_no_node() -> None:
+    data = json.loads(json.dumps(GRAPH))
+    data["nodes"][1]["kwargs"] = {"n": 2}
+    assert graph_from_json(data, "file").nodes["f"].inputs == ("x",)
+
+
 def test_ranges_and_suggestions() -> None:
     assert ranges([5, 0, 2, 1]) == "0-2, 5"
     assert ranges([]) == ""

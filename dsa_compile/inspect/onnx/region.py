@@ -99,7 +99,8 @@ class _Region:
             return
         call = self._bound(node, outputs)
         if call is None or not convert(self.body, node.target, call):
-            inputs = [self.values[name].name for name in references([node.args, node.kwargs])]
+            given = references([node.args, *node.kwargs.values()])
+            inputs = [self.values[name].name for name in given]
             plain = op if overload in ("", "default") else f"{op}_{overload}"
             self.body.emit(
                 plain, *inputs, out=outputs, domain=namespace, call=self.listing.expression(node)

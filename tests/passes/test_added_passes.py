@@ -236,18 +236,17 @@ def test_a_pass_may_follow_a_level_and_others_that_follow_it(install) -> None:
 
 @pytest.mark.slow
 def test_inside_the_tree(tmp_path: Path) -> None:
-    """One file, one line in the pipeline and one test file; no other test breaks."""
+    """One file, one line in the order and one test file; no other test breaks."""
     tree = tmp_path / "tree"
     skip = shutil.ignore_patterns(".*", "__pycache__", "*.safetensors", "build", "demo")
     shutil.copytree(ROOT, tree, symlinks=True, ignore=skip)
     (tree / "passes" / "view_reshapes.py").write_text(PASS)
     (tree / "tests" / "passes" / "test_view_reshapes.py").write_text(TEST)
-    pipeline = tree / "passes" / "pipeline.py"
-    text = pipeline.read_text()
-    line = "from dsa_compile.passes.token_major import TokenMajor\n"
-    text = text.replace(line, f"{line}from dsa_compile.passes.view_reshapes import ViewReshapes\n")
-    text = text.replace("    SelectLogitRows(),\n", "    SelectLogitRows(),\n    ViewReshapes(),\n")
-    pipeline.write_text(text)
+    order = tree / "passes" / "order.py"
+    line = '    "select_logit_rows",\n'
+    text = order.read_text()
+    assert line in text
+    order.write_text(text.replace(line, f'{line}    "view_reshapes",\n'))
     tests = (
         "tests/passes/test_view_reshapes.py", "tests/passes/test_manager.py",
         "tests/passes/test_full_geometry.py", "tests/passes/test_pipeline_walk.py",

@@ -16,6 +16,7 @@ One node is one JSON object::
 What is empty is left out.
 """
 
+import keyword
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -278,6 +279,8 @@ def _node(entry: Any, nodes: dict[str, Node]) -> Node:
         raise BadNodeError(f"unknown field {min(unknown)!r:.80}")
     if not isinstance(name, str) or not name.isidentifier() or len(name) > _MAX_NAME:
         raise BadNodeError("its name is not an identifier")
+    if keyword.iskeyword(name):
+        raise BadNodeError("its name is reserved")
     if name in nodes:
         raise BadNodeError("a node of that name exists already")
     texts = {field: entry[field] for field in _TEXTS if field in entry}

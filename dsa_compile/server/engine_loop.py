@@ -6,6 +6,7 @@ the socket.
 
 import logging
 import time
+from dataclasses import replace
 
 import msgspec
 import zmq
@@ -114,29 +115,8 @@ class EngineLoop:
 
     def _stats(self) -> Stats:
         stats = self._engine.stats()
-        return Stats(
-            running=stats.running,
-            waiting=stats.waiting,
-            free_blocks=stats.free_blocks,
-            cached_blocks=stats.cached_blocks,
-            owned_blocks=stats.owned_blocks,
-            preemptions=stats.preemptions,
-            prefix_hit_tokens=stats.prefix_hit_tokens,
-            failed_steps=stats.memory_failures + stats.op_failures,
-            late_kernels=stats.late_kernels,
-            steps=[(*kind, count) for kind, count in stats.step_counts.items()],
-            step_seconds=self._step_seconds,
-            host_seconds=self._step_seconds - stats.wait_seconds,
-            drafted=stats.drafted,
-            accepted=stats.accepted,
-            forced=stats.force_accept is not None,
-            low_acceptance=bool(stats.acceptance_problem),
-            lanes=[(lane.running, lane.waiting) for lane in stats.lanes],
-            busiest_experts={
-                layer: busiest(tokens).times_average
-                for layer, tokens in stats.expert_tokens.items()
-            },
-        )
+        experts = {layer: busiest(t).times_average for layer, t in stats.expert_tokens.items()}
+        return Stats(replace(stats, expert_tokens={}), self._step_seconds, experts)
 
     def _send(self, message: FromEngine) -> None:
         self._socket.send(self._encoder.encode(message))

@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, Gauge, Histogram, generate_late
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from dsa_compile.runtime.scheduling.stats import StepKind
 from dsa_compile.server.protocol import Stats
 
 Key = TypeVar("Key")
@@ -124,14 +125,15 @@ class Metrics:
 
     def engine_stats(self, stats: Stats) -> None:
         """Take statistics of the engine process."""
-        self.running.set(stats.running)
-        self.waiting.set(stats.waiting)
-        blocks = stats.free_blocks + stats.cached_blocks + stats.owned_blocks
-        self.cache_usage.set(stats.owned_blocks / blocks if blocks else 0.0)
-        self._low_acceptance.set(stats.low_acceptance)
-        for lane, (running, waiting) in enumerate(stats.lanes):
-            self._lanes_running.labels(self._model, lane).set(running)
-            self._lanes_waiting.labels(self._model, lane).set(waiting)
+        engine = stats.engine
+        self.running.set(engine.running)
+        self.waiting.set(engine.waiting)
+        blocks = engine.free_blocks + engine.cached_blocks + engine.owned_blocks
+        self.cache_usage.set(engine.owned_blocks / blocks if blocks else 0.0)
+        self._low_acceptance.set(bool(engine.acceptance_problem))
+        for lane, own in enumerate(engine.lanes):
+            self._lanes_running.labels(self._model, lane).set(own.running)
+            self._lanes_waiting.labels(self._model, lane).set(own.waiting)
         for layer, ratio in stats.busiest_experts.items():
             self._busiest_expert.labels(self._model, layer).set(ratio)
         self._engine.take(stats)
@@ -189,7 +191,7 @@ class _EngineCounters(Collector):
         self._model = model
         self._last = dict.fromkeys(_COUNTERS, 0.0)
         self._before = dict.fromkeys(_COUNTERS, 0.0)  # of processes that ended
-        self._steps = _Keyed[tuple[str, str]]()
+        self._steps = _Keyed[StepKind]()
         self._drafted, self._accepted = _Keyed[int](), _Keyed[int]()
         self._forced = False
 
@@ -201,11 +203,18 @@ class _EngineCounters(Collector):
             keyed.start()
 
     def take(self, stats: Stats) -> None:
-        self._last = {field: float(getattr(stats, field)) for field in _COUNTERS}
-        self._steps.take({(graph, variant): count for graph, variant, count in stats.steps})
-        self._drafted.take(dict(enumerate(stats.drafted)))
-        self._accepted.take(dict(enumerate(stats.accepted)))
-        self._forced = stats.forced
+        engine = stats.engine
+        self._last = {
+            "preemptions": engine.preemptions,
+            "failed_steps": engine.memory_failures + engine.op_failures,
+            "late_kernels": engine.late_kernels,
+            "step_seconds": stats.step_seconds,
+            "host_seconds": stats.step_seconds - engine.wait_seconds,
+        }
+        self._steps.take(engine.step_counts)
+        self._drafted.take(dict(enumerate(engine.drafted)))
+        self._accepted.take(dict(enumerate(engine.accepted)))
+        self._forced = engine.force_accept is not None
 
     def collect(self) -> list[Metric]:
         text = "Engine processes that ended and were replaced"

@@ -13,6 +13,7 @@ from dsa_compile.runtime.requests.grammar import Grammar
 from dsa_compile.runtime.requests.logprobs import TokenLogprobs
 from dsa_compile.runtime.requests.sampling_params import SamplingParams
 from dsa_compile.runtime.scheduling.limits import SchedulerConfig
+from dsa_compile.runtime.scheduling.stats import SchedulerStats
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 ENGINE_FAILED = 1
@@ -116,48 +117,17 @@ class Delta(msgspec.Struct, array_like=True):
 
 
 class Stats(msgspec.Struct, array_like=True, frozen=True):
-    """Counts at one moment, and since the start.
+    """Counts at one moment.
 
     Attributes:
-        running: requests that hold cache blocks.
-        waiting: requests that wait for some.
-        free_blocks: without rows of any request.
-        cached_blocks: kept for reuse alone.
-        owned_blocks: of unfinished requests.
-        preemptions: since the start; so is what follows.
-        prefix_hit_tokens: reused instead of computed.
-        failed_steps: steps run in parts after a failure.
-        late_kernels: compiled or loaded after loading.
-        steps: of the engine, each kind as the rows of its CUDA graph or ``eager``, the variant, and
-            how many.
-        step_seconds: that they took.
-        host_seconds: of these, those in which the host did not wait for the device.
-        drafted: drafts that steps checked, by depth.
-        accepted: of them, those that were right.
-        forced: whether ``force_accept`` kept them, right or wrong.
-        low_acceptance: whether fewer are right than when the artifact was evaluated.
-        lanes: requests that run and that wait in each lane, where there are several.
+        engine: its own, without the tokens of experts.
+        step_seconds: that its steps took since the start.
         busiest_experts: by layer, the tokens of the busiest routed expert over those of an average
             one, where they are counted.
     """
 
-    running: int
-    waiting: int
-    free_blocks: int
-    cached_blocks: int
-    owned_blocks: int
-    preemptions: int
-    prefix_hit_tokens: int
-    failed_steps: int
-    late_kernels: int
-    steps: list[tuple[str, str, int]]
+    engine: SchedulerStats
     step_seconds: float
-    host_seconds: float
-    drafted: tuple[int, ...] = ()
-    accepted: tuple[int, ...] = ()
-    forced: bool = False
-    low_acceptance: bool = False
-    lanes: list[tuple[int, int]] = []
     busiest_experts: dict[int, float] = {}
 
 

@@ -3,18 +3,24 @@
 import msgspec
 
 from dsa_compile.runtime.scheduling.limits import SchedulerConfig
+from dsa_compile.runtime.scheduling.stats import SchedulerStats, StepKind
 from dsa_compile.server.metrics import Metrics
-from dsa_compile.server.protocol import FromEngine, Ready, Stats
+from dsa_compile.server.protocol import FromEngine, Ready, Stats, Step
 from tests.server.serving import Server
 
 
-def stats(steps, seconds: float, preemptions: int = 0, **others) -> Stats:
-    return Stats(
-        running=1, waiting=2, free_blocks=5, cached_blocks=1, owned_blocks=2,
-        preemptions=preemptions, prefix_hit_tokens=0, failed_steps=0, late_kernels=0,
-        steps=steps, step_seconds=seconds, host_seconds=seconds / 4,
-        **others,
+def engine(running: int = 1, waiting: int = 2, **others) -> SchedulerStats:
+    return SchedulerStats(
+        running, waiting, free_blocks=5, cached_blocks=1, owned_blocks=2,
+        **{"preemptions": 0, "prefix_hit_tokens": 0, **others},
     )  # fmt: skip
+
+
+def stats(steps, seconds: float, preemptions: int = 0, busiest=None, **others) -> Stats:
+    counts = {StepKind(graph, variant): count for graph, variant, count in steps}
+    waited = seconds * 3 / 4
+    own = engine(preemptions=preemptions, step_counts=counts, wait_seconds=waited, **others)
+    return Stats(own, seconds, busiest or {})
 
 
 def value(metrics: Metrics, start: str) -> float:
@@ -59,7 +65,7 @@ def test_a_new_process_counts_on_though_it_has_counted_more() -> None:
 
 def test_lanes_and_experts_have_gauges_of_their_own() -> None:
     metrics = Metrics("m")
-    metrics.engine_stats(stats([], 1.0, lanes=[(3, 0), (1, 2)], busiest_experts={4: 1.5}))
+    metrics.engine_stats(stats([], 1.0, lanes=(engine(3, 0), engine(1, 2)), busiest={4: 1.5}))
     for lane, running, waiting in ((0, 3, 0), (1, 1, 2)):
         labels = f'{{lane="{lane}",model_name="m"}}'
         assert value(metrics, f"dsa:num_requests_running_by_lane{labels}") == running
@@ -86,14 +92,18 @@ def test_drafts_have_the_names_of_others_dashboards() -> None:
 def test_forced_acceptance_is_named_beside_the_counts() -> None:
     for forced in (False, True):
         metrics = Metrics("m")
-        metrics.engine_stats(stats([], 1.0, drafted=(10,), accepted=(7,), forced=forced))
+        metrics.engine_stats(
+            stats([], 1.0, drafted=(10,), accepted=(7,), force_accept=[None, 1.0][forced])
+        )
         assert metrics.text().decode().count("(acceptance forced)") == 2 * forced
 
 
 def test_acceptance_below_the_recorded_one_is_a_gauge() -> None:
     metrics = Metrics("m")
     for low in (True, False):
-        metrics.engine_stats(stats([], 1.0, drafted=(10,), accepted=(7,), low_acceptance=low))
+        metrics.engine_stats(
+            stats([], 1.0, drafted=(10,), accepted=(7,), acceptance_problem="few" * low)
+        )
         assert value(metrics, "dsa:spec_decode_low_acceptance{") == low
 
 
@@ -108,8 +118,10 @@ def test_steps_of_a_server(server: Server) -> None:
     assert 0 < server.metric("dsa:engine_host_seconds_total") <= seconds
 
 
-def test_limits_of_every_kind_reach_the_http_process() -> None:
+def test_limits_and_counts_of_every_kind_reach_the_http_process() -> None:
     limits = SchedulerConfig(9, 4, 16, 8, 64, num_drafts=2, draft_max_rows=None)
     ready = Ready(limits, 100, (1, 2))
-    data = msgspec.msgpack.encode(ready)
-    assert msgspec.msgpack.decode(data, type=FromEngine) == ready
+    counts = Step([], stats([("eager", "long", 3)], 1.0, lanes=(engine(), engine())))
+    for message in (ready, counts):
+        data = msgspec.msgpack.encode(message)
+        assert msgspec.msgpack.decode(data, type=FromEngine) == message

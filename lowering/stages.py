@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dsa_compile.artifact.writer import ArtifactWriter
 from dsa_compile.frontend.build import build_program, load_spec, program_plans
 from dsa_compile.frontend.config_notes import config_notes
+from dsa_compile.frontend.reference import frontend_faults_named
 from dsa_compile.ir.passes import Pass
 from dsa_compile.lowering.binding import bind_kernels
 from dsa_compile.lowering.compile_result import Clock, CompileResult
@@ -46,8 +47,9 @@ def run(
         if config.weights != "none":
             calls = (call for plan in plans.values() for call in plan.layers)
             layers = list(dict.fromkeys(call.index for call in calls))
-            checkpoint = Checkpoint.open(model_dir, spec, layers)
-            notes += checkpoint.set_aside(spec, layers, config.ignore_tensors)
+            with frontend_faults_named(model_dir, spec, layers):
+                checkpoint = Checkpoint.open(model_dir, spec, layers)
+                notes += checkpoint.set_aside(spec, layers, config.ignore_tensors)
             notes += checkpoint.rounded_routers(config.dtype)
             checkpoint.require_equal_copies()
         clock.start("export")

@@ -4,17 +4,23 @@ Everything is made under a fake-tensor mode: a full-geometry layer costs nothing
 that tracing bakes into ``arange`` or ``zeros`` is the one the graphs will run on.
 """
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import PreTrainedConfig
 
-from dsa_compile.errors import ConfigError
+from dsa_compile.errors import CheckpointError, CompileError, ConfigError
+from dsa_compile.facts.model_spec import ModelSpec
 from dsa_compile.frontend.architecture import Architecture
-from dsa_compile.frontend.architectures import refused
+from dsa_compile.frontend.architectures import architecture_of, load_config, refused
+from dsa_compile.frontend.config_json import read_config_json
 from dsa_compile.ir.dims import fake_mode
-from dsa_compile.weights.canonical import compute_dtype
+from dsa_compile.weights.canonical import canonical_parameters, compute_dtype
 
 
 @dataclass(frozen=True)
@@ -75,3 +81,57 @@ def build_reference(
         mode,
         inv_freq,
     )
+
+
+def parameter_shapes(config: PreTrainedConfig, model: Any) -> dict[str, tuple[int, ...]]:
+    """Shapes of the parameters of a class of transformers by name; no memory is taken."""
+    with torch.device("meta"):
+        made = model._from_config(config, attn_implementation="sdpa")
+    return {name: tuple(tensor.shape) for name, tensor in made.state_dict().items()}
+
+
+@contextmanager
+def frontend_faults_named(
+    model_dir: Path, spec: ModelSpec, layers: Sequence[int]
+) -> Iterator[None]:
+    """Before weights are refused, make sure that transformers wants what the frontend wants.
+
+    A fault of the frontend looks like a download that is not complete.
+
+    Args:
+        model_dir: of the model.
+        spec: of the model, as the frontend reads it.
+        layers: whose weights are looked for.
+
+    Raises:
+        CompileError: in place of a CheckpointError, where the parameters of the two differ.
+    """
+    try:
+        yield
+    except CheckpointError:
+        if wrong := wrong_parameter(model_dir, spec, layers):
+            raise CompileError(f"{wrong}: a fault of the frontend, not of the weights") from None
+        raise
+
+
+def wrong_parameter(model_dir: Path, spec: ModelSpec, layers: Sequence[int]) -> str:
+    """The first parameter that the frontend looks for and transformers' model has not got.
+
+    Args:
+        model_dir: of the model.
+        spec: of the model, as the frontend reads it.
+        layers: to look at; transformers has none beyond the decoder.
+
+    Returns:
+        What differs; empty if nothing does, or if transformers makes no such model.
+    """
+    has: dict[str, tuple[int, ...]] = {}
+    with suppress(Exception):  # what it refuses, it says nothing of
+        raw = read_config_json(model_dir)
+        has = parameter_shapes(load_config(raw), architecture_of(raw).model)
+    inside = [layer for layer in layers if layer < spec.num_hidden_layers]
+    for name, wanted in canonical_parameters(spec, inside).items() if has else ():
+        if has.get(name) != wanted.shape:
+            there = f"has it as {list(has[name])}" if name in has else "has none of that name"
+            return f"{name!r} is expected as {list(wanted.shape)}, and transformers' model {there}"
+    return ""

@@ -15,6 +15,7 @@ from dsa_compile.facts.config import CompileConfig
 from dsa_compile.facts.layout import ONE_RANK
 from dsa_compile.facts.model_spec import ModelSpec
 from dsa_compile.frontend.build import build_program
+from dsa_compile.frontend.reference import frontend_faults_named
 from dsa_compile.ir.program import Program
 from dsa_compile.measure.eval.reference_model import NO_MODEL, has_reference
 from dsa_compile.passes.manager import run_pipeline
@@ -98,13 +99,16 @@ class ExportedArtifact:
 
         Raises:
             CheckpointError: the model's files do not hold what the artifact needs.
+            CompileError: the frontend needs what transformers' model has not got.
         """
         layers = self.artifact.manifest.stored_layers
-        source: Parameters = (
-            RandomParameters(self.exported.spec, layers)
-            if self.dummy
-            else Checkpoint.open(self.model_dir, self.exported.spec, layers)
-        )
+        spec = self.exported.spec
+        with frontend_faults_named(self.model_dir, spec, layers):
+            source: Parameters = (
+                RandomParameters(spec, layers)
+                if self.dummy
+                else Checkpoint.open(self.model_dir, spec, layers)
+            )
         fields = self.artifact, self.exported, self.model_dir, self.dummy, self.recorded
         return RecompiledArtifact(*fields, replay=Replay(self.exported), store=WeightStore(source))
 

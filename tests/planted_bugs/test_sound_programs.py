@@ -1,19 +1,23 @@
 """Nothing is wrong without a fault; and what the tools say of a few faults beyond their place."""
 
 import math
+import re
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from dsa_compile.errors import CompileError
 from dsa_compile.facts.layout import Layout
 from dsa_compile.ir.plan import PROMPTS
+from dsa_compile.passes.manager import run_pipeline
 from dsa_compile.verify.bisect.bisect_artifact import bisect_artifact
 from dsa_compile.verify.bisect.criteria import ReferenceCheck
-from dsa_compile.verify.bisect.culprit import find_culprit
+from dsa_compile.verify.bisect.culprit import Cause, find_culprit
 from dsa_compile.verify.bisect.search import Log
 from dsa_compile.verify.checks.unsharded import compare_with_unsharded
 from dsa_compile.verify.checks.verify_compilation import verify
@@ -21,6 +25,7 @@ from dsa_compile.verify.execution.stages import Stage, run_stage
 from dsa_compile.verify.inputs.reference import export_report
 from tests.planted_bugs.conftest import Bench
 from tests.planted_bugs.faults import fault_named
+from tests.planted_bugs.models import compile_options
 from tests.planted_bugs.planting import planted
 
 TP2 = Layout(tp=2, shard_embedding=True)
@@ -78,6 +83,25 @@ def test_sound_values_are_those_of_one_rank(layout: Layout, bench: Benches) -> N
     for done in report.passes:
         assert min(done.alike, done.parts, done.sums) > 0
         assert done.error < 1e-12
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["no-all-reduce-behind-o-proj", "residual-on-every-rank"])
+def test_the_advice_of_a_refusal_leads_to_the_pass(
+    name: str, bench: Benches, tmp_path: Path
+) -> None:
+    """What ranks cannot share is refused, with a pass to stop after; bisect then names it."""
+    fault = fault_named(name)
+    on, layout = bench(fault.model), compile_options(fault.options)["layout"]
+    with planted(fault.plant):
+        program = on.exported.fork(replace(on.exported.config, layout=layout))
+        with pytest.raises(CompileError, match=fault.culprit) as refused:
+            run_pipeline(program)
+        (last,) = re.findall(r"--stop-after (\w+)", str(refused.value))
+        replay = on.replay(layout, stop_after=last)
+        check = ReferenceCheck(replay, on.store, on.prompt, on.exported)
+        found = find_culprit(replay, on.store, on.prompt, check, Log("test"), tmp_path)
+    assert (found.cause, found.name) == (Cause.PASS, fault.culprit)
 
 
 def test_no_pass_is_blamed_for_the_export(bench: Benches, tmp_path: Path) -> None:

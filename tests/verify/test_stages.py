@@ -5,11 +5,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from dsa_compile.ir import plan
 from dsa_compile.ir.passes import Numerics
 from dsa_compile.measure.eval import loaded_artifact as evaluated
 from dsa_compile.verify.comparison.agreement import same_bits
 from dsa_compile.verify.execution.stages import Stage, run_stage
-from dsa_compile.verify.inputs.prompt import Prompt
+from dsa_compile.verify.inputs.prompt import Chunk, Part, Prompt
 from dsa_compile.verify.recompiled_artifact import RecompiledArtifact
 
 LENGTH = 27
@@ -121,3 +122,21 @@ def test_programs_between_rewrites_are_those_of_a_limit(recompiled: RecompiledAr
             for ours, theirs in zip(made.regions.values(), wanted.regions.values(), strict=True):
                 assert str(ours.graph) == str(theirs.graph), (run.step.name, limit)
                 assert ours.outputs == theirs.outputs
+
+
+@pytest.mark.parametrize(
+    ("start", "stop", "variant"),
+    [(0, 16, "prompt"), (0, 17, "long_prompt"), (4, 16, "short"), (4, 17, "long")],
+)
+def test_which_region_a_step_runs_does_not_hang_on_the_table_that_is_judged(
+    monkeypatch, start, stop, variant
+):
+    """With the compiler's own table wrong, checks would run, and blame, another region."""
+    every = {f"moe.{name}" for name in plan.VARIANTS}
+    monkeypatch.setattr(plan, "PROMPTS", {"prompt": "long", "long_prompt": "short"})
+    monkeypatch.setattr(plan, "_TAKING", {"short": ("long",), "long": ("short",)})
+    chunk = Chunk((Part(1, start, stop),))
+    assert chunk.region("moe", every, 16) == f"moe.{variant}"
+    assert chunk.region("moe", {"moe"}, 16) == "moe"
+    split = {"moe.long", "moe.short"}
+    assert chunk.region("moe", split, 16) == f"moe.{'short' if stop == 16 else 'long'}"

@@ -3,6 +3,7 @@
 import argparse
 import math
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,16 +41,20 @@ rewrite; 2 refused (so if --expect or --check passes on the artifact).
 """
 
 
-# Flags of dsa-serve that leave out what the runtime does, by the names that a bisection gives it.
-# A request alone is never preempted; what no flag leaves out has none here.
-WITHOUT = {
-    "batching": "--max-num-seqs 1",
-    "chunked prefill": "--max-num-batched-tokens 4096",
-    "prefix reuse": "--no-enable-prefix-caching",
-    "overlap": "--no-async-scheduling",
-    "preemption": "--max-num-seqs 1",
-    "CUDA graphs": "--enforce-eager",
-    "drafting": "--draft none",
+# What the runtime does, by the names that bisect gives it: where that begins, and the flags of
+# dsa-serve that leave it out, where there are any. A request alone is never preempted.
+RUNTIME = {
+    "any options": ("runtime/execution/model_runner.py", ""),
+    "batching": ("runtime/execution/batch.py", "--max-num-seqs 1"),
+    "chunked prefill": ("runtime/scheduling/scheduler.py", "--max-num-batched-tokens 4096"),
+    "prefix reuse": ("runtime/scheduling/prefix_cache.py", "--no-enable-prefix-caching"),
+    "overlap": ("runtime/step_pipeline.py", "--no-async-scheduling"),
+    "preemption": ("runtime/scheduling/residency.py", "--max-num-seqs 1"),
+    "CUDA graphs": ("runtime/execution/cuda_graphs.py", "--enforce-eager"),
+    "drafting": ("runtime/execution/drafting_runner.py", "--draft none"),
+    "deterministic": ("runtime/scheduling/scheduler.py", "--no-deterministic"),
+    "aborted requests": ("runtime/step_engine.py", ""),
+    "failing requests": ("runtime/failures/blame.py", ""),
 }
 
 
@@ -93,15 +98,17 @@ def run(args: argparse.Namespace) -> int:
     from dsa_compile.verify.bisect.bisect_artifact import bisect_artifact
 
     recompiled = open_recompiled(args)
-    for problem in recompiled.problems():
-        print(f"note: {problem}; what is bisected is what the passes make", file=sys.stderr)
+    if problems := recompiled.problems():
+        more = f" ({len(problems) - 1} more differ)" if len(problems) > 1 else ""
+        print(f"note: {problems[0]}{more}; what is bisected is what the passes make",
+              file=sys.stderr)  # fmt: skip
     show = _progress if sys.stderr.isatty() and not args.json else _silent
     prompt = recompiled.prompt(given, args.tokens)
     culprit = bisect_artifact(recompiled, prompt, expected, args.check, args.limit, out, show)
     if args.json:
         print_json(culprit.to_json())
     else:
-        _print(culprit, str(args.artifact))
+        _print(culprit, str(args.artifact), [run.step.name for run in recompiled.replay.runs])
     from dsa_compile.verify.bisect.culprit import Cause
 
     answered = culprit.rewrite is not None or culprit.name or culprit.cause is Cause.NONE
@@ -118,7 +125,7 @@ def _progress(trial: "Trial") -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _print(culprit: "Culprit", path: str) -> None:
+def _print(culprit: "Culprit", path: str, passes: Collection[str]) -> None:
     from dsa_compile.verify.bisect.culprit import Cause
 
     out = console()
@@ -145,11 +152,20 @@ def _print(culprit: "Culprit", path: str) -> None:
     if culprit.reproducer is not None:
         command = f"python {culprit.reproducer / 'reproduce.py'}"
         lines(out, "reproduce:", command, folded=False)
-    lines(out, "next:", _next(culprit, path), folded=False)
+    parts = [RUNTIME[name][0] for name in culprit.name.split(" with ") if name in RUNTIME]
+    if parts:
+        lines(out, "read:", ", ".join(dict.fromkeys(parts)))
+    lines(out, "next:", _next(culprit, path, passes), folded=False)
 
 
-def _next(culprit: "Culprit", path: str) -> str:
-    """A command that shows more of the culprit."""
+def _next(culprit: "Culprit", path: str, passes: Collection[str]) -> str:
+    """A command that shows more of the culprit, other than the one just run.
+
+    Args:
+        culprit: what was found.
+        path: of the artifact.
+        passes: names of those that ran.
+    """
     from dsa_compile.verify.bisect.culprit import Cause
     from dsa_compile.verify.checks.hazard_check import STREAMS
 
@@ -158,20 +174,24 @@ def _next(culprit: "Culprit", path: str) -> str:
         chosen = f" --site {site.number}" if site.region else ""
         return f"dsa-inspect {path} diff {site.pass_name}{chosen}"
     match culprit.cause:
-        case Cause.PASS:
+        case Cause.PASS if culprit.name in passes:
             return f"dsa-inspect {path} diff {culprit.name}"
         case Cause.WEIGHT if " of " in culprit.name:
             return f"dsa-inspect {path} why {culprit.name.partition(' of ')[0].replace('.', '_')}"
-        case Cause.KERNEL:
+        case Cause.EXPORT if culprit.findings:
+            layer = culprit.findings[0].layer  # or the region before or after the layers
+            which = "layer" if isinstance(layer, int) else "kind"
+            return f"dsa-inspect {path} graph --{which} {layer}"
+        case Cause.KERNEL | Cause.EXPORT | Cause.PASS:  # a pass that could not be run on that graph
             return f"dsa-inspect {path} graph"
         case Cause.NONE:  # on these tokens
             return f"dsa-inspect {path} bisect --against reference --prompt TEXT"
         case Cause.OPTION:
-            flags = [WITHOUT[name] for name in culprit.name.split(" with ") if name in WITHOUT]
-            if flags:
-                return " ".join(("dsa-serve", path, *dict.fromkeys(flags)))
-            return f"dsa-inspect {path} bisect --against reference"  # verify serves no requests
-        case Cause.RUNTIME if culprit.name != STREAMS:
-            return f"dsa-inspect {path} bisect --against reference"
-        case _:
+            flags = filter(None, (RUNTIME[name][1] for name in culprit.name.split(" with ")))
+            return " ".join(("dsa-serve", path, *dict.fromkeys(flags)))
+        case Cause.ARTIFACT:
             return f"dsa-inspect {path} verify"
+        case Cause.RUNTIME if culprit.name == STREAMS:
+            return f"dsa-inspect {path} verify"
+        case _:  # an engine's tokens beside those of transformers
+            return f"dsa-eval {path} --against-hf"

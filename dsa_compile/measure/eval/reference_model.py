@@ -57,10 +57,9 @@ def parameter_shapes(model_dir: Path) -> dict[str, tuple[int, ...]]:
     Raises:
         UserError: transformers is not installed or refuses the model.
     """
-    config, reference = _config_and_class(model_dir)
-    with torch.device("meta"):
-        model = reference._from_config(config, attn_implementation="sdpa")
-    return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    from dsa_compile.frontend.reference import parameter_shapes as shapes_of
+
+    return shapes_of(*_config_and_class(model_dir))
 
 
 def _config_and_class(model_dir: Path) -> tuple[Any, Any]:

@@ -268,7 +268,8 @@ class _Checker:
             torch.cuda.synchronize()
 
     def _region(self, kind: str, chunk: Chunk) -> Region:
-        return self._program.region(kind, chunk.variant(self._program.spec.index_topk))
+        regions = self._program.regions
+        return regions[chunk.region(kind, regions, self._program.spec.index_topk)]
 
     def _moved(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {key: value.to(self._device) for key, value in tensors.items()}

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from dsa_compile.ir.plan import Call, Plan, region_name
+from dsa_compile.ir.plan import Call, Plan
 from dsa_compile.ir.program import Program
 from dsa_compile.ir.region import Region, Role
 from dsa_compile.ops import FACTS, Form
@@ -131,7 +131,7 @@ class Stage:
 
     def region(self, kind: str, chunk: Chunk) -> Region:
         """Region that a step of that context runs."""
-        return self.regions[region_name(self.regions, kind, chunk.variant(self.topk))]
+        return self.regions[chunk.region(kind, self.regions, self.topk)]
 
     def interpreter(self, region: Region) -> Interpreter:
         """Interpreter of one of this stage's regions; made once."""

@@ -8,14 +8,12 @@ steps end in rows of padding. The last step has a single row and no padding: ops
 where every row of a step decodes, and where none of them sees fewer keys than are selected.
 """
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 from torch import Tensor
-
-from dsa_compile.ir.plan import LONG, SHORT, for_prompts
 
 _DECODED = 3  # tokens at the end of a request that are steps of their own
 _DECODED_BRIEFLY = 2
@@ -64,11 +62,22 @@ class Chunk:
         """The longest context."""
         return max(part.stop for part in self.parts)
 
-    def variant(self, topk: int) -> str:
-        """Variant that the runtime runs for a step of this sort, however few its tokens are."""
-        variant = LONG if self.longest > topk else SHORT
-        fresh = not any(part.start for part in self.parts)
-        return (fresh and for_prompts(variant)) or variant
+    def region(self, kind: str, regions: Container[str], topk: int) -> str:
+        """The name of the region of a kind that is made for such a step, however few its tokens.
+
+        Said here again, and not taken from the compiler's table of variants: that is judged, too.
+
+        Args:
+            kind: of region.
+            regions: names of those that there are.
+            topk: ``index_topk`` of the model.
+        """
+        context = "long" if self.longest > topk else "short"
+        variants = [context, "long"]
+        if not any(part.start for part in self.parts):
+            variants.insert(0, "long_prompt" if context == "long" else "prompt")
+        names = (f"{kind}.{variant}" for variant in variants)
+        return next((name for name in names if name in regions), kind)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 import gc
 import logging
 import os
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -19,8 +18,7 @@ from tests.gpu_sharing import own_first, shared, visible
 pytest_plugins = ["tests.seeds"]
 
 GPUS = torch.cuda.device_count()
-ROOT = Path(__file__).parents[1]
-KERNEL_TESTS = ROOT / "tests" / "kernels"
+KERNEL_TESTS = Path(__file__).parent / "kernels"
 # The models are tiny: a second thread only waits, and the suite already runs one process a core.
 torch.set_num_threads(1)
 keep_exports()
@@ -148,33 +146,6 @@ def leave_to_the_night(items: Iterable[pytest.Item]) -> None:
         for item in slow:
             if item not in chosen:
                 item.add_marker(pytest.mark.nightly)
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
-    """Skip what a source distribution cannot run: it leaves out the trained models."""
-    report = yield
-    if report.failed and (model := missing_model(_paths_of(call) + report.longreprtext, ROOT)):
-        report.outcome = "skipped"
-        report.longrepr = (
-            str(item.path),
-            0,
-            f"Skipped: the repository has the trained model {model}",
-        )
-    return report
-
-
-def _paths_of(call: pytest.CallInfo[None]) -> str:
-    """Paths among the constants that the functions of a failure use: some messages name no file."""
-    frames = [entry.frame for entry in call.excinfo.traceback] if call.excinfo else []
-    used = [each.f_globals.get(name) for each in frames for name in each.code.raw.co_names]
-    return "".join(f"{path}\n" for path in used if isinstance(path, Path))
-
-
-def missing_model(failure: str, root: Path) -> str | None:
-    """Directory of a trained model that a failure names and that is not there, or None."""
-    named = re.findall(r"examples/\w+/checkpoint\b", failure)
-    return next((each for each in named if not (root / each).exists()), None)
 
 
 def lacks(

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import missing_model
 from tests.installation import (
     ROOT,
     add_dependencies,
@@ -25,7 +24,7 @@ SCRIPT = (
 )
 TOKENS = "tests/runtime/test_special_tokens.py"
 NEEDS_A_MODEL = f"{TOKENS}::test_the_ids_before_a_text_are_not_those_behind_it"
-NEEDS_NONE = "tests/test_installed.py::test_only_a_missing_model_excuses_a_failure"
+NEEDS_NONE = "tests/runtime/test_scheduler.py"
 
 
 @pytest.mark.slow
@@ -71,16 +70,3 @@ def test_tests_run_from_the_source_distribution(tmp_path: Path) -> None:
     assert " skipped" in printed
     assert " passed" in printed
     assert "the repository has the trained model examples/tiny_v32/checkpoint" in printed
-
-
-def test_only_a_missing_model_excuses_a_failure(tmp_path: Path) -> None:
-    here = tmp_path / "examples" / "here" / "checkpoint"
-    here.mkdir(parents=True)
-    for text, missing in [
-        (f"{here}: no such file", None),
-        (f"{tmp_path}/examples/gone/checkpoint/config.json: no such file", "gone"),
-        ("OSError: examples/gone/checkpoint", "gone"),
-        ("AssertionError", None),
-    ]:
-        found = missing_model(text, tmp_path)
-        assert found == (missing and f"examples/{missing}/checkpoint")

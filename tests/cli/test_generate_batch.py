@@ -10,9 +10,9 @@ import dsa_compile.runtime
 from dsa_compile.cli.generate import main
 from dsa_compile.runtime import Engine
 from tests.runtime.hash_runner import HashRunner, reference_tokens
+from tests.trained import trained_model
 
 VOCAB = 64
-TRAINED = Path(__file__).parents[2] / "examples" / "tiny_v32" / "checkpoint"
 LINES = [
     {"id": "first", "prompt": [1, 2, 3], "max_tokens": 4},
     {"prompt": [4, 5], "temperature": 0.0, "logit_bias": {"7": 100}},
@@ -144,7 +144,7 @@ def test_an_output_that_is_no_file_is_refused(engines, files, capsys):
 
 def test_conversations_of_the_trained_model(tmp_path, capsys):
     artifact = tmp_path / "artifact"
-    dsa_compile.compile(TRAINED, artifact)
+    dsa_compile.compile(trained_model(), artifact)
     messages = [{"role": "user", "content": "import os\nimport"}]
     source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text(json.dumps({"messages": messages, "max_tokens": 5}) + "\n")

@@ -8,6 +8,7 @@ import pytest
 from tests.docs.blocks import blocks
 from tests.docs.commands import ROOT, calls, options, parser, parses
 from tests.docs.pages import PAGES, has_slow, inline_commands, run_page, wrong
+from tests.trained import trained_model
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(ROOT, page)])
@@ -46,6 +47,7 @@ def test_every_option_in_a_sentence_exists(page: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("page", [p for p in PAGES if any(b.runs for b in blocks(ROOT, p))])
 def test_a_page_runs_as_printed(page: str, tmp_path: Path) -> None:
+    trained_model()  # which all pages begin with
     failures = [why for ran in run_page(page, tmp_path, slow=False) if (why := wrong(ran))]
     assert not failures, "\n\n".join(failures)
 
@@ -53,5 +55,6 @@ def test_a_page_runs_as_printed(page: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("page", list(filter(has_slow, PAGES)))
 def test_a_page_runs_whole(page: str, tmp_path: Path) -> None:
+    trained_model()
     failures = [why for ran in run_page(page, tmp_path, slow=True) if (why := wrong(ran))]
     assert not failures, "\n\n".join(failures)

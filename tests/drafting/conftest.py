@@ -16,8 +16,8 @@ from dsa_compile.runtime import Engine, EngineOptions
 from dsa_compile.runtime.execution.graph_plan import GraphPlan
 from dsa_compile.runtime.loading.load_runner import load_runner
 from dsa_compile.runtime.requests.prompts import load_tokenizer
+from tests.trained import trained_model
 
-TRAINED = HELD_OUT.parent / "checkpoint"
 BLOCKS = 200
 BLOCK_SIZE = 16
 
@@ -27,7 +27,7 @@ MakeEngine = Callable[..., Engine]
 @pytest.fixture(scope="session")
 def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("drafting") / "mtp"
-    compile_model(TRAINED, path, draft="mtp", block_size=BLOCK_SIZE, records=False)
+    compile_model(trained_model(), path, draft="mtp", block_size=BLOCK_SIZE, records=False)
     return path
 
 
@@ -35,7 +35,7 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An artifact without draft plans."""
     path = tmp_path_factory.mktemp("plain") / "artifact"
-    compile_model(TRAINED, path, layers=(4, 4), records=False)
+    compile_model(trained_model(), path, layers=(4, 4), records=False)
     return path
 
 

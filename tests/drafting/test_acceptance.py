@@ -2,8 +2,8 @@
 
 from dsa_compile.lowering.compile_model import compile_model
 from dsa_compile.runtime import Engine
+from tests.trained import trained_model
 
-from .conftest import TRAINED
 from .walks import DEPTH, prompts_of, record, walk_by_engine, walk_by_measure
 
 
@@ -34,7 +34,7 @@ def test_unfused_norms_draft_the_same(loaded, text, tmp_path):
     """Without the fusion, the norm of a draft's incoming state is a weight of its call."""
     path = tmp_path / "unfused"
     disable = ["fuse_add_norm_across_layers+"]
-    compile_model(TRAINED, path, draft="mtp", block_size=16, disable=disable, records=False)
+    compile_model(trained_model(), path, draft="mtp", block_size=16, disable=disable, records=False)
     engine = Engine.load(path, num_gpu_blocks_override=40, num_speculative_tokens=DEPTH)
     for prompt in prompts_of(text):
         found = walk_by_engine(engine, prompt)

@@ -13,8 +13,7 @@ from dsa_compile.facts.config import CompileConfig
 from dsa_compile.lowering.compile_model import compile_model
 from dsa_compile.runtime import Engine, EngineOptions, SamplingParams
 from dsa_compile.runtime.loading.load_runner import load_runner
-
-from .conftest import TRAINED
+from tests.trained import trained_model
 
 
 def test_the_draft_plan_calls_the_models_regions(artifact):
@@ -48,7 +47,9 @@ def test_embedding_head_and_layer_are_loaded_once(artifact):
 def test_without_drafts_the_graphs_are_the_same(artifact, tmp_path):
     """Every region but the draft's, to the last character."""
     plain = tmp_path / "plain"
-    compile_model(TRAINED, plain, layers=(1, 2), weights="none", block_size=16, records=False)
+    compile_model(
+        trained_model(), plain, layers=(1, 2), weights="none", block_size=16, records=False
+    )
     assert list(Artifact.open(plain).manifest.plans) == ["model"]
     files = {path.name for path in (plain / "graphs").iterdir()}
     drafting = {path.name for path in (artifact / "graphs").iterdir()}
@@ -60,7 +61,9 @@ def test_without_drafts_the_graphs_are_the_same(artifact, tmp_path):
 
 def test_packed_weights_hold_what_is_shared_once(artifact, tmp_path):
     packed = tmp_path / "packed"
-    compile_model(TRAINED, packed, draft="mtp", weights="pack", block_size=16, records=False)
+    compile_model(
+        trained_model(), packed, draft="mtp", weights="pack", block_size=16, records=False
+    )
     files = sorted(path.name for path in (packed / "weights").glob("*.safetensors"))
     assert [name for name in files if "draft" in name] == [
         "draft.safetensors", "draft_layer.safetensors",
@@ -77,7 +80,7 @@ def test_packed_weights_hold_what_is_shared_once(artifact, tmp_path):
 @pytest.fixture
 def model_dir(tmp_path: Path) -> Path:
     """A copy of the trained model, to be changed."""
-    return shutil.copytree(TRAINED, tmp_path / "model")
+    return shutil.copytree(trained_model(), tmp_path / "model")
 
 
 def rewrite(model_dir: Path, change) -> None:

@@ -19,6 +19,7 @@ from examples.small_models.models import (
     tiny_mistral_config,
     tiny_model,
 )
+from tests.trained import trained_model
 
 # What varies: depth, where the dense layers are, routing, how many keys are kept, index heads, and
 # the layout of the checkpoint.
@@ -97,8 +98,6 @@ FAMILY: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     ),
 }
 
-TRAINED = Path(__file__).parents[2] / "examples" / "tiny_v32" / "checkpoint"
-
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path]:
@@ -108,7 +107,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Pa
     def get(target: str, recipe: str) -> Path:
         path = root / f"{target}-{recipe}"
         if not path.exists():
-            compile_model(TRAINED, path, target=target, recipe=recipe)
+            compile_model(trained_model(), path, target=target, recipe=recipe)
         return path
 
     return get

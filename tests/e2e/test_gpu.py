@@ -21,11 +21,10 @@ from dsa_compile.runtime.loading.load_runner import load_runner
 from dsa_compile.runtime.requests.prompts import load_tokenizer
 from dsa_compile.runtime.sampling import device_sampler
 from dsa_compile.weights.device_copies import DeviceCopies
+from tests.trained import trained_model
 
 pytestmark = pytest.mark.gpu(capability=(9, 0))
-TRAINED = Path(__file__).parents[2] / "examples" / "tiny_v32" / "checkpoint"
-HELD_OUT = TRAINED.parent / "heldout.txt"
-GLM = TRAINED.parents[1] / "tiny_glm" / "checkpoint" / "config.json"
+HELD_OUT = Path(__file__).parents[2] / "examples" / "tiny_v32" / "heldout.txt"
 
 
 def load(path, **options):
@@ -148,7 +147,7 @@ def test_together_as_alone(trained):
 def test_packed_weights_arrive_while_graphs_are_captured(trained, tmp_path, caplog):
     """Packed weights are those of the checkpoint, whatever memory held during the capture."""
     path = tmp_path / "packed"
-    compile_model(TRAINED, path, target="sm_90a", recipe="fp32", weights="pack")
+    compile_model(trained_model(), path, target="sm_90a", recipe="fp32", weights="pack")
     asked = prompts([7, 64, 200])
     caplog.set_level("INFO", "dsa_compile.runtime")
     engine = load(path, max_num_seqs=32)
@@ -160,7 +159,7 @@ def test_packed_weights_arrive_while_graphs_are_captured(trained, tmp_path, capl
 def test_packed_weights_that_cannot_be_read_are_told(tmp_path, monkeypatch):
     """Also where the thread that reads them finds out, after graphs were captured."""
     path = tmp_path / "packed"
-    compile_model(TRAINED, path, target="sm_90a", recipe="fp32", weights="pack")
+    compile_model(trained_model(), path, target="sm_90a", recipe="fp32", weights="pack")
 
     def unreadable(self, file, key, out):
         raise ArtifactError(f"{file.path}: truncated while reading {key!r}")
@@ -208,7 +207,9 @@ def test_steps_wait_for_nothing(trained, cuda_graphs):
 
 def test_steps_of_a_large_vocabulary_wait_for_nothing(tmp_path, monkeypatch):
     """As many tokens as GLM-5 has are sampled on the device, by each of its steps."""
-    config = json.loads(GLM.read_text()) | {"vocab_size": 154_880}
+    config = json.loads((trained_model("tiny_glm") / "config.json").read_text()) | {
+        "vocab_size": 154_880
+    }
     del config["quantization_config"]
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text(json.dumps(config))

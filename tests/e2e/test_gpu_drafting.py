@@ -1,7 +1,5 @@
 """Drafting with CUDA graphs and overlapped steps on a Hopper GPU."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -13,11 +11,11 @@ from dsa_compile.runtime.execution.runner import StepInputs
 from dsa_compile.runtime.loading.load_runner import load_runner
 from dsa_compile.runtime.sampling.sampler import SamplingState
 from examples.small_models.models import save_hub, tiny_glm_config, tiny_model
+from tests.trained import trained_model
 
 from .test_padding import step
 
 pytestmark = pytest.mark.gpu(capability=(9, 0))
-TRAINED = Path(__file__).parents[2] / "examples" / "tiny_v32" / "checkpoint"
 BLOCKS, PAGES = 256, 32
 LENGTHS = (5, 63, 130, 300)
 WORDS = 8
@@ -40,7 +38,7 @@ def shared_selection(path):
 def artifact(request, tmp_path_factory):
     path = tmp_path_factory.mktemp("drafting") / request.param
     recipe, _, shared = request.param.partition("-")
-    model = shared_selection(tmp_path_factory.mktemp("glm")) if shared else TRAINED
+    model = shared_selection(tmp_path_factory.mktemp("glm")) if shared else trained_model()
     compile_model(model, path, target="sm_90a", recipe=recipe, draft="mtp", records=False)
     return path
 

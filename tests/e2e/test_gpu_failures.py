@@ -16,10 +16,10 @@ from dsa_compile.runtime.execution import executor
 from dsa_compile.runtime.execution.graph_plan import GraphPlan
 from dsa_compile.runtime.loading import load_runner as loading
 from dsa_compile.runtime.loading.load_runner import load_runner
+from tests.trained import trained_model
 
 pytestmark = pytest.mark.gpu(capability=(9, 0))
 ROOT = Path(__file__).parents[2]
-TRAINED = ROOT / "examples" / "tiny_v32" / "checkpoint"
 PARAMS = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
 triton = pytest.importorskip("triton")
 tl = pytest.importorskip("triton.language")
@@ -274,6 +274,6 @@ def test_an_abort_while_steps_are_in_flight(artifact):
 
 
 def test_an_artifact_for_another_gpu(tmp_path):
-    compile_model(TRAINED, tmp_path / "artifact", target="sm_100a", recipe="bf16")
+    compile_model(trained_model(), tmp_path / "artifact", target="sm_100a", recipe="bf16")
     with pytest.raises(ArtifactError, match=r"compiled for sm_100a, this GPU .* is sm_90; recomp"):
         load_runner(tmp_path / "artifact")

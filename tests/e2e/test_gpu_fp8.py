@@ -18,6 +18,7 @@ from dsa_compile.measure.eval.options import Options
 from dsa_compile.measure.eval.perplexity import measure_perplexity
 from dsa_compile.measure.eval.recall_accuracy import measure_recall
 from dsa_compile.runtime import Engine, SamplingParams
+from tests.trained import trained_model
 
 pytestmark = pytest.mark.gpu(capability=(9, 0))
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -35,7 +36,7 @@ def path_of(request, tmp_path_factory):
     @cache
     def get(target, recipe):
         path = root / f"{target}-{recipe}"
-        compile_model(EXAMPLES / request.param / "checkpoint", path, target=target, recipe=recipe)
+        compile_model(trained_model(request.param), path, target=target, recipe=recipe)
         return path
 
     return get

@@ -1,7 +1,5 @@
 """Overlapped regions on a Hopper GPU: the same bits as on one stream, eagerly and in graphs."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -11,11 +9,11 @@ from dsa_compile.ir.streams import has_streams
 from dsa_compile.lowering.compile_model import compile_model
 from dsa_compile.runtime.engine_options import EngineOptions
 from dsa_compile.runtime.loading.load_runner import load_runner
+from tests.trained import trained_model
 
 from .test_padding import step
 
 pytestmark = pytest.mark.gpu(capability=(9, 0))
-TRAINED = Path(__file__).parents[2] / "examples" / "tiny_v32" / "checkpoint"
 LENGTHS = (5, 64, 130, 300)
 PAGES = 8
 
@@ -26,7 +24,7 @@ def artifacts(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param)
     for name, disable in (("two", ()), ("one", ("overlap_streams",))):
         compile_model(
-            TRAINED, folder / name, target="sm_90a", recipe=request.param, disable=disable
+            trained_model(), folder / name, target="sm_90a", recipe=request.param, disable=disable
         )
     return folder
 

@@ -16,8 +16,9 @@ from dsa_compile.runtime.execution.model_runner import ModelRunner
 from dsa_compile.runtime.execution.prompt_steps import LEAST_PROMPT_TOKENS, longest_prompt
 from dsa_compile.runtime.loading.load_runner import load_runner
 from tests.quick_cases import quick_first
+from tests.trained import trained_model
 
-from .conftest import CASES, FAMILY, TRAINED
+from .conftest import CASES, FAMILY
 from .test_padding import rows_of, step
 
 PARAMS = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
@@ -147,10 +148,10 @@ def test_variants_differ_less_than_the_recipe_rounds(trained, recipe):
 @pytest.mark.slow
 @pytest.mark.parametrize("left_out", ["split_prompts+", "expand_prompt_attention"])
 def test_passes_can_be_left_out(tmp_path, ran, left_out):
-    compile_model(TRAINED, tmp_path / "artifact", disable=(left_out,))
+    compile_model(trained_model(), tmp_path / "artifact", disable=(left_out,))
     engine = Engine.load(tmp_path / "artifact")
     prompt = list(range(3, 40))
     found = engine.generate([prompt], PARAMS)[0].token_ids
     assert ran[PROMPT] == (left_out == "expand_prompt_attention")
-    compile_model(TRAINED, tmp_path / "whole")
+    compile_model(trained_model(), tmp_path / "whole")
     assert Engine.load(tmp_path / "whole").generate([prompt], PARAMS)[0].token_ids == found

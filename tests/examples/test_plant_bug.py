@@ -8,13 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.trained import trained_model
+
 ROOT = Path(__file__).parent.parent.parent
 
 
 @pytest.mark.slow
 def test_a_planted_bug_is_found(tmp_path: Path) -> None:
-    checkpoint = "examples/tiny_v32/checkpoint"
-    script = [sys.executable, "examples/plant_bug.py", checkpoint, str(tmp_path / "planted")]
+    planted = str(tmp_path / "planted")
+    script = [sys.executable, "examples/plant_bug.py", str(trained_model()), planted]
     environment = {**os.environ, "COLUMNS": "200"}
     done = subprocess.run(
         script, cwd=ROOT, env=environment, capture_output=True, text=True, check=False

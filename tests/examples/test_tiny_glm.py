@@ -11,10 +11,10 @@ from dsa_compile.frontend.build import load_spec
 from dsa_compile.measure.eval.hf import HfModel
 from examples.tiny_glm.config import TinyGlmConfig
 from examples.tiny_v32.attention import Aux, Select, rope_tables
-from examples.tiny_v32.choice import DATA
 from examples.tiny_v32.export import FILE, load_checkpoint, write_checkpoint
 from examples.tiny_v32.model import TinyModel
 from examples.tiny_v32.quantize_fp8 import quantize_checkpoint
+from tests.trained import trained_model
 
 LENGTH = 200  # three times index_topk
 CONFIG = TinyGlmConfig()
@@ -26,7 +26,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("tiny_glm") / "bf16"
     model = TinyModel(CONFIG)
     model.initialise(0)
-    write_checkpoint(model, DATA / "checkpoint", path)
+    write_checkpoint(model, trained_model(), path)
     return path
 
 

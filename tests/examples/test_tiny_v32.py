@@ -17,29 +17,29 @@ from examples.tiny_v32.config import TinyConfig
 from examples.tiny_v32.export import FILE, load_checkpoint, to_hub
 from examples.tiny_v32.model import TinyModel
 from examples.tiny_v32.recall import Prompt
+from tests.trained import trained_model
 
-CHECKPOINT = Path(evaluate.__file__).parent / "checkpoint"
 DISTANCE = 320  # five times index_topk
 
 
 @cache
 def trained() -> TinyModel:
-    return load_checkpoint(CHECKPOINT)
+    return load_checkpoint(trained_model())
 
 
 @cache
 def reference() -> DeepseekV32ForCausalLM:
-    return DeepseekV32ForCausalLM.from_pretrained(CHECKPOINT, dtype=torch.float32).eval()
+    return DeepseekV32ForCausalLM.from_pretrained(trained_model(), dtype=torch.float32).eval()
 
 
 @cache
 def prompts() -> list[Prompt]:
-    tokenizer, tokens = evaluate.held_out(CHECKPOINT)
+    tokenizer, tokens = evaluate.held_out(trained_model())
     return evaluate.recall_prompts(tokenizer, tokens, DISTANCE, 3, seed=7)
 
 
 def test_reference_gives_the_logits_of_the_training_code() -> None:
-    _, tokens = evaluate.held_out(CHECKPOINT)
+    _, tokens = evaluate.held_out(trained_model())
     ids = torch.tensor([[0, *tokens[:299].tolist()]])
     with torch.inference_mode():
         wanted = reference()(ids).logits
@@ -68,7 +68,7 @@ def test_wrong_selection_loses_recall(wrong: Select) -> None:
 
 
 def test_attention_falls_on_the_selected_keys() -> None:
-    _, tokens = evaluate.held_out(CHECKPOINT)
+    _, tokens = evaluate.held_out(trained_model())
     ids = torch.tensor([[0, *tokens[:511].tolist()]])
     spread = {}
     with torch.inference_mode():
@@ -80,20 +80,20 @@ def test_attention_falls_on_the_selected_keys() -> None:
 
 
 def test_stored_tensors_are_those_of_the_hub_layout() -> None:
-    stored = load_file(CHECKPOINT / FILE)
-    index = json.loads((CHECKPOINT / "model.safetensors.index.json").read_text())
+    stored = load_file(trained_model() / FILE)
+    index = json.loads((trained_model() / "model.safetensors.index.json").read_text())
     assert set(index["weight_map"]) == set(stored)
     again = to_hub(trained().state_dict(), TinyConfig())
     assert again.keys() == stored.keys()
     assert all(torch.equal(again[name], tensor) for name, tensor in stored.items())
     assert "model.layers.5.shared_head.head.weight" in stored
-    assert (CHECKPOINT / FILE).stat().st_size <= 12e6
+    assert (trained_model() / FILE).stat().st_size <= 12e6
 
 
 def test_fp8_copy(tmp_path: Path) -> None:
     out = tmp_path / "fp8"
-    quantize_fp8.quantize_checkpoint(CHECKPOINT, out)
-    before, after = load_file(CHECKPOINT / FILE), load_file(out / FILE)
+    quantize_fp8.quantize_checkpoint(trained_model(), out)
+    before, after = load_file(trained_model() / FILE), load_file(out / FILE)
     scales = {name for name in after if name.endswith("_scale_inv")}
     assert set(after) - scales == set(before)
     for name in scales:

@@ -13,12 +13,13 @@ from dsa_compile.kernels.implementation import HOPPER
 from dsa_compile.lowering.binding import bind_kernels
 from dsa_compile.passes.manager import run_pipeline
 from examples.tiny_v32.attention import Select
-from examples.tiny_v32.choice import DATA, config_of
+from examples.tiny_v32.choice import config_of
 from examples.tiny_v32.config import TinyConfig
 from examples.tiny_v32.export import FILE, load_checkpoint, write_checkpoint
 from examples.tiny_v32.model import TinyModel
 from examples.tiny_v32.quantize_fp8 import quantize_checkpoint
 from examples.tiny_v32_fp8.config import CONFIG
+from tests.trained import trained_model
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +28,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("untrained")
     model = TinyModel(CONFIG)
     model.initialise(0)
-    write_checkpoint(model, DATA / "checkpoint", root / "bf16")
+    write_checkpoint(model, trained_model(), root / "bf16")
     quantize_checkpoint(root / "bf16", root / "fp8")
     return root
 

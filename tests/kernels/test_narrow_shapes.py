@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.trained import trained_model
+
 pytest.importorskip("triton")
 
 from dsa_compile.artifact.reader import Artifact
@@ -86,9 +88,8 @@ def test_compiles_without_spills(capability: int) -> None:
 )
 def test_a_narrow_model_compiles(tmp_path: Path, target: str, recipe: str) -> None:
     """Model whose query latent has 96 values, its index keys 32, an expert 32 inner ones."""
-    model = Path(__file__).parents[2] / "examples/tiny_v32/checkpoint"
     options = {"weights": "none", "records": False, "compiled_kernels": False}
-    compile_model(model, tmp_path / "artifact", target=target, recipe=recipe, **options)
+    compile_model(trained_model(), tmp_path / "artifact", target=target, recipe=recipe, **options)
     kernels = Artifact.open(tmp_path / "artifact").manifest.kernels
     for op in ("linear_fp8", "experts_fp8", "attention_inputs_fp8", "index_query_quantize"):
         assert [record.provider for record in kernels[f"dsa.{op}.default"]] == ["triton"], op

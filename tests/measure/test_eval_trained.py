@@ -2,7 +2,6 @@
 
 from copy import copy
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -18,15 +17,14 @@ from dsa_compile.measure.eval.mtp_acceptance import measure_acceptance
 from dsa_compile.measure.eval.options import Options
 from dsa_compile.measure.eval.perplexity import measure_perplexity
 from dsa_compile.measure.eval.recall_accuracy import measure_recall
-
-CHECKPOINT = Path(__file__).parents[2] / "examples" / "tiny_v32" / "checkpoint"
+from tests.trained import trained_model
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     out = tmp_path_factory.mktemp("trained") / "artifact"
-    compile_model(CHECKPOINT, out, weights="pack")
-    return LoadedArtifact.open(out, CHECKPOINT)
+    compile_model(trained_model(), out, weights="pack")
+    return LoadedArtifact.open(out, trained_model())
 
 
 @pytest.fixture(scope="module")

@@ -7,10 +7,10 @@ import pytest
 
 from dsa_compile.facts.layout import ONE_RANK, Layout
 from dsa_compile.lowering.compile_model import compile_model
+from tests.trained import trained_model
 
 from .whole_blocks import save_whole_blocks
 
-MODEL = Path(__file__).parents[2] / "examples" / "tiny_v32" / "checkpoint"
 LAYOUTS = {
     "one": ONE_RANK,
     "tp2": Layout(tp=2, shard_embedding=True),
@@ -32,8 +32,8 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
             made[name] = tmp_path_factory.mktemp("parallel") / name
             layout, draft, recipe, *_ = *name.split("-"), None, None
             compile_model(
-                MODEL, made[name], target="cpu", block_size=16, layout=LAYOUTS[layout],
-                draft=draft, recipe=recipe or "fp32",
+                trained_model(), made[name], target="cpu", block_size=16,
+                layout=LAYOUTS[layout], draft=draft, recipe=recipe or "fp32",
             )  # fmt: skip
         return made[name]
 

@@ -9,8 +9,8 @@ import torch
 from dsa_compile.facts.layout import ONE_RANK, Layout
 from dsa_compile.lowering.compile_model import compile_model
 from dsa_compile.runtime import Engine, SamplingParams
+from tests.trained import trained_model
 
-from .conftest import MODEL
 from .test_rank_group_gpu import GREEDY, OPTIONS, tokens
 
 pytestmark = pytest.mark.gpu(capability=(9, 0), count=4)
@@ -30,7 +30,9 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], P
     def artifact(layout: str, recipe: str) -> Path:
         if (layout, recipe) not in made:
             path = made[layout, recipe] = tmp_path_factory.mktemp("four") / f"{layout}-{recipe}"
-            compile_model(MODEL, path, target="sm_90a", recipe=recipe, layout=LAYOUTS[layout])
+            compile_model(
+                trained_model(), path, target="sm_90a", recipe=recipe, layout=LAYOUTS[layout]
+            )
         return made[layout, recipe]
 
     return artifact

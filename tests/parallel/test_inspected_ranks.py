@@ -16,6 +16,7 @@ from dsa_compile.inspect.html.payload import payload
 from dsa_compile.inspect.store import Store
 from dsa_compile.ir.plan import DRAFT
 from dsa_compile.measure.step.drafted import time_drafted_steps
+from tests.trained import trained_model
 
 Artifacts = Callable[[str], Path]
 
@@ -62,9 +63,7 @@ def test_onnx_is_the_graph_of_one_rank(
 def _weights_of_model(key: str) -> Any:
     from safetensors import safe_open
 
-    from tests.parallel.conftest import MODEL
-
-    for file in MODEL.glob("*.safetensors"):
+    for file in trained_model().glob("*.safetensors"):
         with safe_open(file, "pt") as opened:
             if key in opened.keys():  # noqa: SIM118
                 return opened.get_tensor(key).float()

@@ -10,8 +10,9 @@ from dsa_compile.artifact.reader import Artifact
 from dsa_compile.lowering.compile_model import compile_model
 from dsa_compile.runtime.loading.weight_loading import load_weights
 from dsa_compile.verify.recompiled_artifact import RecompiledArtifact
+from tests.trained import trained_model
 
-from .conftest import LAYOUTS, MODEL
+from .conftest import LAYOUTS
 
 
 @pytest.mark.slow
@@ -20,7 +21,7 @@ def test_ranks_read_what_they_read_of_the_checkpoint(
 ) -> None:
     path = tmp_path / "packed"
     compile_model(
-        MODEL, path, target="cpu", block_size=16, weights="pack", layout=LAYOUTS["ep2"],
+        trained_model(), path, target="cpu", block_size=16, weights="pack", layout=LAYOUTS["ep2"],
         records=False,
     )  # fmt: skip
     packed, wanted = Artifact.open(path), Artifact.open(artifact("ep2"))
@@ -40,4 +41,4 @@ def test_ranks_read_what_they_read_of_the_checkpoint(
         "layer_003.tp1.safetensors",
     } <= names
     assert sum(file.size for file in packed.manifest.weights.files) < held
-    assert list(RecompiledArtifact.open(path, MODEL).packed_weight_problems()) == []
+    assert list(RecompiledArtifact.open(path, trained_model()).packed_weight_problems()) == []

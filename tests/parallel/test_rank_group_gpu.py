@@ -11,8 +11,9 @@ import torch
 from dsa_compile.kernels.cuda.shared_buffer import SharedBuffer
 from dsa_compile.lowering.compile_model import compile_model
 from dsa_compile.runtime import Engine, SamplingParams
+from tests.trained import trained_model
 
-from .conftest import LAYOUTS, MODEL
+from .conftest import LAYOUTS
 
 pytestmark = pytest.mark.gpu(capability=(9, 0), count=2)
 GREEDY = SamplingParams(max_tokens=24, temperature=0.0)
@@ -41,7 +42,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory, fp8_model: Path) -> Compi
         """``"tp2-mtp"`` has plans that draft, too."""
         if (layout, recipe) not in made:
             path = made[layout, recipe] = tmp_path_factory.mktemp("gpus") / f"{layout}-{recipe}"
-            model = fp8_model if recipe == "fp8" else MODEL
+            model = fp8_model if recipe == "fp8" else trained_model()
             cut, _, draft = layout.partition("-")
             compile_model(
                 model, path, target="sm_90a", recipe=recipe, layout=LAYOUTS[cut],

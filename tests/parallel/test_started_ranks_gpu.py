@@ -9,8 +9,9 @@ import pytest
 
 from dsa_compile.lowering.compile_model import compile_model
 from dsa_compile.runtime import Engine, SamplingParams
+from tests.trained import trained_model
 
-from .conftest import LAYOUTS, MODEL
+from .conftest import LAYOUTS
 
 pytestmark = pytest.mark.gpu(capability=(9, 0), count=2)
 PROMPT = [5, 6, 7]
@@ -25,7 +26,11 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         if layout not in made:
             made[layout] = tmp_path_factory.mktemp("started") / layout
             compile_model(
-                MODEL, made[layout], target="sm_90a", recipe="fp32", layout=LAYOUTS[layout]
+                trained_model(),
+                made[layout],
+                target="sm_90a",
+                recipe="fp32",
+                layout=LAYOUTS[layout],
             )
         return made[layout]
 

@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from tests.trained import trained_model
+
 ROOT = Path(__file__).parents[2]
 _WIDE = {
     "hidden_size": 512,
@@ -65,15 +67,14 @@ def model_dir(name: str, folder: Path) -> Path:
         folder: keeps what is made.
     """
     path = folder / name
-    trained = ROOT / "examples" / "tiny_v32" / "checkpoint"
     if name == "trained" or path.exists():
-        return trained if name == "trained" else path
+        return trained_model() if name == "trained" else path
     from examples.small_models import models
 
     if name == "trained-fp8":
         from examples.tiny_v32.quantize_fp8 import quantize_checkpoint
 
-        quantize_checkpoint(trained, path)
+        quantize_checkpoint(trained_model(), path)
     elif name.endswith("glm"):
         sizes = {"first_k_dense_replace": 1} if name == "three-glm" else {}
         count = 3 if name == "three-glm" else 6

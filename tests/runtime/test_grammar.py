@@ -1,7 +1,6 @@
 """Grammars: their limits, and the tokens that a bitmask leaves."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,8 +11,7 @@ from dsa_compile.errors import ParameterError
 from dsa_compile.runtime import Grammar, SamplingParams
 from dsa_compile.runtime.sampling.grammar import GrammarCompiler, mask_disallowed
 from dsa_compile.runtime.sampling.sampler import Sampler, SamplingState
-
-CHECKPOINT = Path(__file__).parents[2] / "examples" / "tiny_v32" / "checkpoint"
+from tests.trained import trained_model
 
 
 class Allows:
@@ -90,7 +88,7 @@ def test_a_grammar_is_plain_data() -> None:
 
 
 def test_a_grammar_that_gets_slower_and_slower_ends_all_its_requests() -> None:
-    tokenizer = Tokenizer.from_file(str(CHECKPOINT / "tokenizer.json"))
+    tokenizer = Tokenizer.from_file(str(trained_model() / "tokenizer.json"))
     compiler = GrammarCompiler(lambda: tokenizer, tokenizer.get_vocab_size())
     slow = Grammar("regex", "((((a{0,100}){0,100}){0,100}){0,100}){0,100}")
     begin = compiler.compile(slow, [1])

@@ -5,7 +5,6 @@ import logging
 import shutil
 import weakref
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from tokenizers import AddedToken, Tokenizer
@@ -17,8 +16,8 @@ from dsa_compile.errors import ArtifactError, ChatError, RequestError
 from dsa_compile.runtime import Engine, SamplingParams
 from tests.artifact.building import forge
 from tests.runtime.hash_runner import HashRunner
+from tests.trained import trained_model
 
-CHECKPOINT = Path(__file__).parents[2] / "examples" / "tiny_v32" / "checkpoint"
 GREEDY = SamplingParams(max_tokens=8, temperature=0.0)
 QUESTION = [{"role": "user", "content": "import os\nimport"}]
 
@@ -26,7 +25,7 @@ QUESTION = [{"role": "user", "content": "import os\nimport"}]
 @pytest.fixture(scope="module")
 def artifact(tmp_path_factory):
     out = tmp_path_factory.mktemp("loaded") / "artifact"
-    dsa_compile.compile(CHECKPOINT, out, weights="pack")
+    dsa_compile.compile(trained_model(), out, weights="pack")
     return out
 
 
@@ -65,7 +64,7 @@ def test_a_conversation(engine):
 
 
 def test_the_effort_of_a_conversation():
-    tokenizer = Tokenizer.from_file(str(CHECKPOINT / "tokenizer.json"))
+    tokenizer = Tokenizer.from_file(str(trained_model() / "tokenizer.json"))
     tokenizer.add_special_tokens([AddedToken("｜DSML｜", special=True)])
     runner = HashRunner(64, 4, tokenizer.get_vocab_size())
     engine = Engine(runner, tokenizer=tokenizer, chat_format=DeepSeekV32Format)

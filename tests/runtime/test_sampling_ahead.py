@@ -1,7 +1,6 @@
 """Options that change or describe logits, and grammars, are sampled ahead like all others."""
 
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,11 +17,11 @@ from dsa_compile.runtime.sampling.rehearsed_options import launch_option_kernels
 from dsa_compile.runtime.sampling.sampler import SamplingState
 from dsa_compile.runtime.sampling.seen_tokens import SeenTokens
 from tests.runtime.hash_runner import HashRunner
+from tests.trained import trained_model
 
 from .async_runner import AsyncHashRunner
 from .test_step_pipeline import EOS, FLATNESS, SIZE, VOCAB, EngineMachine, greedy, run, settings_of
 
-TRAINED = Path(__file__).parents[2] / "examples" / "tiny_v32" / "checkpoint" / "tokenizer.json"
 ANY = Grammar("regex", "any")
 
 
@@ -108,7 +107,8 @@ def test_a_mixed_batch_leaves_the_greedy_requests_alone():
 def test_a_compiled_grammar_gives_the_tokens_of_the_host(pattern):
     """End of an answer is seen one step late, when the grammar has ended too."""
     pytest.importorskip("xgrammar")
-    tokenizer = pytest.importorskip("tokenizers").Tokenizer.from_file(str(TRAINED))
+    path = trained_model() / "tokenizer.json"
+    tokenizer = pytest.importorskip("tokenizers").Tokenizer.from_file(str(path))
     vocab, asked = tokenizer.get_vocab_size(), [[n, n + 1] for n in range(9, 14)]
     params = [
         SamplingParams(max_tokens=60, seed=n, temperature=2.0, grammar=Grammar("regex", pattern))

@@ -16,8 +16,8 @@ from dsa_compile.runtime.requests.prompts import load_tokenizer
 from dsa_compile.runtime.requests.special_tokens import leading_ids
 from tests.artifact.building import build, save_model
 from tests.runtime.hash_runner import HashRunner
+from tests.trained import trained_model
 
-TRAINED = Path(__file__).parents[2] / "examples" / "tiny_v32" / "checkpoint"
 BOS = 0
 TEXT = "import os"
 ONE_TOKEN = SamplingParams(max_tokens=1, temperature=0.0)
@@ -35,11 +35,11 @@ WITH_BOS = {"example", "overruled"}
 def saved(folder: Path, fields: dict, adds: bool) -> tuple[Path, Artifact]:
     """A model directory with the example's tokenizer in another layout, and its artifact."""
     model = save_model(folder / "model")
-    tokenizer = Tokenizer.from_file(str(TRAINED / "tokenizer.json"))
+    tokenizer = Tokenizer.from_file(str(trained_model() / "tokenizer.json"))
     if not adds:  # as DeepSeek publishes it
         tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
     tokenizer.save(str(model / "tokenizer.json"))
-    config = json.loads((TRAINED / "tokenizer_config.json").read_text())
+    config = json.loads((trained_model() / "tokenizer_config.json").read_text())
     config |= {"tokenizer_class": "LlamaTokenizerFast"} | fields  # the class is DeepSeek's
     (model / "tokenizer_config.json").write_text(json.dumps(config))
     build(folder / "artifact", model)
@@ -70,7 +70,7 @@ def test_a_prompt_begins_as_transformers_begins_it(tmp_path, layout):
 
 
 def test_the_ids_before_a_text_are_not_those_behind_it():
-    tokenizer = Tokenizer.from_file(str(TRAINED / "tokenizer.json"))
+    tokenizer = Tokenizer.from_file(str(trained_model() / "tokenizer.json"))
     names = ["<｜begin▁of▁sentence｜>", "<｜User｜>", "<｜end▁of▁sentence｜>"]
     tokenizer.post_processor = processors.TemplateProcessing(
         single=[names[0], names[1], "$A", names[2]],

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import dsa_compile
 from tests.chat.forms import GLM_TEMPLATE
-from tests.server.conftest import CHECKPOINT
+from tests.trained import trained_model
 
 TAGS = {
     "deepseek": ["｜DSML｜"],
@@ -19,7 +19,7 @@ TAGS = {
 def chat_artifact(family: str, folder: Path) -> Path:
     """An artifact in fp32 that speaks DeepSeek-V3.2's format or GLM-5's."""
     model = folder / "model"
-    shutil.copytree(CHECKPOINT, model)
+    shutil.copytree(trained_model(), model)
     config = json.loads((model / "tokenizer_config.json").read_text())
     del config["chat_template"]
     if family == "glm":

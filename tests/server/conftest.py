@@ -9,15 +9,15 @@ import pytest
 import dsa_compile
 from dsa_compile.runtime import Engine
 from tests.server.serving import PATIENCE, Server, serving
+from tests.trained import trained_model
 
-CHECKPOINT = Path(__file__).parents[2] / "examples" / "tiny_v32" / "checkpoint"
 KEY = "secret-of-the-tests"
 
 
 @pytest.fixture(scope="session")
 def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("served") / "tiny"
-    dsa_compile.compile(str(CHECKPOINT), str(out), recipe="fp32", records=False)
+    dsa_compile.compile(str(trained_model()), str(out), recipe="fp32", records=False)
     return out
 
 

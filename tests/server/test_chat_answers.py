@@ -26,8 +26,8 @@ from dsa_compile.server.settings import Settings
 from dsa_compile.server.structured import grammar_of
 from dsa_compile.server.token_stream import TokenStream
 from tests.chat.forms import glm_with_efforts
-from tests.server.conftest import CHECKPOINT
 from tests.server.serving import events
+from tests.trained import trained_model
 
 ASK = {"role": "user", "content": "Hi"}
 TOOLS = [
@@ -93,7 +93,7 @@ class Chat:
     """The application over a scripted answer."""
 
     def __init__(self, answer: str, a_step: int = 1, form: ChatFormat | None = None) -> None:
-        self.tokenizer = Tokenizer.from_file(str(CHECKPOINT / "tokenizer.json"))
+        self.tokenizer = Tokenizer.from_file(str(trained_model() / "tokenizer.json"))
         self.tokenizer.add_special_tokens([AddedToken("｜DSML｜", special=True)])
         tokens = self.tokenizer.encode(answer, add_special_tokens=False).ids
         self.engine = ScriptedEngine(tokens, a_step)

@@ -15,7 +15,7 @@ from dsa_compile.runtime.requests.grammar import Grammar
 from dsa_compile.server.grammar_process import GrammarTrial, Vocabulary
 from dsa_compile.server.grammar_worker import GrammarWorker
 from dsa_compile.server.protocol import Compiled, CompileGrammar
-from tests.server.conftest import CHECKPOINT
+from tests.trained import trained_model
 
 PATIENCE = 60  # seconds
 GRAMMAR = Grammar("regex", "a+")
@@ -80,7 +80,7 @@ def test_a_loop_that_looks_just_before_the_signal(monkeypatch: pytest.MonkeyPatc
 
 @pytest.fixture(scope="module")
 def vocabulary() -> Iterator[Vocabulary]:
-    text = (CHECKPOINT / "tokenizer.json").read_text()
+    text = (trained_model() / "tokenizer.json").read_text()
     return Vocabulary(text, Tokenizer.from_str(text).get_vocab_size(), (1,), cpu_seconds=2)
 
 

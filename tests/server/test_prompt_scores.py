@@ -9,8 +9,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from dsa_compile.runtime import Engine
-from tests.server.conftest import CHECKPOINT
 from tests.server.serving import Server, events
+from tests.trained import trained_model
 
 TEXT = "import os\nimport sys\n\ndef main(argv=None):\n    parser = "
 Score = Callable[[list[int]], list[float]]
@@ -19,7 +19,7 @@ Score = Callable[[list[int]], list[float]]
 @pytest.fixture(scope="module")
 def score() -> Score:
     """Log-probabilities of the tokens of a prompt but the first, by the reference model."""
-    model = AutoModelForCausalLM.from_pretrained(CHECKPOINT, dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_pretrained(trained_model(), dtype=torch.float32).eval()
 
     def of(prompt: list[int]) -> list[float]:
         with torch.no_grad():

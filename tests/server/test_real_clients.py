@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.server.conftest import CHECKPOINT
 from tests.server.serving import Server
+from tests.trained import trained_model
 
 ROOT = Path(__file__).parents[2]
 # Nothing is fetched from a hub.
@@ -39,7 +39,7 @@ def test_lm_eval(server: Server, tmp_path: Path) -> None:
     options = {
         "model": "tiny",
         "base_url": f"{server.url}/v1/completions",
-        "tokenizer": str(CHECKPOINT),
+        "tokenizer": str(trained_model()),
         "num_concurrent": "4",
         "max_retries": "1",
     }
@@ -68,7 +68,7 @@ def test_aiperf(server: Server, tmp_path: Path, endpoint: str) -> None:
     done = subprocess.run(
         [
             *(program, "profile", "--model", "tiny", "--url", server.url, "--streaming"),
-            *("--endpoint-type", endpoint, "--tokenizer", str(CHECKPOINT), "--ui", "none"),
+            *("--endpoint-type", endpoint, "--tokenizer", str(trained_model()), "--ui", "none"),
             *("--concurrency", "2", "--request-count", "6", "--output-tokens-mean", "8"),
             *("--synthetic-input-tokens-mean", "32", "--artifact-dir", str(tmp_path)),
         ],
@@ -92,7 +92,7 @@ def test_guidellm(server: Server, tmp_path: Path, endpoint: str) -> None:
         [
             *(program, "run", "--backend", backend, "--profile", "kind=concurrent,streams=2"),
             *("--constraint", "kind=max_requests,count=4", "--disable-progress"),
-            *("--tokenizer", f"kind=hf_auto,model={CHECKPOINT}"),
+            *("--tokenizer", f"kind=hf_auto,model={trained_model()}"),
             *("--data", "kind=synthetic_text,prompt_tokens=32,output_tokens=8"),
             *("--output", f"kind=json,path={report}"),
         ],

@@ -11,8 +11,8 @@ from dsa_compile.runtime.requests.logprobs import TokenLogprobs
 from dsa_compile.server.openai_types import ChatRequest, CompletionRequest, ResponsesRequest
 from dsa_compile.server.prompt_encoding import encoder
 from dsa_compile.server.token_text import CompletionLogprobs
-from tests.server.conftest import CHECKPOINT
 from tests.server.serving import PATIENCE, Server, serving
+from tests.trained import trained_model
 
 COMPLETIONS = "/v1/completions"
 MANY = 20_000
@@ -135,7 +135,7 @@ def test_a_head_that_takes_too_long(artifact) -> None:
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    return Tokenizer.from_file(str(CHECKPOINT / "tokenizer.json"))
+    return Tokenizer.from_file(str(trained_model() / "tokenizer.json"))
 
 
 def test_a_text_has_the_same_ids_while_other_threads_run(tokenizer: Tokenizer) -> None:

@@ -36,6 +36,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.parallel.whole_blocks import save_whole_blocks
+from tests.trained import trained_model
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 RECIPES = ("fp32", "bf16", "fp8", "fp8-kv-tensor")
@@ -60,13 +61,14 @@ ROUNDING = ("absorb_mla", "quantize_projections", "quantize_experts", "quantize_
 def make_model(name: str, folder: Path) -> Path:
     """The directory of a model, made in ``folder`` if it is not among the examples."""
     if name == "trained":
-        return EXAMPLES / "tiny_v32" / "checkpoint"
+        return trained_model()
     if name == RELEASED:
         return EXAMPLES / "deepseek_v32"
     path = folder / name
     if path.is_dir():
         return path
     if name == "trained-fp8":
+        trained_model()
         command = [sys.executable, "-m", "examples.tiny_v32.quantize_fp8", "--out", str(path)]
         subprocess.run(command, check=True, capture_output=True)
         return path
@@ -85,7 +87,6 @@ def make_model(name: str, folder: Path) -> Path:
 
 def _wide_model(path: Path) -> Path:
     """The geometry of ``examples/tiny_v32_fp8``, in FP8 blocks."""
-    from examples.tiny_v32.choice import DATA
     from examples.tiny_v32.export import write_checkpoint
     from examples.tiny_v32.model import TinyModel
     from examples.tiny_v32.quantize_fp8 import quantize_checkpoint
@@ -94,7 +95,7 @@ def _wide_model(path: Path) -> Path:
     model = TinyModel(CONFIG)
     model.initialise(0)
     plain = path.with_name(f"{path.name}-bf16")
-    write_checkpoint(model, DATA / "checkpoint", plain)
+    write_checkpoint(model, trained_model(), plain)
     quantize_checkpoint(plain, path)
     return path
 

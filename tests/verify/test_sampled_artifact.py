@@ -25,6 +25,7 @@ from dsa_compile.verify.sampled_artifact import SampledArtifact, sampled_artifac
 from tests.planted_bugs.faults import fault_named
 from tests.planted_bugs.planting import planted
 from tests.quick_cases import quick_first
+from tests.trained import trained_model
 
 RELEASED = Path(__file__).parents[2] / "examples" / "deepseek_v32"
 EXPERTS = 8  # of the 16 of the small model
@@ -51,7 +52,7 @@ def test_the_released_layer_is_wide_and_the_examples_are_not() -> None:
     spec = load_spec(RELEASED)
     assert is_wide(spec, [3])
     assert is_wide(spec, [0])  # not for its experts: it has none
-    assert not is_wide(load_spec(RELEASED.with_name("tiny_v32") / "checkpoint"), [0, 1, 2])
+    assert not is_wide(load_spec(trained_model()), [0, 1, 2])
 
 
 @pytest.mark.slow

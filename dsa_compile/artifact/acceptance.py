@@ -23,8 +23,8 @@ class Counted:
     Attributes:
         drafts: that were checked.
         accepted: of them, those that were right with all before them.
-        dispersion: the variance of the share over that of as many independent drafts, >= 1: those
-            of one answer are right or wrong together.
+        dispersion: how much more the share varies than that of as many independent drafts would,
+            >= 1; drafts of one answer tend to be right or wrong together.
     """
 
     drafts: int

@@ -22,7 +22,7 @@ from dsa_compile.errors import ArtifactError
 
 
 class AtomicDirectory:
-    """A directory being filled; locked meanwhile, so that nobody takes it for a leftover."""
+    """A directory being filled; locked meanwhile, so that it is not taken for a leftover."""
 
     def __init__(self, out: Path, force: bool) -> None:
         """Clear leftovers of ``out``, check that it may be written, and make the directory.

@@ -8,7 +8,7 @@ _UNKNOWN = "unlisted"
 
 
 def is_off(effort: str, own: str | None = None) -> bool:
-    """Whether an effort is no reasoning: ``none``, and ``minimal`` of a model that has no ``low``.
+    """Whether an effort turns reasoning off: ``none``, or ``minimal`` where a model has no ``low``.
 
     Args:
         effort: one of :data:`EFFORTS`.

@@ -31,7 +31,7 @@ class CallGrammar(Protocol):
         markup: beginning of the openers that no other text has.
         block_begin: begins a block as the model writes it, with what stands before its first call;
             empty if the call's own beginning does.
-        call_end: ends a call, with what stands behind it.
+        call_end: ends a call, with what stands after it.
         argument_style: the name that xgrammar has for the syntax of the arguments.
         json_arguments: whether the arguments are one JSON object, which ``value_end`` ends.
         value_end: ends a value.
@@ -64,11 +64,11 @@ class CallGrammar(Protocol):
     def argument(self, cursor: Cursor, first: bool) -> Argument | None:
         """Read an argument's head, or the end of the call: None.
 
-        Behind the first argument tags may be doubled or missing, where no other reading is left,
+        After the first argument tags may be doubled or missing, where no other reading is left,
         and text that is no tag is skipped.
         """
         ...
 
     def another(self, cursor: Cursor) -> bool:
-        """Whether another call begins behind a call; if none does, read the end of the block."""
+        """Whether another call follows a call; if none does, read the end of the block."""
         ...

@@ -7,7 +7,7 @@ beginning of a tag or of a call's first tags.
 A call begins once its name and what follows it (an argument's tag or the call's end) are there and
 well-formed; until then all of it may turn out to be plain text. From there on its arguments are
 passed on as they arrive. A call that goes wrong later ends incomplete, and what follows up to its
-end is dropped. Tags are no content where the text was cut inside them, or behind a call.
+end is dropped. Tags are not content where the text was cut inside them, or after a call.
 """
 
 import uuid
@@ -112,7 +112,7 @@ class StreamParser:
 
         Args:
             cut: whether the text broke off, rather than the model ending it. A call whose last tags
-                are missing is complete if the model ended it behind a value.
+                are missing is complete if the model ended it after a value.
         """
         self._final, self._cut = True, cut
         events = self._advance()

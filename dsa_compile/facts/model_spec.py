@@ -80,7 +80,7 @@ class ModelSpec:
         kinds: the kinds of layer that the architecture has.
         index_rope_interleaved: whether the indexer rotates neighbours, as attention does, or the
             two halves of what it rotates.
-        gated_norm_rank: of the gate behind the norm before attention and the one before experts; 0
+        gated_norm_rank: of the gate after the norm before attention and the one before experts; 0
             where there is none.
         output_gate: whether the queries' projection also makes a gate of attention's result.
         q_lora_rank: 0 where queries are projected from what attention is given.

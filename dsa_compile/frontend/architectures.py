@@ -1,4 +1,4 @@
-"""The models that are taken, one literal entry each: classes of transformers, and what they are.
+"""The models that can be compiled, one literal entry each: classes of transformers, and facts.
 
 An entry says how layers of each kind are distinguished in the configuration, which module of
 :mod:`dsa_compile.frontend.modules` traces each, and the facts that passes count by.

@@ -1,7 +1,7 @@
 """Fields of ``config.json`` that transformers passes over, although a model may depend on them.
 
 Classes of transformers keep whatever fields they are given, and their models compute what they have
-code for. A checkpoint whose configuration has one field more may be of another model.
+code for. A checkpoint whose configuration has a further field may be of another model.
 """
 
 from collections.abc import Iterable, Mapping
@@ -95,7 +95,7 @@ def check_fields(
 
 
 def check_repeated(raw: Mapping[str, Any], config: Mapping[str, Any]) -> None:
-    """Refuse a field that says under the name of DeepSeek's own code what another one denies.
+    """Refuse a field, under its name in DeepSeek's own code, that contradicts another field.
 
     Args:
         raw: ``config.json``.

@@ -21,7 +21,7 @@ class SharingLayer(Layer):
     Args:
         layer: of the reference model.
         kind: of the layer: whose selection and latents it uses.
-        takes: names of what :meth:`forward` is given behind positions.
+        takes: names of what :meth:`forward` is given after positions.
     """
 
     def __init__(self, layer: Any, kind: LayerKind, takes: Sequence[str]) -> None:

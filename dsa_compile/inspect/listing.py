@@ -52,7 +52,7 @@ def odd_layers(store: Store) -> list[tuple[int, str, str]]:
     """Layers whose weights do not come from where those of most layers do.
 
     The strings that weight names are made from, such as ``model.layers.3``, are compared after
-    their numbers are replaced by the distance to the layer's own. The norm behind the last layer is
+    their numbers are replaced by the distance to the layer's own. The norm after the last layer is
     such an exception in every model: there is no next layer.
 
     Returns:

@@ -197,7 +197,7 @@ class Store:
 
     @property
     def layers(self) -> tuple[Call, ...]:
-        """The first call of each decoder layer, those of draft plans behind the model's."""
+        """The first call of each decoder layer, those of draft plans after the model's."""
         calls = (call for call in self.manifest.calls if call.layer is not None)
         first: dict[int, Call] = {}
         for call in calls:
@@ -205,7 +205,7 @@ class Store:
         return tuple(first.values())
 
     def layer(self, index: int) -> Call:
-        """A layer by its number in the model; the MTP layer's is the one behind the last.
+        """A layer by its number in the model; the MTP layer's is the one after the last.
 
         Raises:
             UserError: the artifact has no such layer.

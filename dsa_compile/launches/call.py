@@ -15,7 +15,7 @@ Choice = tuple[float, Callable[..., Any] | None]
 
 
 class Call:
-    """A call whose kernel goes by the sizes of a step; made once for each set of sizes.
+    """A call whose kernel depends on the sizes of a step; made once for each set of sizes.
 
     Args:
         node: of a graph at the KERNEL level.

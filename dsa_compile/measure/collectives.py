@@ -57,7 +57,7 @@ def measure(ranks: int, rows: Sequence[int], norm: bool = False) -> list[Timing]
     Args:
         ranks: how many GPUs.
         rows: of operands.
-        norm: also time all-reduces with the addition, norm and quantisation behind them.
+        norm: also time all-reduces with the addition, norm and quantisation that follow.
 
     Raises:
         RuntimeError: a process failed.
@@ -208,7 +208,7 @@ _WANTED: dict[str, Callable[[Tensor], Tensor]] = {
     "all_gather": torch.Tensor.clone,
     "reduce_scatter": _own_rows,
 }
-"""Right results of collectives on a rank, from all ranks' operands in fp64, one behind another."""
+"""Right results of collectives on a rank, from all ranks' operands in fp64, one after another."""
 
 
 def _problem(wanted: Callable[[Tensor], Tensor], call: Call, x: Tensor, ranks: int) -> str:

@@ -39,8 +39,8 @@ class ParameterInfo:
 def canonical_parameters(spec: ModelSpec, layers: Sequence[int]) -> dict[str, ParameterInfo]:
     """Parameters of the embedding, the given ``layers``, the final norm and the head, in order.
 
-    The number of the MTP layer stands for that layer without the copies of embedding and head that
-    checkpoints store with it.
+    ``layers`` may include the MTP layer; the copies of embedding and head that checkpoints store
+    with it are not listed.
     """
     return {
         name: ParameterInfo(shape, keep_fp32(name, not spec.router_bias))
@@ -68,8 +68,8 @@ def template_of(key: str) -> str:
 def keep_fp32(name: str, softmax_router: bool = False) -> bool:
     """Whether the parameter called ``name`` stays fp32 under every recipe.
 
-    So does the router's matrix where its scores are a softmax (``softmax_router``), which has no
-    bias that would be kept instead.
+    With a softmax over its scores (``softmax_router``) the router has no bias to keep in fp32, and
+    its matrix is kept instead.
     """
     return name.endswith(_FP32_SUFFIXES) or (softmax_router and is_router(name))
 

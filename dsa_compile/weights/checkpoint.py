@@ -102,7 +102,7 @@ class Checkpoint:
     def set_aside(
         self, spec: ModelSpec, layers: Sequence[int], ignored: Sequence[str] = ()
     ) -> tuple[str, ...]:
-        """Judge what is stored and not needed: once, by a compilation, and not when it is loaded.
+        """Decide about stored tensors that no weight needs; compiling does so, loading does not.
 
         Args:
             spec: of the model.
@@ -113,7 +113,7 @@ class Checkpoint:
             A note for each thing that is left out, such as a multi-token-prediction layer.
 
         Raises:
-            CheckpointError: tensors of no part that a model of this kind has.
+            CheckpointError: a tensor belongs to no part that a model of this kind has.
         """
         plain = {
             part.scale_key: self._homes[part.key].tensors[part.key].tag
@@ -165,8 +165,8 @@ class Checkpoint:
         """Fill ``out`` (any strides, dtype or device) with a parameter, or a window of it.
 
         Only what the window shows is read, and only from the files that hold it. FP8 blocks are
-        dequantised in fp32 and rounded once, to ``out.dtype``. Beyond ``out`` this holds a few
-        megabytes, whatever the parameter's size. Not for several threads at once.
+        dequantised in fp32 and rounded once, to ``out.dtype``. Apart from ``out`` this takes a
+        few megabytes, however large the parameter is. Not for several threads at once.
         """
         window = bounded(window, self.shape(name))
         assert tuple(out.shape) == sizes(window), (name, out.shape)

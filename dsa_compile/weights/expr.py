@@ -2,7 +2,7 @@
 
 Expressions move elements and never compute with them: precision is decided by the entry's dtype
 alone, and a value read is a value of the checkpoint (dequantised, then rounded once). The one
-exception are quantised weights, which stay as stored, or are quantised from what is stored.
+exception is quantised weights, which stay as stored, or are quantised from what is stored.
 """
 
 import math
@@ -70,7 +70,7 @@ class Shard:
     """Part of ``of`` that a rank has: the ``length`` elements along ``dim`` that begin at rank
     times ``length``; ``ranks`` parts along ``axis`` of the layout make up the whole.
 
-    ``stacked`` pieces of equal size lie one behind the other along ``dim``, such as the rows of
+    ``stacked`` pieces of equal size lie one after the other along ``dim``, such as the rows of
     gate and up: a rank has its part of each. No expression with a shard is read before
     :func:`~dsa_compile.weights.ranks.at_rank` has put the rank's window in its place.
     """

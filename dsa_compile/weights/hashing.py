@@ -53,7 +53,7 @@ class Hashes:
             self.cancel()
 
     def cancel(self) -> None:
-        """Make no more of them; nobody wants the result."""
+        """Stop: the result is no longer wanted."""
         self._stopped.set()
 
     def _digest(self, path: Path) -> str:

@@ -93,9 +93,9 @@ def write_expr(
 ) -> None:
     """Evaluate ``expr``, or a window of it, into ``out``, a tensor or view of the shape it yields.
 
-    Only what ``out`` needs is read, but for parameters that are quantised together, of which all
-    is. Nothing is allocated but for a part of those, and for what is reshaped into memory that has
-    no such view.
+    Only what ``out`` needs is read, except that parameters that are quantised together are read
+    whole. Memory is allocated only for those, and where ``out`` has no view of the shape that a
+    reshape starts from.
     """
     match expr:
         case Load():

@@ -1,6 +1,6 @@
 """Weights of one rank: shards in expressions replaced by the windows that the rank reads.
 
-Plans say what any rank holds; which rank it is, is known when weights are loaded.
+A plan is the same for all ranks; a rank's number is known only when it loads its weights.
 """
 
 from collections.abc import Iterator, Mapping

@@ -75,7 +75,7 @@ class SafetensorsFile:
         self._read(name, [(start, tensor_bytes(out))], out.dtype)
 
     def read_rows(self, name: str, start: int, stride: int, out: Tensor) -> None:
-        """Fill each row of ``out`` with as many elements, one row's ``stride`` behind another's.
+        """Fill the rows of ``out`` from places in the tensor that are ``stride`` elements apart.
 
         Args:
             name: of the tensor.

@@ -37,8 +37,8 @@ class Home(NamedTuple):
 def weight_homes(calls: Iterable[Calling], plan: WeightPlan) -> dict[str, dict[str, Home]]:
     """Homes of the weights of each call, by the call's name and the weight's key.
 
-    Weights are the same that are made alike of the same parameters, whatever their kinds and keys:
-    an embedding that two prologues take, or a head that two plans call.
+    Two weights are the same if they are made alike of the same parameters, whatever their kinds and
+    keys: an embedding that two prologues take, or a head that two plans call.
 
     Raises:
         ArtifactError: a template names a variable that its call lacks.

@@ -71,7 +71,7 @@ def _pieces(
         return [(bounded((), target), bounded((), source))]
     if len(source) != 1:
         return None
-    # dimensions behind this one are whole, so a slice along it is a run of the source
+    # the dimensions after this one are whole, so a slice along it is a run of the source
     split = max(dim for dim, size in enumerate(target) if counts[dim] != size)
     stride = math.prod(target[split + 1 :])
     found: list[tuple[Window, Window]] = []

@@ -94,7 +94,7 @@ def _loaded_by_transformers(model_dir: Path, config: Any, reference: Any) -> Any
     from transformers.utils import logging
 
     shown = logging.get_verbosity()
-    logging.set_verbosity_error()  # it lists the tensors of MTP layers, which nobody loads
+    logging.set_verbosity_error()  # it lists the tensors of MTP layers, which are not loaded
     bar = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:

@@ -38,7 +38,7 @@ class Collectives:
     scale: float | None
 
     def __str__(self) -> str:
-        """Provider's name, and the factor behind it."""
+        """Provider's name, and its factor."""
         return self.provider if self.scale is None else f"{self.provider} {self.scale:g}"
 
 
@@ -103,7 +103,7 @@ class NodeBench:
     Args:
         artifact: of several ranks, or of one.
         options: how to load it; ``max_num_seqs`` is of all lanes together.
-        by_op: profile a decode step behind each row, kernel by kernel.
+        by_op: profile a decode step after each row, kernel by kernel.
 
     Attributes:
         ranks: of the layout.

@@ -27,7 +27,7 @@ class Communication:
 
     @property
     def hidden_us(self) -> float:
-        """Microseconds of collectives behind which other kernels ran."""
+        """Microseconds of collectives during which other kernels ran."""
         return self.us - self.added_us
 
     @property

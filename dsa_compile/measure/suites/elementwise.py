@@ -137,7 +137,7 @@ def _write_case(
     slot_mapping = slots.cuda()
 
     def calls(function: Callable[..., Any]) -> list[Call]:
-        own = [cache.clone() for cache in caches]  # nobody is credited with another's rows
+        own = [cache.clone() for cache in caches]  # no provider is credited with another's rows
 
         def call(args: tuple[Any, ...]) -> tuple[Tensor, ...]:
             results = function(*args, *own, slot_mapping) or ()

@@ -18,9 +18,9 @@ from dsa_compile.frontend.model_checks import fitting_recipe
 from dsa_compile.lowering import cached
 from dsa_compile.lowering.cached import cached_artifact
 from dsa_compile.lowering.compile_model import decided
+from tests.trained import trained_model
 
 ROOT = Path(__file__).parents[2]
-CHECKPOINT = ROOT / "examples" / "tiny_v32" / "checkpoint"
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     model = tmp_path / "model"
     model.mkdir()
-    shutil.copy(CHECKPOINT / "config.json", model)
+    shutil.copy(trained_model() / "config.json", model)
     (model / "model.safetensors").write_bytes(b"weights")
     return model
 

@@ -6,15 +6,15 @@ from pathlib import Path
 import pytest
 
 from dsa_compile.cli import generate, serve
-from tests.server.conftest import CHECKPOINT
 from tests.server.serving import serving
+from tests.trained import trained_model
 
 
 @pytest.mark.slow
 def test_one_command_compiles_and_serves(tmp_path: Path) -> None:
     env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
     for compiles in (True, False):
-        with serving(CHECKPOINT, "--block-size", "32", env=env) as server:
+        with serving(trained_model(), "--block-size", "32", env=env) as server:
             answer = server.post(
                 "/v1/completions", prompt="import os", max_tokens=4, temperature=0
             ).json()

@@ -46,7 +46,7 @@ class Tool:
         for _ in range(_MAX_DEPTH):
             if not isinstance(found, Mapping) or "$ref" not in found:
                 return found
-            found = _resolved(found["$ref"], root)
+            found = resolved(found["$ref"], root)
         return None
 
     def types(self, parameter: str) -> frozenset[str]:
@@ -55,7 +55,7 @@ class Tool:
         properties = schema.get("properties") if isinstance(schema, Mapping) else None
         if not isinstance(properties, Mapping):
             return ANY
-        return _types(properties.get(parameter), schema, _MAX_DEPTH, self._types)
+        return types_of(properties.get(parameter), schema, _MAX_DEPTH, self._types)
 
 
 def parse_tools(tools: Sequence[Mapping[str, Any]] | None, param: str = "tools") -> list[Tool]:
@@ -123,7 +123,7 @@ def _parse_tool(tool: Any, param: str) -> Tool:
     return Tool(str(name), tool)
 
 
-def _types(
+def types_of(
     schema: Any, root: Any, depth: int, known: dict[tuple[int, int], frozenset[str]]
 ) -> frozenset[str]:
     """The types that a schema allows.
@@ -139,18 +139,18 @@ def _types(
         return ANY
     key = (id(schema), depth)
     if key not in known:
-        known[key] = _types_of(schema, root, depth, known)
+        known[key] = _own_types(schema, root, depth, known)
     return known[key]
 
 
-def _types_of(
+def _own_types(
     schema: Mapping[str, Any], root: Any, depth: int, known: dict[tuple[int, int], frozenset[str]]
 ) -> frozenset[str]:
     def inner(part: Any) -> frozenset[str]:
-        return _types(part, root, depth - 1, known)
+        return types_of(part, root, depth - 1, known)
 
     if "$ref" in schema:
-        return inner(_resolved(schema["$ref"], root))
+        return inner(resolved(schema["$ref"], root))
     allowed = ANY
     declared = schema.get("type")
     if isinstance(declared, str | list):
@@ -170,7 +170,7 @@ def _types_of(
     return allowed or ANY
 
 
-def _resolved(reference: Any, root: Any) -> Any:
+def resolved(reference: Any, root: Any) -> Any:
     """The schema that ``#/...`` points at inside its document; None for any other reference."""
     if not isinstance(reference, str) or not reference.startswith("#/"):
         return None

@@ -9,6 +9,8 @@ from dsa_compile.server.errors import ApiError
 
 _LOG = logging.getLogger(__name__)
 _MOST_NAMED = 32
+NO_TEXT = "[%s left out: text alone is read]"
+"""What the model reads where something stood that is no text, by its kind."""
 
 
 class Conversation:

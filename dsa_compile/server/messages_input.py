@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dsa_compile.server.conversation import Conversation
+from dsa_compile.server.conversation import NO_TEXT, Conversation
 from dsa_compile.server.errors import bad_request, unsupported
 from dsa_compile.server.openai_types import MessagesRequest
 
@@ -124,9 +124,7 @@ def _block(made: Conversation, block: Any, param: str, lenient: bool) -> str:
             return text
         case {"type": str(kind)} if kind != "text" and lenient:
             made.leave_out(param, kind)
-            return (
-                "" if kind == "redacted_thinking" else f"[{kind:.40} left out: text alone is read]"
-            )
+            return "" if kind == "redacted_thinking" else NO_TEXT % kind[:40]
         case {"type": str(kind)} if kind != "text":
             raise unsupported(f"{param}.type", f"{kind!r:.80}; the model reads text alone")
     raise bad_request(f"{param} must be a block with a type and its text", param)

@@ -179,6 +179,7 @@ class ResponsesRequest(SamplingFields):
     truncation: Text | None = None
     background: Flag | None = None
     previous_response_id: Text | None = None
+    client_metadata: Object | None = None  # Codex's, of no effect
 
 
 class OutputConfig(Body):

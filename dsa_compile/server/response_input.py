@@ -1,12 +1,14 @@
 """The input of ``/v1/responses`` in the form of chats: messages, tools, the answer's format."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from dsa_compile.server.conversation import Conversation
+from dsa_compile.server.conversation import NO_TEXT, Conversation
 from dsa_compile.server.errors import bad_request, unsupported
 
 _TEXT_PARTS = ("input_text", "output_text", "text")
+_ELSEWHERE = ("_call", "_call_output", "_tools", "_snapshot", "compaction")
+"""How items of tools that another server or the client alone knows end, which are left out."""
 _FIELDS = {  # by the names in chats, where they have others
     "messages": "input",
     "max_tokens": "max_output_tokens",
@@ -41,16 +43,20 @@ class _Items(Conversation):
                 text = _text(texts, param, ("reasoning_text", "summary_text"))
                 self._answer(param, new=True)["reasoning_content"] = text
                 self.name("reasoning_content", f"{param}.content")
-            case "function_call":
+            case "function_call" | "custom_tool_call":
                 self._answer(param)
                 own = {"": param, ".function": param, ".id": f"{param}.call_id"}
-                self.call(item.get("call_id"), item.get("name"), item.get("arguments"), own)
-            case "function_call_output":
-                content = _text(item.get("output"), f"{param}.output", _TEXT_PARTS)
+                free = {"input": item.get("input")}  # a text in no form
+                arguments = free if "input" in item else item.get("arguments")
+                self.call(item.get("call_id"), item.get("name"), arguments, own)
+            case "function_call_output" | "custom_tool_call_output":
+                content = _text(item.get("output"), f"{param}.output", _TEXT_PARTS, self.leave_out)
                 call_id = item.get("call_id")
                 self.begin({"role": "tool", "tool_call_id": call_id, "content": content}, param)
                 self.name("tool_call_id", f"{param}.call_id")
                 self.name("content", f"{param}.output")
+            case str(kind) if kind.endswith(_ELSEWHERE):
+                self.leave_out(param, kind)
             case kind:
                 problem = "known: message, reasoning, function_call, function_call_output"
                 raise unsupported(f"{param}.type", f"{kind!r:.80}; {problem}")
@@ -88,7 +94,12 @@ def conversation_of(given: str | list[Any], instructions: str | None) -> Convers
     return made
 
 
-def _text(content: Any, param: str, kinds: tuple[str, ...]) -> Any:
+def _text(
+    content: Any,
+    param: str,
+    kinds: tuple[str, ...],
+    leave_out: Callable[[str, object], None] | None = None,
+) -> Any:
     """Text of parts; what is no list is left as it is, for the chat format to judge."""
     if not isinstance(content, list):
         return content
@@ -96,6 +107,10 @@ def _text(content: Any, param: str, kinds: tuple[str, ...]) -> Any:
     for number, part in enumerate(content):
         if not isinstance(part, Mapping) or part.get("type") not in kinds:
             kind = part.get("type") if isinstance(part, Mapping) else part
+            if leave_out is not None and isinstance(kind, str):
+                leave_out(f"{param}[{number}]", kind)
+                texts.append(NO_TEXT % kind[:40])
+                continue
             problem = f"{kind!r:.80}; the model reads text alone"
             raise unsupported(f"{param}[{number}].type", problem)
         text = part.get("text")
@@ -105,23 +120,20 @@ def _text(content: Any, param: str, kinds: tuple[str, ...]) -> Any:
     return "".join(texts)
 
 
-def tools_of(tools: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
-    """The functions of a request in the form of chats.
-
-    Raises:
-        ApiError: a tool is no function (400).
-    """
-    found = []
+def tools_of(tools: list[dict[str, Any]] | None, made: Conversation) -> list[dict[str, Any]] | None:
+    """The functions of a request in the form of chats; tools of other types are left out."""
+    found: list[dict[str, Any]] = []
     for number, tool in enumerate(tools or ()):
         if tool.get("type") != "function":
-            problem = f"{tool.get('type')!r:.80}; the tools are functions"
-            raise unsupported(f"tools[{number}].type", problem)
+            made.leave_out(f"tools[{number}]", tool.get("type"))
+            continue
+        made.fields[f"tools[{len(found)}]"] = f"tools[{number}]"
         function = {name: value for name, value in tool.items() if name != "type"}
         found.append({"type": "function", "function": function})
     return found or None
 
 
-def response_format_of(text: dict[str, Any] | None) -> dict[str, Any] | None:
+def response_format_of(text: dict[str, Any] | None, made: Conversation) -> dict[str, Any] | None:
     """``text.format`` in the form of the ``response_format`` of chats.
 
     Raises:
@@ -130,7 +142,9 @@ def response_format_of(text: dict[str, Any] | None) -> dict[str, Any] | None:
     if not text:
         return None
     for name, value in text.items():
-        if name != "format" and not (name == "verbosity" and value in (None, "medium")):
+        if name == "verbosity" and value not in (None, "medium"):
+            made.leave_out("text.verbosity", value)
+        elif name not in ("format", "verbosity"):
             raise unsupported(f"text.{name}", "use text.format")
     described = text.get("format")
     if described is None:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from dsa_compile.errors import ParameterError
 from dsa_compile.runtime.requests.grammar import Grammar
+from dsa_compile.runtime.sampling.schema import NotKeptError, kept
 
 _CACHE_BYTES = 256 << 20  # of compiled grammars
 _MOST_WHITESPACE = 32  # in a row within JSON, where a model could go on for ever
@@ -142,7 +143,10 @@ class GrammarCompiler:
             raise _error(_TOO_SLOW)
         import xgrammar
 
-        tag = {"type": "structural_tag", "format": _format(grammar)}
+        try:
+            tag = {"type": "structural_tag", "format": kept(_format(grammar))}
+        except (NotKeptError, RecursionError) as error:
+            raise _error(_reason(error)) from None
         try:
             compiled = self._compiler.compile_structural_tag(json.dumps(tag))
         except (RuntimeError, ValueError) as error:

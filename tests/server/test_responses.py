@@ -205,9 +205,10 @@ def test_an_answer_that_was_cut_off_is_taken_as_input() -> None:
         ({"reasoning": {"budget": 3}}, "reasoning.budget"),
         ({"text": {"format": {"type": "xml"}}}, "text.format"),
         ({"text": {"format": {"type": "json_schema"}}}, "text.format"),
-        ({"text": {"verbosity": "low"}}, "text.verbosity"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"text": {"tone": "kind"}}, "text.tone"),
+        ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice"),
         ({"tools": [{"type": "function"}]}, "tools[0].name"),
+        ({"tools": [{"type": "custom", "name": "f"}, {"type": "function"}]}, "tools[1].name"),
         (
             {"input": [{"role": "user", "content": "x"}, {"type": "function_call"}],
              "instructions": "Be brief."}, "input[1].name",
@@ -253,3 +254,67 @@ def test_a_failure_is_an_event() -> None:
     *_, last = events(post(Failing(), stream=True))
     assert last["type"] == "response.failed"
     assert last["response"]["error"] == {"code": "engine_failed", "message": "the engine failed"}
+
+
+# as Codex sends it where nothing is configured
+CODEX = {
+    "model": "tiny",
+    "instructions": "You are Codex.",
+    "input": [
+        {"type": "additional_tools", "role": "developer", "tools": []},
+        {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "Ok"}]},
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Fix it"}]},
+        {"type": "reasoning", "summary": [], "content": None, "encrypted_content": "x"},
+        {"type": "local_shell_call", "call_id": "l", "status": "completed", "action": {}},
+        {"type": "web_search_call", "status": "completed", "action": {"type": "other"}},
+        {"type": "custom_tool_call", "call_id": "c", "name": "apply_patch", "input": "*** Begin"},
+        {"type": "custom_tool_call_output", "call_id": "c", "output": "Done"},
+        {"type": "function_call", "call_id": "v", "name": "view_image", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "v",
+         "output": [{"type": "input_image", "image_url": "data:,"}]},
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "More"}]},
+    ],
+    "tools": [
+        {"type": "custom", "name": "apply_patch", "format": {"type": "grammar", "syntax": "lark"}},
+        {**TOOLS[0], "strict": False},
+        {"type": "web_search", "external_web_access": True},
+        {"type": "namespace", "name": "multi_agent_v1", "tools": []},
+        {"type": "local_shell"},
+    ],
+    "tool_choice": "auto",
+    "parallel_tool_calls": True,
+    "reasoning": {"effort": "medium", "summary": "auto"},
+    "store": False,
+    "stream": True,
+    "include": ["reasoning.encrypted_content"],
+    "prompt_cache_key": "0197",
+    "client_metadata": {"x-codex-installation-id": "1"},
+    "text": {"verbosity": "low"},
+}  # fmt: skip
+
+
+def test_what_codex_sends() -> None:
+    chat = Chat(CALLS)
+    found = events(chat.post(path=PATH, **CODEX))
+    assert found[-1]["type"] == "response.completed"
+    calls = [i for i in found[-1]["response"]["output"] if i["type"] == "function_call"]
+    assert [call["name"] for call in calls] == ["weather", "weather"]
+    left = chat.headers["x-left-out"].split(", ")
+    assert [each.partition(" ")[0] for each in left] == [
+        "input[0]", "input[4]", "input[5]", "input[9].output[0]",
+        "tools[0]", "tools[2]", "tools[3]", "tools[4]", "text.verbosity",
+    ]  # fmt: skip
+    shown = chat.prompt()
+    assert 'name="input" string="true">*** Begin<' in shown
+    assert "<result>Done</result>" in shown
+    assert "[input_image left out" in shown
+    assert "web_search" not in shown
+
+
+def test_a_kind_of_tool_may_have_any_name() -> None:
+    chat = Chat(CALLS)
+    chat.post(path=PATH, **ASK, tools=[{"type": "é\n" * 99}, *[{"type": "x"}] * 99])
+    said = chat.headers["x-left-out"]
+    assert said.isascii()
+    assert "\n" not in said
+    assert said.endswith("68 more")

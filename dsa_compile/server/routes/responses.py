@@ -45,19 +45,19 @@ def responses_router(service: Service) -> APIRouter:
                 request,
                 body,
                 conversation.messages,
-                tool_choice(tools_of(body.tools), body.tool_choice),
+                tool_choice(tools_of(body.tools, conversation), body.tool_choice),
                 answer_id=answer.id,
                 encoding={
                     "effort": _effort(body.reasoning),
                     "template_kwargs": body.chat_template_kwargs,
                 },
-                response_format=response_format_of(body.text),
+                response_format=response_format_of(body.text, conversation),
                 many=body.parallel_tool_calls is not False,
                 max_tokens=body.max_output_tokens,
             )
         except ApiError as error:
             raise conversation.own_name(error) from None
-        return await job.respond(request, answer, body.stream)
+        return await job.respond(request, answer, body.stream, conversation.headers())
 
     return router
 

@@ -35,7 +35,7 @@ class Drafter:
         regions: its graphs by name.
         calls: binds the calls of a plan, for each variant.
         run: runs a plan of some calls on a step's values, for a variant; see
-            :class:`~dsa_compile.runtime.execution.drafting_runner.DraftingRunner`.
+            :class:`~dsa_compile.runtime.execution.model_runner.ModelRunner`.
         state: of the rows of the scheduler.
         block_size: rows of a cache page.
 

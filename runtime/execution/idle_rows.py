@@ -86,3 +86,9 @@ def padded(
     if one_each:
         views["cu_seqlens"] = np.arange(rows + 1, dtype=np.int32)
     return Batch(**views, logit_rows=batch.logit_rows, tokens_each=batch.tokens_each)
+
+
+def as_long(batch: Batch, tokens: int) -> Batch:
+    """A step without drafts with so many tokens: with as many requests, too, where all decode."""
+    each = batch.tokens_each == 1
+    return padded(batch, tokens, tokens if each else None, one_each=each)

@@ -1,368 +1,354 @@
-"""Run an artifact's graphs over paged caches."""
+"""The runner of a model on one device: steps with k drafts a request, checked in the step behind.
+
+Without drafts, k = 0, a step is the model over its tokens, and each request yields one. With them a
+step is three parts::
+
+    deeper drafts    d2 … dk of each request, from the first draft and the state behind it
+    the model        over each request's last token and its drafts; tokens are chosen, and kept up
+                     to the first that is not its draft
+    first drafts     d1 of the next step, and the rows of the draft layer's caches
+
+The last part runs over every token of the step, shifted: at position p it takes the model's state
+there and token p + 1. So it fills the draft layer's caches along prompts, and overwrites what
+deeper drafts have left, which was made of a draft's states. Rows behind the tokens that are kept
+hold nothing of use: the step that computes their positions writes them again.
+
+Deeper drafts are made at the start of the step that checks them: their cache rows are those of
+positions which that step computes, so no block is ever held for a draft beyond it.
+
+All of it stays where the tokens are (:mod:`dsa_compile.runtime.execution.draft_rows`), and the host
+learns later what was kept. Only requests whose logits their options change or describe have their
+tokens chosen on the host, which waits for the step then; so does everything with drafts that the
+host looks up.
+"""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from copy import copy
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from dsa_compile.artifact.manifest import Manifest
 from dsa_compile.ir.execution import BoundCall, run_calls
-from dsa_compile.ir.plan import LONG, MODEL, SHORT, Plan, for_prompts
-from dsa_compile.ir.region import Region
-from dsa_compile.kernels.cuda.shipped import NO_KERNELS, ShippedKernels
+from dsa_compile.ir.plan import LONG, Plan
 from dsa_compile.runtime.execution.batch import Batch
-from dsa_compile.runtime.execution.bound_calls import bound_calls
-from dsa_compile.runtime.execution.captured_steps import StepParts
-from dsa_compile.runtime.execution.cuda_graphs import DecodeGraphs
-from dsa_compile.runtime.execution.devices import device_of
-from dsa_compile.runtime.execution.expert_counts import counts_of
+from dsa_compile.runtime.execution.draft_inputs import fits_padded, ragged_inputs
+from dsa_compile.runtime.execution.draft_rows import DraftedRows, RowState, corrected_rows
+from dsa_compile.runtime.execution.drafted_graphs import DraftedGraphs
+from dsa_compile.runtime.execution.drafted_tokens import TokenSlots
+from dsa_compile.runtime.execution.drafter import Drafter
 from dsa_compile.runtime.execution.graph_plan import GraphKey, GraphPlan
-from dsa_compile.runtime.execution.mixed_graphs import MixedGraphs, MixedKey, MixedPlan
-from dsa_compile.runtime.execution.pinned_staging import StagingRing
-from dsa_compile.runtime.execution.prompt_rows import PromptRows
-from dsa_compile.runtime.execution.prompt_steps import LEAST_PROMPT_TOKENS, longest_prompt
+from dsa_compile.runtime.execution.idle_rows import as_long, padded
+from dsa_compile.runtime.execution.model_steps import LOGITS, ModelSteps, Values
+from dsa_compile.runtime.execution.open_step import OpenStep
+from dsa_compile.runtime.execution.padded_rows import padded_rows
 from dsa_compile.runtime.execution.runner import LaunchedTokens, StepInputs
-from dsa_compile.runtime.execution.token_ids import resolve_token_ids
-from dsa_compile.runtime.execution.token_parts import PartShape, run_in_parts
-from dsa_compile.runtime.pages.kinds import Caches, make_caches
+from dsa_compile.runtime.execution.step_shape import StepShape
 from dsa_compile.runtime.requests.logprobs import TokenLogprobs
 from dsa_compile.runtime.sampling.device_sampler import DeviceSampler
-from dsa_compile.runtime.sampling.host_sampler import HostSampler, KnownTokens
-from dsa_compile.runtime.sampling.logprobs import token_logprobs
-from dsa_compile.runtime.sampling.sampler import SamplingState
+from dsa_compile.runtime.sampling.draw_options import Records, sample_rows
+from dsa_compile.runtime.sampling.host_choice import (
+    CheckedRows,
+    Chosen,
+    HostChoice,
+    KnownTokens,
+    Observer,
+    choose_on_host,
+)
+from dsa_compile.runtime.sampling.sampler import Sampler, SamplingState
 from dsa_compile.runtime.scheduling.stats import EAGER, StepKind
 
-LOGITS = "logits"
-_SCORED_ROWS = 64  # of a prompt at once: 33 MB of fp32 logits of the released vocabulary
 
-
-class ModelRunner:
+class ModelRunner(ModelSteps):
     """A :class:`~dsa_compile.runtime.execution.runner.Runner` over an artifact.
 
-    Owns the paged caches of every layer, ``[num_blocks, block_size, width]`` each under one block
-    id: ``caches`` has them by key for each call that owns some, for those who move pages. What a
-    page holds before a request writes its rows does not matter, NaN included.
-
-    On a GPU, :meth:`forward` launches work and never waits for it. All calls must be made with the
-    same current stream.
+    Drafts that the host knows (a batch's ids beside a request's last token) are checked as they
+    are; where they are -1, the artifact's draft plans make them.
 
     Args:
-        manifest: of the artifact.
-        regions: its graphs by name.
-        weights: for each call of a plan, by its name, the weights by key, on the target's device.
-        num_blocks: blocks of each cache.
-        max_running: rows of ``token_buffer``.
-        deterministic: a decoding request's results must not depend on the others in its step: all
-            decode steps run on the long graphs, in parts of the one form that
-            :class:`~dsa_compile.runtime.execution.token_parts.PartShape` has for its device.
-        caches: as :func:`make_caches` gives them, to use instead of own ones.
-        debug_launches: wait for every op, so that one that fails on the GPU is named. Nothing is
-            captured then, and everything runs on one stream.
-        shipped_kernels: where the CUDA kernels of its steps come from, of those that are there.
-        count_experts: count the tokens that every routed expert gets.
+        *args: as for :class:`ModelSteps`.
+        num_drafts: the most drafts of a request in a step, k.
+        plans: the artifact's plans, if they are to draft.
+        force_accept: tokens that a step keeps of a request on average, whatever is right of its
+            drafts; None for those that are right.
+        **options: as for :class:`ModelSteps`.
 
     Attributes:
-        token_buffer: int64 ``[max_running]`` on the device, the last sampled token of each row of
-            the scheduler. A batch's token of -1 is taken from there.
-        expert_counts: of routed experts' tokens; None where nothing is counted.
-        shipped_kernels: as given.
-        least_prompt_tokens: of a step that runs a variant of prompts.
-        longest_prompt: of a step that runs the long prompt variant.
-        planned_bytes: of the GPU that loading planned to take; None where it planned nothing.
-
-    Raises:
-        ArtifactError: this machine is not the target.
-        UserError: the caches do not fit into memory.
+        num_drafts: as given.
+        num_lanes: 1.
+        observer: called with every step; the host chooses the tokens of all steps then, and waits
+            for them. None: not called.
     """
 
-    least_prompt_tokens = LEAST_PROMPT_TOKENS
+    num_lanes = 1
 
     def __init__(
         self,
-        manifest: Manifest,
-        regions: Mapping[str, Region],
-        weights: Mapping[str, Mapping[str, torch.Tensor]],
-        num_blocks: int,
-        max_running: int = 256,
-        deterministic: bool = False,
-        caches: Caches | None = None,
-        debug_launches: bool = False,
-        shipped_kernels: ShippedKernels = NO_KERNELS,
-        count_experts: bool = False,
+        *args: Any,
+        num_drafts: int = 0,
+        plans: Mapping[str, Plan] | None = None,
+        force_accept: float | None = None,
+        **options: Any,
     ) -> None:
-        spec = manifest.model.spec
-        self.device = device_of(manifest.target)
-        self.num_blocks = num_blocks
-        self.block_size = manifest.block_size
-        self.vocab_size = spec.vocab_size
-        self.max_model_len = spec.max_position_embeddings
-        self.max_running = max_running
-        self.eos_token_ids = spec.eos_token_ids
-        self.shipped_kernels = shipped_kernels
-        self.planned_bytes: int | None = None
-        heads = spec.num_attention_heads // manifest.compile.layout.tp
-        self.longest_prompt = longest_prompt(spec, heads)
-        self._topk = spec.index_topk
-        self._deterministic = deterministic
-        self._manifest = manifest
-        self._weights = weights
-        if caches is None:
-            caches = make_caches(manifest, num_blocks, self.device)
-        self.caches = caches
-        # The CPU runs every op before the next without being asked to.
-        self._wait: Callable[[], None] | None = None
-        if debug_launches and self.device.type == "cuda":
-            self._wait = partial(torch.cuda.synchronize, self.device)
-        self.expert_counts = counts_of(manifest, regions, self.device) if count_experts else None
-        self._regions, self._plan = regions, manifest.plans[MODEL]
-        self._calls = self._bound(self._regions, self._plan)
-        self.token_buffer = torch.zeros(max_running, dtype=torch.int64, device=self.device)
-        self._sampler = DeviceSampler(self.vocab_size, self.token_buffer, shipped_kernels)
-        self._host_sampler = HostSampler(self.vocab_size)
-        self._ring = StagingRing() if self.device.type == "cuda" else None
-        self._graphs: DecodeGraphs | None = None
-        self._mixed_graphs: MixedGraphs | None = None
-        self._eager_steps: Counter[StepKind] = Counter()
-
-    def _bound(self, regions: Mapping[str, Region], plan: Plan) -> dict[str, list[BoundCall]]:
-        given = (self._weights, self.caches, self._wait, self.expert_counts)
-        return bound_calls(self._manifest, regions, plan, *given)
-
-    def variation(
-        self, *, plan: Plan | None = None, regions: Mapping[str, Region] | None = None
-    ) -> "ModelRunner":
-        """A runner over the same weights and caches, without graphs of its own yet.
-
-        Args:
-            plan: run the calls of this plan instead of the model's.
-            regions: run these instead of the artifact's; they take the same inputs.
-        """
-        other = copy(self)
-        other._graphs = other._mixed_graphs = None
-        other._regions = regions or self._regions
-        other._plan = plan or self._plan
-        other._calls = other._bound(other._regions, other._plan)
-        return other
+        super().__init__(*args, **options)
+        rows = self.max_running
+        self.observer: Observer | None = None
+        self.num_drafts = num_drafts
+        self._per_thousand = None if force_accept is None else round(1000 * force_accept)
+        self._host_sampler = Sampler(self.vocab_size)
+        self._sampler = DeviceSampler(self.vocab_size, self.token_buffer, self.shipped_kernels)
+        self._state = RowState.empty(rows, self.device)
+        self._slots = TokenSlots(rows, 1 + num_drafts, self.device)
+        self._sizes: GraphPlan | None = None
+        self._padded = DraftedGraphs(self._padded_step, self.device, rows, self._ring)
+        self._drafter: Drafter | None = None
+        if plans is not None:
+            self._drafter = Drafter(
+                plans, self._regions, self._bound_plan, self._run, self._state, self.block_size
+            )
 
     @property
-    def short_context(self) -> int | None:
-        """The longest context of a step on the short graphs; None if there are none."""
-        return self._topk if SHORT in self._calls else None
-
-    @property
-    def variants(self) -> tuple[str, ...]:
-        """The variants a step may run, ``long`` and perhaps others."""
-        return tuple(self._calls)
-
-    @torch.inference_mode()
-    def capture(self, plan: GraphPlan, keys: Sequence[GraphKey] | None = None) -> None:
-        """Capture decode steps as CUDA graphs; before, every step runs without one.
-
-        Args:
-            plan: the graphs that there may be.
-            keys: those to capture now, the largest first; None for all.
-        """
-        if self._graphs is None or self._graphs.plan != plan:
-            self._graphs = DecodeGraphs(plan, self._captured_parts())
-        with self.shipped_kernels.in_use():
-            self._graphs.capture(keys)
-
-    def drop_graphs(self) -> None:
-        """Give captured steps up; they run without graphs."""
-        self._graphs = None
-        self._mixed_graphs = None
-
-    @torch.inference_mode()
-    def capture_mixed(self, plan: MixedPlan, keys: Sequence[MixedKey] | None = None) -> None:
-        """Capture steps with prompt tokens as CUDA graphs; see :meth:`capture`."""
-        self._mixed_graphs = MixedGraphs(plan, self._captured_parts())
-        with self.shipped_kernels.in_use():
-            self._mixed_graphs.capture(keys)
-
-    def _captured_parts(self) -> StepParts:
-        assert self._ring is not None, "CUDA graphs need a GPU"
-        assert self._wait is None, "a captured step cannot be waited for op by op"
-        return StepParts(
-            self._step, resolve_token_ids, self.token_buffer, self.vocab_size, self._ring
-        )
-
-    @property
-    def step_counts(self) -> Mapping[StepKind, int]:
-        """Steps so far by how they ran."""
-        return sum((g.replays for g in (self._graphs, self._mixed_graphs) if g), self._eager_steps)
-
-    @property
-    def num_drafts(self) -> int:
-        """Tokens that are drafted for a request: 0."""
-        return 0
-
-    @property
-    def num_lanes(self) -> int:
-        """Number of lanes: 1."""
-        return 1
+    def drafter(self) -> Drafter | None:
+        """Drafter that runs the artifact's draft plans; None where these do not make the drafts."""
+        return self._drafter
 
     @property
     def rows_ahead(self) -> int:
-        """Rows of ``token_buffer``."""
-        return self.max_running
+        """Rows whose tokens are kept on the device; 0 where the host looks drafts up."""
+        return 0 if self.num_drafts and self._drafter is None else self.max_running
 
     @property
     def overlaps(self) -> bool:
         """Whether the device works while the host goes on."""
-        return self.device.type == "cuda"
+        return self.rows_ahead > 0 and self.device.type == "cuda"
+
+    @property
+    def step_counts(self) -> Counter[StepKind]:
+        """Steps so far by how they ran."""
+        return super().step_counts + self._padded.steps
 
     def samples_ahead(self, states: Sequence[SamplingState]) -> bool:
-        """Whether the tokens can be chosen on the device; see :class:`Runner`."""
-        return self._sampler.takes(states)
+        """Whether the tokens can be chosen on the device; see :class:`Runner`.
+
+        With drafts, no request may change or describe its logits.
+        """
+        if not self.rows_ahead or self.observer is not None or not self._sampler.takes(states):
+            return False
+        return not self.num_drafts or not any(state.special for state in states)
+
+    @torch.inference_mode()
+    def capture(self, plan: GraphPlan, keys: Sequence[GraphKey] | None = None) -> None:
+        """Capture decode steps as CUDA graphs; see :class:`ModelSteps`."""
+        if not self.num_drafts:
+            super().capture(plan, keys)
+        if self._drafter is None:
+            return  # the host looks up its drafts between steps, which have all sizes
+        self.pad_to(plan)
+        with self.shipped_kernels.in_use():
+            self._padded.capture(plan, keys)
+
+    def drop_graphs(self) -> None:
+        """Give captured steps up, and what steps are rounded up to; see :class:`ModelSteps`."""
+        super().drop_graphs()
+        self._padded.drop()
+        self.pad_to(None)
+
+    def without_drafts(self) -> "ModelRunner":
+        """A runner of the model's plan alone, over the same weights and caches."""
+        return ModelRunner(
+            self._manifest,
+            self._regions,
+            self._weights,
+            self.num_blocks,
+            self.max_running,
+            deterministic=self._deterministic,
+            caches=self.caches,
+            shipped_kernels=self.shipped_kernels,
+        )
+
+    def pad_to(self, plan: GraphPlan | None) -> None:
+        """Round decode steps up to these sizes; None to launch each at its own."""
+        self._sizes = plan
 
     def launch(self, inputs: StepInputs) -> LaunchedTokens:
-        """Launch a step; its tokens are chosen on the device if it is launched ahead.
+        """Launch a step, and wait for it where the host chooses its tokens.
 
         Raises:
             StepError: an op failed, or the GPU did.
         """
-        if inputs.ahead:
-            return self._sampler.launch(self.forward(inputs.batch), inputs)
-        if inputs.prompt is not None:
-            logits, entries = self.score_prompt(inputs.batch, inputs.prompt)
-            tokens = self._host_sampler.launch(logits, inputs).wait()
-            return KnownTokens(replace(tokens, prompt_logprobs=entries))
-        return self._host_sampler.launch(self.execute(inputs.batch), inputs)
+        options = self._sampler.draw_options.records(inputs.rows, inputs.states, inputs.counts)
+        if self.chooses_tokens(inputs):
+            return self.launch_whole(inputs, options)
+        step = self.open_step(inputs, options)
+        choice = self.choose(inputs, checked := step.checked())
+        if self.observer is not None:
+            self.observer(checked.logits, checked.drafts, choice.chosen)
+        tokens = choice.tokens(self.score(step))
+        self.close_step(step, (choice.sampled, choice.kept))
+        return KnownTokens(tokens)
+
+    def chooses_tokens(self, inputs: StepInputs) -> bool:
+        """Whether the tokens of a step are chosen on the device, and not by the host."""
+        if not self.num_drafts:
+            return inputs.ahead
+        return inputs.prompt is None and self.samples_ahead(inputs.states)
+
+    def launch_whole(
+        self, inputs: StepInputs, options: Records, lanes: StepShape | None = None
+    ) -> LaunchedTokens:
+        """Launch a step that :meth:`chooses_tokens`.
+
+        Args:
+            inputs: the step; states are not needed, but of requests whose logits they change.
+            options: how its tokens are drawn, ``[Y]`` records.
+            lanes: the shape that the step has on all lanes, which launch theirs with the same one;
+                None for that of the step.
+        """
+        if not self.num_drafts:
+            logits = self.forward(_as_long(inputs.batch, lanes))
+            return self._sampler.launch(logits, inputs, options)
+        with torch.inference_mode(), self.shipped_kernels.in_use():
+            variant = self._variant(inputs)
+            if (key := self._padded_size(inputs, variant, lanes)) is not None:
+                return self._slots.send(*self._padded.launch(key, inputs, options))
+            rows, drafts, values = self._run_step(inputs, options, variant, lanes)
+            return self._slots.send(self._choose_and_draft(rows, drafts, values, variant), None)
+
+    def open_step(
+        self, inputs: StepInputs, options: Records, lanes: StepShape | None = None
+    ) -> OpenStep:
+        """Launch a step up to its logits; the arguments are those of :meth:`launch_whole`."""
+        if not self.num_drafts:
+            batch = _as_long(inputs.batch, lanes)
+            if inputs.prompt is None:
+                return OpenStep(inputs, self.forward(batch))
+            return OpenStep(inputs, *self.values_of(batch), self.variant_of(batch))
+        with torch.inference_mode(), self.shipped_kernels.in_use():
+            variant = self._variant(inputs)
+            rows, drafts, values = self._run_step(inputs, options, variant, lanes)
+        return OpenStep(inputs, values[LOGITS], values, variant, rows, drafts)
+
+    def choose(self, inputs: StepInputs, checked: CheckedRows) -> HostChoice:
+        """Choose the tokens of a step on the host.
+
+        Args:
+            inputs: the step, perhaps of several lanes.
+            checked: what it has checked.
+        """
+        return choose_on_host(self._host_sampler, inputs, checked, self._per_thousand)
+
+    def score(self, step: OpenStep) -> Sequence[TokenLogprobs]:
+        """Log-probabilities of the prompt tokens whose logits a step wants, an entry a row."""
+        if step.inputs.prompt is None:
+            return ()
+        return self.score_prompt(step.values, step.variant, step.inputs.prompt)
 
     @torch.inference_mode()
-    def score_prompt(self, batch: Batch, prompt: PromptRows) -> tuple[Tensor, list[TokenLogprobs]]:
-        """Run one step and wait for it.
+    def close_step(self, step: OpenStep, chosen: Chosen) -> None:
+        """Keep what was chosen of a step, and make the first drafts of the next one.
 
-        Returns:
-            fp32 logits ``[N, V]`` on the CPU, and the log-probabilities of prompt tokens, an entry
-            a row of ``prompt``.
+        Args:
+            step: the newest; nothing follows it where the host looks drafts up.
+            chosen: tokens of its requests, W of each, and how many count.
         """
-        variant = self.variant_of(batch)
-        calls = self._calls[variant]
-        self._eager_steps[StepKind(EAGER, variant)] += 1
+        if self._drafter is None:
+            return
+        assert step.rows is not None, "of a step with drafts"
         with self.shipped_kernels.in_use():
-            tensors = self._to_device(batch)
-            wanted = tensors["logit_rows"]
-            run_calls(calls[: len(self._plan.writing)], tensors)
-            entries = self._score(tensors, batch, prompt)
-            logits = torch.empty((0, self.vocab_size))
-            if len(batch.logit_rows):
-                logits = self._head(tensors, batch, wanted).cpu()
-        return logits, entries
+            sent = self._upload(dict(zip(("sampled", "kept"), chosen, strict=True)))
+            settled = step.rows.settle_known(self._state, sent["sampled"], sent["kept"])
+            self._drafter.begin(step.rows, step.values, step.variant, settled)
 
-    def _score(
-        self, tensors: dict[str, Tensor], batch: Batch, prompt: PromptRows
-    ) -> list[TokenLogprobs]:
-        """Log-probabilities of prompt tokens, an entry a row; ``tensors`` are of a step up to its
-        last cache. The head runs on no more rows at once than decode steps have, which is what
-        memory was planned for."""
-        entries: list[TokenLogprobs] = []
-        most = min(self.max_running, _SCORED_ROWS)
-        for start in range(0, len(prompt.rows), most):
-            part = slice(start, start + most)
-            sent = self._upload({"rows": prompt.rows[part], "targets": prompt.targets[part]})
-            logits = self._head(tensors, batch, sent["rows"])
-            entries += token_logprobs(logits, sent["targets"], prompt.alternatives[part])
-        return entries
+    def _variant(self, inputs: StepInputs) -> str:
+        alike = self._deterministic and fits_padded(inputs)
+        return LONG if alike else self.variant_of(inputs.batch)
 
-    def _head(self, tensors: dict[str, Tensor], batch: Batch, rows: Tensor) -> Tensor:
-        """fp32 logits of some rows of a step."""
-        tensors["logit_rows"] = rows
-        run_calls(self._calls[self.variant_of(batch)][len(self._plan.writing) :], tensors)
-        return tensors[LOGITS].float()
+    def _padded_size(
+        self, inputs: StepInputs, variant: str, lanes: StepShape | None
+    ) -> GraphKey | None:
+        """The size to which a step is rounded up, of one number of rows on all lanes; None if it
+        is launched as it is."""
+        shape = lanes or StepShape.of([inputs])
+        if not shape.even:
+            return None
+        key = None
+        if self._sizes is not None:
+            columns = inputs.batch.block_tables.shape[1]
+            key = self._sizes.choose_size(shape.requests, shape.width, columns, variant)
+        if key is None and self._deterministic:
+            key = GraphKey(LONG, shape.requests, self._all_columns, shape.width)
+        return key
 
-    def execute(self, batch: Batch) -> torch.Tensor:
-        """Run one step and wait for it; fp32 logits ``[N, V]`` on the CPU."""
-        with torch.inference_mode():
-            return self.forward(batch).float().cpu()
+    @property
+    def _all_columns(self) -> int:
+        return -(-self.max_model_len // self.block_size)
 
-    @torch.inference_mode()
-    def forward(self, batch: Batch) -> torch.Tensor:
-        """Launch one step.
+    def _padded_step(self, step: dict[str, Tensor], variant: str) -> Tensor:
+        rows = padded_rows(step, self._state, self.block_size)
+        drafts, values = self._drafts_and_model(rows, variant, flat=True)
+        return self._choose_and_draft(rows, drafts, values, variant)
 
-        Returns:
-            Logits ``[N, V]`` on the device, fp32 or in the model's dtype, to be used before the
-            next call.
-        """
-        with self.shipped_kernels.in_use():
-            return self._forward(batch)
-
-    def _forward(self, batch: Batch) -> torch.Tensor:
-        variant = self.variant_of(batch)
-        graphs, mixed = self._graphs, self._mixed_graphs
-        if graphs and (logits := graphs.forward(batch, variant)) is not None:
-            return self._sampled(batch, logits)
-        if mixed and (logits := mixed.forward(batch, variant)) is not None:
-            return logits
+    def _run_step(
+        self, inputs: StepInputs, options: Records, variant: str, lanes: StepShape | None
+    ) -> tuple[DraftedRows, Tensor, Values]:
+        """A step up to its logits: its rows, their drafts, and every value of the model."""
         self._eager_steps[StepKind(EAGER, variant)] += 1
-        tensors = self._to_device(batch)
-        if self._is_alike(batch):
-            return self._sampled(batch, self._run_alike(tensors, [LOGITS])[LOGITS])
-        if len(batch.logit_rows):
-            return self._step(tensors, variant)
-        run_calls(self._calls[variant][: len(self._plan.writing)], tensors)
-        return torch.empty((0, self.vocab_size), device=self.device)
-
-    def variant_of(self, batch: Batch) -> str:
-        """The variant that a step runs: ``short`` where no context exceeds ``index_topk``, else
-        ``long``; the one of prompts in place of each where every request begins in the step, tokens
-        are not few and prompts not too long.
-
-        A deterministic engine has no variants of prompts: a row has the same bits in whatever step.
-        """
-        if SHORT not in self._calls or self._is_alike(batch):
-            return LONG
-        variant = SHORT if batch.is_short(self._topk) else LONG
-        many = batch.num_tokens >= self.least_prompt_tokens and not self._deterministic
-        if many and batch.is_short(self.longest_prompt) and batch.is_prompts():
-            made = for_prompts(variant)
-            return made if made in self._calls else variant
-        return variant
-
-    def _is_alike(self, batch: Batch) -> bool:
-        """Whether the step has to take the kernels of every other step of a token a request.
-
-        The last token of a prompt counts too: with drafts it runs as a decoding request does.
-        """
-        return self._deterministic and batch.num_tokens == batch.num_requests
-
-    def _step(self, tensors: dict[str, Tensor], variant: str) -> Tensor:
-        run_calls(self._calls[variant], tensors)
-        return tensors[LOGITS]
-
-    def _run_alike(self, values: Mapping[str, Tensor], keys: Sequence[str]) -> dict[str, Tensor]:
-        """Results of a step of a token a request, run in the form that all such steps have."""
-        shape = PartShape.on(self.device, -(-self.max_model_len // self.block_size))
-        return run_in_parts(partial(self._step, variant=LONG), values, keys, shape)
-
-    def _sampled(self, batch: Batch, logits: Tensor) -> Tensor:
-        """Select the logits that are wanted from those of every row of a decode step."""
-        if len(batch.logit_rows) == batch.num_requests:
-            return logits[: batch.num_requests]
-        return logits.index_select(0, self._upload({"rows": batch.logit_rows})["rows"])
-
-    def _to_device(self, batch: Batch) -> dict[str, Tensor]:
-        """The batch's tensors by name, with the tokens that only the device knows."""
-        arrays = batch.arrays()
-        unknown = batch.num_tokens > 0 and int(batch.input_ids.min()) < 0
-        if unknown:
-            arrays["token_rows"] = batch.token_rows
-        tensors = self._upload(arrays)
-        if unknown:
-            tensors["input_ids"] = resolve_token_ids(
-                tensors["input_ids"], tensors.pop("token_rows"), self.token_buffer
+        if lanes is not None:
+            inputs = replace(inputs, batch=padded(inputs.batch, lanes.tokens))
+        step = self._upload(ragged_inputs(inputs, options, self.max_running))
+        flat = self._deterministic and fits_padded(inputs)
+        if flat:
+            step["every_row"] = torch.arange(inputs.batch.num_tokens, device=self.device)
+            step["cu_seqlens"] = torch.arange(
+                inputs.batch.num_tokens + 1, dtype=torch.int32, device=self.device
             )
+        rows = replace(corrected_rows(step, self._state, self.block_size, flat=flat), lanes=lanes)
         if self._wait is not None:  # for the first op not to be blamed for what was before it
             self._wait()
-        return tensors
+        drafts, values = self._drafts_and_model(rows, variant, flat=flat)
+        if flat:
+            values[LOGITS] = values[LOGITS][rows.places.flatten()]
+        return rows, drafts, values
 
-    def _upload(self, arrays: Mapping[str, NDArray[Any]]) -> dict[str, Tensor]:
-        if self._ring is None:
-            return {name: torch.from_numpy(array) for name, array in arrays.items()}
-        return self._ring.upload(arrays, self.device)
+    def _drafts_and_model(
+        self, rows: DraftedRows, variant: str, *, flat: bool
+    ) -> tuple[Tensor, Values]:
+        if self._drafter is not None:
+            drafts = self._drafter.drafts_of(rows, variant)
+        else:
+            drafts = rows.values["input_ids"][rows.places[:, 1:]]
+        values: Values = {**rows.values, "input_ids": rows.with_drafts(drafts)}
+        if flat and self._deterministic:
+            carried = self._drafter.carried if self._drafter is not None else ()
+            values |= self._run_alike(values, [*carried, LOGITS])
+        else:
+            self._run(self._calls, self._plan, values, variant)
+        return drafts, values
+
+    def _choose_and_draft(
+        self, rows: DraftedRows, drafts: Tensor, values: Values, variant: str
+    ) -> Tensor:
+        """The outcome of a step, int64 ``[Y, 1 + W]``: how many tokens count, and the tokens."""
+        assert self._drafter is not None, "see samples_ahead"
+        sampled = sample_rows(values[LOGITS], rows.grid_options()).view(rows.places.shape)
+        settled = rows.settle(self._state, sampled, drafts, self._per_thousand)
+        self._drafter.begin(rows, values, variant, settled)
+        return settled.outcome
+
+    def _run(
+        self, calls: Mapping[str, Sequence[BoundCall]], plan: Plan, values: Values, variant: str
+    ) -> None:
+        """Run a plan; without rows of logits that are wanted, all but its head."""
+        if len(values["logit_rows"]):
+            run_calls(calls[variant], values)
+            return
+        run_calls(calls[variant][: len(plan.writing)], values)
+        values[LOGITS] = self._no_logits()
+
+    def _bound_plan(self, plan: Plan) -> Mapping[str, Sequence[BoundCall]]:
+        return self._bound(self._regions, plan)
+
+
+def _as_long(batch: Batch, lanes: StepShape | None) -> Batch:
+    return batch if lanes is None else as_long(batch, lanes.tokens)

@@ -2,9 +2,8 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -20,7 +19,6 @@ from dsa_compile.kernels.late_kernels import kernels_expected
 from dsa_compile.launches.step_sizes import StepLimits
 from dsa_compile.runtime.engine_options import DETERMINISTIC_ROWS, EngineOptions
 from dsa_compile.runtime.execution.devices import device_of
-from dsa_compile.runtime.execution.drafting_runner import DraftingRunner
 from dsa_compile.runtime.execution.executor import require_kernels
 from dsa_compile.runtime.execution.graph_plan import GraphPlan
 from dsa_compile.runtime.execution.mixed_graphs import MixedPlan
@@ -147,20 +145,13 @@ def load_runner(
                 planned_bytes = memory.planned
                 clock.done(memory.describe(manifest.block_size))
         num_blocks = peers.least("blocks", num_blocks)
-        made: Callable[..., ModelRunner] = ModelRunner
-        if drafts.count:
-            plans = manifest.plans if drafts.planned else None
-            forced = options.force_accept
-            made = partial(
-                DraftingRunner, num_drafts=drafts.count, plans=plans, force_accept=forced
+        if options.force_accept is not None:
+            _LOG.warning(
+                "acceptance forced: a step keeps %g tokens on average, right or wrong; what is "
+                "generated is not the model's",
+                options.force_accept,
             )
-            if forced is not None:
-                _LOG.warning(
-                    "acceptance forced: a step keeps %g tokens on average, right or wrong; what is "
-                    "generated is not the model's",
-                    forced,
-                )
-        runner = made(
+        runner = ModelRunner(
             manifest,
             regions,
             load.weights,
@@ -170,6 +161,9 @@ def load_runner(
             debug_launches=options.debug_launches,
             shipped_kernels=shipped,
             count_experts=options.count_experts,
+            num_drafts=drafts.count,
+            plans=manifest.plans if drafts.planned else None,
+            force_accept=options.force_accept,
         )
         runner.planned_bytes = planned_bytes
         if plan is not None:

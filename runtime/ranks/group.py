@@ -10,9 +10,8 @@ import contextlib
 import ctypes
 import os
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -22,18 +21,16 @@ from dsa_compile.errors import UserError
 from dsa_compile.facts.layout import DP, Layout
 from dsa_compile.ops.collectives import communicating
 from dsa_compile.runtime.engine_options import EngineOptions
-from dsa_compile.runtime.execution.drafting_runner import DraftingRunner
 from dsa_compile.runtime.execution.model_runner import ModelRunner
 from dsa_compile.runtime.execution.runner import LaunchedTokens, StepInputs, StepTokens
 from dsa_compile.runtime.failures.interrupts import Uninterrupted
 from dsa_compile.runtime.failures.step_errors import RankLost
 from dsa_compile.runtime.loading.load_runner import load_runner
 from dsa_compile.runtime.ranks.connect import GroupCommunicator, choose_device, connect
-from dsa_compile.runtime.ranks.drafted_steps import DraftedSteps
 from dsa_compile.runtime.ranks.gloo import open_store
-from dsa_compile.runtime.ranks.lane_results import LaneResults, lane_logits
-from dsa_compile.runtime.ranks.lanes import lane_inputs
-from dsa_compile.runtime.ranks.messages import DraftedPlan, PlanWriter, Start, StepPlan
+from dsa_compile.runtime.ranks.group_steps import GroupSteps
+from dsa_compile.runtime.ranks.lane_results import LaneResults
+from dsa_compile.runtime.ranks.messages import Start, StepPlan
 from dsa_compile.runtime.ranks.peers import LOADING_TIMEOUT, StorePeers
 from dsa_compile.runtime.ranks.processes import (
     RankProcess,
@@ -44,7 +41,6 @@ from dsa_compile.runtime.ranks.processes import (
 from dsa_compile.runtime.ranks.torchrun import join_ranks, open_shared_store
 from dsa_compile.runtime.ranks.torchrun_environment import started_rank
 from dsa_compile.runtime.ranks.watch import Watch
-from dsa_compile.runtime.sampling.host_sampler import HostSampler, KnownTokens
 from dsa_compile.runtime.sampling.sampler import SamplingState
 from dsa_compile.runtime.scheduling.stats import StepKind
 
@@ -78,20 +74,15 @@ class RankGroup:
         max_running: int,
     ) -> None:
         self._runner, self._layout = runner, layout
-        self.num_lanes, self._max_running = layout.dp, max_running
+        self.num_lanes = layout.dp
         self._others = tuple(others)
         self._communicator = communicator
         self._watch, self._timeout = watch, timeout
         heads = [other for other in others if other.rank % layout.tp == 0]
-        self._results = LaneResults(heads, timeout)
-        self._writers = [PlanWriter() for _ in range(layout.dp)]
-        self._host_sampler = HostSampler(runner.vocab_size)
+        results = LaneResults(heads, timeout)
+        self._steps = GroupSteps(runner, layout, others, results, max_running)
         self._number = 0  # of the newest step
         self.num_drafts = runner.num_drafts
-        self._drafted: DraftedSteps | None = None
-        if isinstance(runner, DraftingRunner):
-            given = (layout, self._others, self._results, max_running)
-            self._drafted = DraftedSteps(runner, *given)
         self.num_blocks, self.block_size = runner.num_blocks, runner.block_size
         self.vocab_size, self.max_model_len = runner.vocab_size, runner.max_model_len
         self.eos_token_ids, self.device = runner.eos_token_ids, runner.device
@@ -129,37 +120,15 @@ class RankGroup:
         # an interrupt in between would leave the ranks in different steps
         with Uninterrupted(), self._watch.working():
             self._number += 1
-            if self._drafted is not None:
-                drafted = self._drafted.plans(inputs, self._number)
-                return self._run(drafted, partial(self._drafted.launch, inputs, drafted))
-            steps = [inputs]
-            if self.num_lanes > 1:
-                steps = lane_inputs(inputs, self.num_lanes, self._max_running)
-            writers = zip(self._writers, steps, strict=True)
-            plans = [writer.plan(step, self._number) for writer, step in writers]
-            return self._run(plans, partial(self._launch, inputs, steps[0]))
+            return self._run(inputs, self._steps.plans(inputs, self._number))
 
-    def _run(
-        self,
-        plans: Sequence[StepPlan | DraftedPlan],
-        launch: Callable[[], LaunchedTokens],
-    ) -> LaunchedTokens:
+    def _run(self, inputs: StepInputs, plans: Sequence[StepPlan]) -> LaunchedTokens:
         """Send the plan of each lane to its ranks, and launch the step on this one."""
         with self._watch.waiting(self._timeout):  # one that hangs may take no more messages
             for other in self._others:
                 other.connection.send(plans[self._layout.numbers(other.rank)[DP]])
         with communicating(self._communicator), self._device_wait():
-            return _WatchedTokens(launch(), self)
-
-    def _launch(self, inputs: StepInputs, own: StepInputs) -> LaunchedTokens:
-        """Launch a step on this rank; ``own`` is that of its lane."""
-        if self.num_lanes == 1:
-            return self._runner.launch(own)
-        if own.ahead:
-            return self._results.joined(self._number, self._runner.launch(own))
-        lanes = self._results.logits(lane_logits(self._runner, own, self._number))
-        tokens = self._host_sampler.launch(torch.from_numpy(lanes.logits), inputs).wait()
-        return KnownTokens(replace(tokens, prompt_logprobs=lanes.prompt))
+            return _WatchedTokens(self._steps.launch(inputs, plans), self)
 
     def wait(self, tokens: LaunchedTokens) -> StepTokens:
         """Wait for a step.

@@ -14,27 +14,12 @@ from typing import TypeVar
 
 import numpy as np
 
-from dsa_compile.runtime.execution.model_runner import ModelRunner
-from dsa_compile.runtime.execution.runner import LaunchedTokens, StepInputs, StepTokens
-from dsa_compile.runtime.ranks.messages import Failed, LaneLogits, LaneTokens, StepPlan
+from dsa_compile.runtime.execution.runner import LaunchedTokens, StepTokens
+from dsa_compile.runtime.ranks.messages import Failed, LaneLogits, LaneTokens
 from dsa_compile.runtime.ranks.processes import RankProcess
 from dsa_compile.runtime.scheduling.step import Failure
 
 Message = TypeVar("Message", LaneTokens, LaneLogits)
-
-
-def lane_logits(runner: ModelRunner, step: StepInputs | StepPlan, number: int) -> LaneLogits:
-    """Run a lane's step without drafts and wait for it.
-
-    Args:
-        runner: of this rank.
-        step: the lane's.
-        number: of the step.
-    """
-    if step.prompt is None:
-        return LaneLogits(number, runner.execute(step.batch).numpy())
-    logits, entries = runner.score_prompt(step.batch, step.prompt)
-    return LaneLogits(number, logits.numpy(), entries)
 
 
 class LaneAnswers:

@@ -1,7 +1,7 @@
-"""Steps of all lanes cut into those of each: its requests, and padding up to the longest lane's.
+"""Steps of all lanes cut into those of each.
 
 Experts take the tokens of all lanes, so every lane computes as many
-(:mod:`dsa_compile.runtime.execution.step_shape`). A lane without requests runs a step of padding
+(:mod:`dsa_compile.runtime.execution.step_shape`). A lane without requests runs a step of idle rows
 alone, as collectives need all ranks.
 """
 
@@ -12,28 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsa_compile.runtime.execution.batch import Batch
-from dsa_compile.runtime.execution.idle_rows import padded
 from dsa_compile.runtime.execution.prompt_rows import PromptRows
 from dsa_compile.runtime.execution.runner import StepInputs
-
-
-def lane_inputs(inputs: StepInputs, lanes: int, max_running: int) -> list[StepInputs]:
-    """The step of each lane, padded.
-
-    Args:
-        inputs: as for :func:`lane_steps`.
-        lanes: likewise.
-        max_running: likewise.
-
-    Returns:
-        As :func:`lane_steps`. Batches have as many tokens; where all requests decode, also as many
-        rows.
-    """
-    steps = lane_steps(inputs, lanes, max_running)
-    most = max(step.batch.num_tokens for step in steps)
-    each = inputs.batch.tokens_each == 1
-    rows = most if each else None
-    return [replace(s, batch=padded(s.batch, most, rows, one_each=each)) for s in steps]
 
 
 def lane_steps(inputs: StepInputs, lanes: int, max_running: int) -> list[StepInputs]:

@@ -11,12 +11,10 @@ from numpy.typing import NDArray
 
 from dsa_compile.facts.layout import Layout
 from dsa_compile.runtime.engine_options import EngineOptions
-from dsa_compile.runtime.execution.batch import Batch
-from dsa_compile.runtime.execution.prompt_rows import PromptRows
 from dsa_compile.runtime.execution.runner import StepInputs, StepTokens
 from dsa_compile.runtime.execution.step_shape import StepShape
 from dsa_compile.runtime.requests.logprobs import TokenLogprobs
-from dsa_compile.runtime.sampling.sampler import SamplingState
+from dsa_compile.runtime.sampling.draw_options import Records
 
 
 @dataclass(frozen=True)
@@ -51,46 +49,20 @@ class Failed:
 
 @dataclass(frozen=True)
 class StepPlan:
-    """A step for every rank to run, and to choose its tokens where the next may need them.
-
-    Args:
-        batch: what is computed.
-        ahead: whether the tokens are chosen on each rank; if not, the first rank chooses them, and
-            they come with the batch of the next step.
-        rows: as in :class:`StepInputs`; empty unless ``ahead``, as are the others.
-        states: those that are not yet known on the other ranks, by place in ``rows``.
-        counts: as in :class:`StepInputs`.
-        max_new: likewise.
-        prompt: likewise; of a step that is not ``ahead``.
-        number: of the step.
-    """
-
-    batch: Batch
-    ahead: bool
-    rows: Sequence[int] = ()
-    states: Sequence[tuple[int, SamplingState]] = ()
-    counts: Sequence[int] = ()
-    max_new: Sequence[int] = ()
-    prompt: PromptRows | None = None
-    number: int = 0
-
-
-@dataclass(frozen=True)
-class DraftedPlan:
-    """A step for every rank of a lane to run, of engines that draft.
+    """A step for every rank of a lane to run.
 
     Args:
         inputs: the lane's, without states.
         options: how its tokens are drawn, ``[Y]`` records of
             :class:`~dsa_compile.runtime.sampling.draw_options.DrawOptions`.
-        chosen_later: whether the first rank of all chooses the tokens, and sends a
-            :class:`ChosenTokens` behind this.
+        chosen_later: whether the first rank of all chooses the tokens. Ranks that draft behind the
+            step are sent a :class:`ChosenTokens` then; else they come with the next step's batch.
         shape: that the step has on all lanes; None where there is one.
         number: of the step.
     """
 
     inputs: StepInputs
-    options: NDArray[np.void]
+    options: Records
     chosen_later: bool
     shape: StepShape | None = None
     number: int = 0
@@ -137,36 +109,3 @@ class LaneLogits:
     logits: NDArray[np.float32]
     prompt: Sequence[TokenLogprobs] = ()
     drafts: Sequence[Sequence[int]] = ()
-
-
-class PlanWriter:
-    """Makes plans of a lane's steps; sends how a request samples once, when it comes to its row."""
-
-    def __init__(self) -> None:
-        self._sent: dict[int, SamplingState] = {}
-
-    def plan(self, inputs: StepInputs, number: int = 0) -> StepPlan:
-        """The plan of the lane's step with a number."""
-        if not inputs.ahead:
-            return StepPlan(inputs.batch, False, prompt=inputs.prompt, number=number)
-        new = []
-        for place, (row, state) in enumerate(zip(inputs.rows, inputs.states, strict=True)):
-            if self._sent.get(row) is not state:
-                self._sent[row] = state
-                new.append((place, state))
-        sampled = (inputs.rows, new, inputs.counts, inputs.max_new)
-        return StepPlan(inputs.batch, True, *sampled, number=number)
-
-
-class PlanReader:
-    """Makes steps of plans."""
-
-    def __init__(self) -> None:
-        self._known: dict[int, SamplingState] = {}
-
-    def inputs(self, plan: StepPlan) -> StepInputs:
-        """The step of a plan."""
-        for place, state in plan.states:
-            self._known[plan.rows[place]] = state
-        states = [self._known[row] for row in plan.rows]
-        return StepInputs(plan.batch, plan.rows, states, plan.counts, plan.max_new, plan.ahead)

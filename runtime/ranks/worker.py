@@ -19,20 +19,13 @@ from torch._C._distributed_c10d import Store
 from dsa_compile.errors import UserError
 from dsa_compile.facts.layout import DP, TP, Layout
 from dsa_compile.ops.collectives import communicating
-from dsa_compile.runtime.execution.drafting_runner import DraftingRunner
 from dsa_compile.runtime.execution.model_runner import ModelRunner
 from dsa_compile.runtime.loading.load_runner import load_runner
 from dsa_compile.runtime.ranks.connect import choose_device, connect
-from dsa_compile.runtime.ranks.drafted_steps import follow_step
 from dsa_compile.runtime.ranks.gloo import join_store
-from dsa_compile.runtime.ranks.lane_results import LaneAnswers, lane_logits
-from dsa_compile.runtime.ranks.messages import (
-    DraftedPlan,
-    Failed,
-    PlanReader,
-    Start,
-    StepPlan,
-)
+from dsa_compile.runtime.ranks.group_steps import follow_step
+from dsa_compile.runtime.ranks.lane_results import LaneAnswers
+from dsa_compile.runtime.ranks.messages import Failed, Start, StepPlan
 from dsa_compile.runtime.ranks.peers import LOADING_TIMEOUT, StorePeers
 from dsa_compile.runtime.ranks.unfinished import UnfinishedSteps
 
@@ -126,44 +119,22 @@ def follow_steps(
     """
     numbers = layout.numbers(rank)
     answers = LaneAnswers(connection) if numbers[DP] and not numbers[TP] else None
-    reader, unfinished = PlanReader(), UnfinishedSteps(timeout)
+    unfinished = UnfinishedSteps(timeout)
     while (plan := _next_plan(connection, unfinished)) is not None:
-        if isinstance(plan, DraftedPlan):
-            assert isinstance(runner, DraftingRunner)
-            follow_step(runner, plan, answers, connection.recv)
-        else:
-            _run(runner, reader, plan, answers)
+        follow_step(runner, plan, answers, connection.recv)
         if runner.device.type == "cuda":
             unfinished.launched()
 
 
 def _next_plan(
     connection: "Connection[object, object]", unfinished: UnfinishedSteps
-) -> StepPlan | DraftedPlan | None:
+) -> StepPlan | None:
     """The next step; None when the first rank has closed its engine."""
     while unfinished.any() and not connection.poll(_POLL):
         pass
     plan = connection.recv()
-    assert plan is None or isinstance(plan, StepPlan | DraftedPlan)
+    assert plan is None or isinstance(plan, StepPlan)
     return plan
-
-
-def _run(
-    runner: ModelRunner, reader: PlanReader, plan: StepPlan, answers: LaneAnswers | None
-) -> None:
-    if plan.ahead:
-        tokens = runner.launch(reader.inputs(plan))
-        if answers is not None:
-            answers.tokens(plan.number, tokens)
-        return
-    if answers is not None:
-        answers.logits(lane_logits(runner, plan, plan.number))
-        return
-    with torch.inference_mode():
-        if plan.prompt is None:
-            runner.forward(plan.batch)
-        else:
-            runner.score_prompt(plan.batch, plan.prompt)
 
 
 if __name__ == "__main__":

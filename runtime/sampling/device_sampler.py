@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from dsa_compile.kernels.cuda.sample_tokens import MOST_TOKENS, OPTIONS, sample_tokens
@@ -68,6 +69,9 @@ class DeviceSampler:
         last_tokens: int64 ``[R]``, the last token of each row of the scheduler; written here, read
             by the model. On the CPU, tokens are chosen at once.
         shipped_kernels: where the kernel comes from, if it is there.
+
+    Attributes:
+        draw_options: of the requests, by row.
     """
 
     def __init__(
@@ -83,7 +87,7 @@ class DeviceSampler:
         self._slots = [Slot(rows, last_tokens.is_cuda) for _ in range(_SLOTS)]
         self._next = 0
         self._option_rows = OptionRows(vocab_size, last_tokens)
-        self._draw_options = DrawOptions(rows, self._option_rows.remember)
+        self.draw_options = DrawOptions(rows, self._option_rows.remember)
 
     def takes(self, states: Sequence[SamplingState]) -> bool:
         """Whether the next tokens of these requests can be chosen here."""
@@ -91,7 +95,9 @@ class DeviceSampler:
             state.special and (state.params.logprobs or 0) > MOST_TOP for state in states
         )
 
-    def launch(self, logits: Tensor, inputs: StepInputs) -> DeviceTokens:
+    def launch(
+        self, logits: Tensor, inputs: StepInputs, options: NDArray[np.void] | None = None
+    ) -> DeviceTokens:
         """Choose tokens behind the work that makes the logits, and wait for neither.
 
         Where a grammar has to know a token of the step in flight, nothing is launched until
@@ -99,10 +105,14 @@ class DeviceSampler:
 
         Args:
             logits: ``[Y, V]`` on the device.
-            inputs: the step, without drafts; :meth:`takes` its states.
+            inputs: the step, without drafts; :meth:`takes` its states, of which only those are
+                needed that change or describe their logits.
+            options: how the tokens are drawn, ``[Y]`` records; None to make them of the states.
         """
+        if options is None:
+            options = self.draw_options.records(inputs.rows, inputs.states, inputs.counts)
         special = [place for place, state in enumerate(inputs.states) if state.special]
-        tokens = DeviceTokens(partial(self._choose, logits, inputs, special))
+        tokens = DeviceTokens(partial(self._choose, logits, inputs, options, special))
         if not any(
             inputs.states[place].grammar is not None
             and inputs.counts[place] > inputs.states[place].generated
@@ -111,11 +121,17 @@ class DeviceSampler:
             tokens.sample()
         return tokens
 
-    def _choose(self, logits: Tensor, inputs: StepInputs, special: Sequence[int]) -> Chosen:
+    def _choose(
+        self,
+        logits: Tensor,
+        inputs: StepInputs,
+        options: NDArray[np.void],
+        special: Sequence[int],
+    ) -> Chosen:
         slot, rows = self._slot(), inputs.rows
         count = len(rows)
         records = slot.records[:count]
-        self._draw_options.take(rows, inputs.states, inputs.counts, records)
+        records[:] = options
         states, counts = inputs.states, inputs.counts
         changed = [place for place in special if states[place].alters_logits(counts[place])]
         wanted = [place for place in special if states[place].params.logprobs is not None]

@@ -12,6 +12,9 @@ from dsa_compile.kernels.cuda.sample_tokens import OPTIONS, sample_tokens
 from dsa_compile.runtime.sampling.draw import draw, uniforms
 from dsa_compile.runtime.sampling.sampler import SamplingState
 
+Records = NDArray[np.void]
+"""Sampling options of a step's tokens, ``[Y]`` records of ``OPTIONS``."""
+
 _UNIT = 2.0**64
 
 

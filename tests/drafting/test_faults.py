@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dsa_compile.runtime import SamplingParams
-from dsa_compile.runtime.execution import draft_rows, drafting_runner
+from dsa_compile.runtime.execution import draft_rows, model_runner
 from dsa_compile.runtime.execution.drafter import Drafter
 
 from .walks import (
@@ -62,12 +62,12 @@ def tokens_not_shifted(patch, runner):
 @fault
 def prompt_shifted_within_chunks_alone(patch, runner):
     """Forget the token behind a chunk."""
-    ragged = drafting_runner.ragged_inputs
+    ragged = model_runner.ragged_inputs
 
     def within(inputs, *args):
         return ragged(replace(inputs, next_ids=[-1] * len(inputs.next_ids)), *args)
 
-    patch.setattr(drafting_runner, "ragged_inputs", within)
+    patch.setattr(model_runner, "ragged_inputs", within)
 
 
 @fault

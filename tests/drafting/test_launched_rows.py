@@ -9,7 +9,7 @@ pytest.importorskip("cuda.bindings")
 from dsa_compile.kernels.cuda import draft_rows as kernels
 from dsa_compile.kernels.cuda.launch import CudaKernel
 from dsa_compile.runtime import SamplingParams
-from dsa_compile.runtime.execution import drafting_runner
+from dsa_compile.runtime.execution import model_runner
 from dsa_compile.runtime.execution.padded_rows import launched_rows
 from tests.kernels import emulator
 
@@ -58,7 +58,7 @@ def test_tokens_and_drafts_are_the_same(
     engine = make_engine(count, "mtp", padded=True)
     wanted = generated(engine, text)
     assert not emulated
-    monkeypatch.setattr(drafting_runner, "padded_rows", launched_rows)
+    monkeypatch.setattr(model_runner, "padded_rows", launched_rows)
     engine = make_engine(count, "mtp", padded=True)
     assert generated(engine, text) == wanted
     assert sum(wanted[2]) > 10

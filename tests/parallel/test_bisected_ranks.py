@@ -1,15 +1,14 @@
 """``bisect`` runs the ranks of an artifact for the CPU as an engine starts them."""
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torch import Tensor
 
-from dsa_compile.runtime.execution.runner import StepInputs
 from dsa_compile.runtime.ranks.gloo import GlooCommunicator
-from dsa_compile.runtime.ranks.messages import PlanWriter, StepPlan
+from dsa_compile.runtime.sampling.draw_options import DrawOptions
 from dsa_compile.verify.bisect.runtime_check import ANY, wrong_engine
 from dsa_compile.verify.bisect.runtime_scenes import OVERLAP
 from dsa_compile.verify.recompiled_artifact import RecompiledArtifact
@@ -48,15 +47,14 @@ def test_sampling_options_of_an_earlier_request_are_seen(
     artifact: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ranks are sent a row's options for its first request alone."""
-    right = PlanWriter.plan
+    right = DrawOptions.take
 
-    def plan(self: PlanWriter, inputs: StepInputs, number: int = 0) -> StepPlan:
-        known = set(self._sent)
-        made = right(self, inputs, number)
-        new = [(place, s) for place, s in made.states if inputs.rows[place] not in known]
-        return replace(made, states=new)
+    def take(self: DrawOptions, rows: Sequence[int], states: Sequence[Any], *given: Any) -> None:
+        for row, state in zip(rows, states, strict=True):
+            self._owners[row] = state if self._owners[row] is not None else None
+        right(self, rows, states, *given)
 
-    monkeypatch.setattr(PlanWriter, "plan", plan)
+    monkeypatch.setattr(DrawOptions, "take", take)
     found = wrong_engine(opened(artifact("tp2")))
     assert found is not None
     assert found[0] == OVERLAP

@@ -20,7 +20,7 @@ from dsa_compile.runtime.ranks.lane_results import LaneAnswers
 from dsa_compile.runtime.ranks.messages import Failed, LaneLogits, LaneTokens, Start
 from dsa_compile.runtime.ranks.processes import RankProcess, start_process
 from dsa_compile.runtime.ranks.watch import Watch
-from dsa_compile.runtime.sampling.host_sampler import KnownTokens
+from dsa_compile.runtime.sampling.host_choice import KnownTokens
 
 REASON = "rank 1 (process 7) failed: out of memory"
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from dsa_compile.runtime.execution.runner import StepTokens
-from dsa_compile.runtime.sampling.host_sampler import KnownTokens
+from dsa_compile.runtime.sampling.host_choice import KnownTokens
 from dsa_compile.runtime.sampling.sampler import Sampler
 from dsa_compile.runtime.scheduling.step import Failure
 from tests.runtime.hash_runner import HashRunner

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from dsa_compile.runtime.execution.batch import Batch
 from dsa_compile.runtime.execution.runner import LaunchedTokens, StepInputs
-from dsa_compile.runtime.sampling.host_sampler import HostSampler, KnownTokens
+from dsa_compile.runtime.sampling.host_choice import known_tokens
 from dsa_compile.runtime.sampling.logprobs import token_logprobs
-from dsa_compile.runtime.sampling.sampler import SamplingState
+from dsa_compile.runtime.sampling.sampler import Sampler, SamplingState
 from dsa_compile.runtime.scheduling.stats import EAGER, StepKind
 
 _MASK = (1 << 64) - 1
@@ -89,7 +89,7 @@ class HashRunner:
         self.num_lanes = 1
         self.rows_ahead = 0
         self.overlaps = False
-        self._sampler = HostSampler(vocab_size)
+        self._sampler = Sampler(vocab_size)
 
     @property
     def step_counts(self) -> dict[StepKind, int]:
@@ -103,14 +103,13 @@ class HashRunner:
     def launch(self, inputs: StepInputs) -> LaunchedTokens:
         """Run a step, and choose its tokens on the host."""
         if inputs.prompt is None:
-            return self._sampler.launch(self.execute(inputs.batch), inputs)
+            return known_tokens(self._sampler, self.execute(inputs.batch), inputs)
         scored, prompt = len(inputs.prompt.rows), inputs.prompt
         rows = np.concatenate([prompt.rows, inputs.batch.logit_rows])
         logits = self.execute(replace(inputs.batch, logit_rows=rows))
         targets = torch.from_numpy(prompt.targets)
         entries = token_logprobs(logits[:scored], targets, prompt.alternatives)
-        tokens = self._sampler.launch(logits[scored:], inputs).wait()
-        return KnownTokens(replace(tokens, prompt_logprobs=entries))
+        return known_tokens(self._sampler, logits[scored:], inputs, entries)
 
     def lose_page(self, cache: int, block: int) -> None:
         """Overwrite a block's page of the latent (0) or index (1) cache with poison."""

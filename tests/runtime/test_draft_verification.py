@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dsa_compile.runtime import SamplingParams
-from dsa_compile.runtime.sampling.draft_verification import choose_tokens, step_tokens
+from dsa_compile.runtime.sampling.host_choice import choose_tokens, step_tokens
 from dsa_compile.runtime.sampling.sampler import Sampler, SamplingState
 from dsa_compile.runtime.scheduling.step import Failure
 

@@ -1,5 +1,7 @@
 """Lanes: which one a request goes to, and that an engine over several gives the tokens of one."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -7,12 +9,21 @@ import torch
 from dsa_compile.errors import RequestError
 from dsa_compile.runtime import Engine, EngineOptions, SamplingParams
 from dsa_compile.runtime.execution.batch import Batch
+from dsa_compile.runtime.execution.idle_rows import as_long
 from dsa_compile.runtime.execution.runner import StepInputs
-from dsa_compile.runtime.ranks.lanes import lane_inputs
-from dsa_compile.runtime.sampling.host_sampler import HostSampler
+from dsa_compile.runtime.ranks.lanes import lane_steps
+from dsa_compile.runtime.sampling.host_choice import known_tokens
+from dsa_compile.runtime.sampling.sampler import Sampler
 from tests.runtime.hash_runner import HashRunner, reference_tokens
 
 SIZE, VOCAB, ROWS = 4, 64, 6
+
+
+def padded_lanes(inputs: StepInputs, lanes: int) -> list[StepInputs]:
+    """The step of each lane, as long as the longest."""
+    steps = lane_steps(inputs, lanes, ROWS)
+    most = max(step.batch.num_tokens for step in steps)
+    return [replace(step, batch=as_long(step.batch, most)) for step in steps]
 
 
 class LanesRunner(HashRunner):
@@ -22,16 +33,17 @@ class LanesRunner(HashRunner):
         super().__init__(num_blocks, SIZE, VOCAB)
         self.num_lanes = lanes
         self.lanes = [HashRunner(num_blocks, SIZE, VOCAB) for _ in range(lanes)]
-        self.sampler = HostSampler(VOCAB)
+        self.sampler = Sampler(VOCAB)
 
     def launch(self, inputs: StepInputs):
-        steps = [step.batch for step in lane_inputs(inputs, self.num_lanes, ROWS)]
+        steps = [step.batch for step in padded_lanes(inputs, self.num_lanes)]
         assert len({batch.num_tokens for batch in steps}) == 1
         if inputs.batch.tokens_each == 1:
             assert len({batch.num_requests for batch in steps}) == 1
         self.steps.append(inputs.batch)
         logits = [lane.execute(batch) for lane, batch in zip(self.lanes, steps, strict=True)]
-        return self.sampler.launch(torch.cat([part.reshape(-1, VOCAB) for part in logits]), inputs)
+        together = torch.cat([part.reshape(-1, VOCAB) for part in logits])
+        return known_tokens(self.sampler, together, inputs)
 
 
 def engine(num_blocks: int, lanes: int = 2, **options) -> Engine:
@@ -124,7 +136,7 @@ def test_padding_writes_nothing_and_has_no_context() -> None:
         request_rows=np.array([1, ROWS], np.int32),
     )
     given = StepInputs(mixed, [1, ROWS], ["a", "b"], [0, 4], [1, 1], False)
-    first, second, idle = lane_inputs(given, 3, ROWS)
+    first, second, idle = padded_lanes(given, 3)
     assert (first.rows, second.rows, idle.rows) == ([1], [0], [])
     assert (first.states, second.states, idle.states) == (["a"], ["b"], [])
     assert first.batch.slot_mapping.tolist() == [4, 5, 6]

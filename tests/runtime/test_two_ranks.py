@@ -14,7 +14,8 @@ import torch
 
 from dsa_compile.runtime import Engine, EngineOptions, SamplingParams
 from dsa_compile.runtime.sampling.device_sampler import DeviceSampler
-from dsa_compile.runtime.sampling.host_sampler import HostSampler
+from dsa_compile.runtime.sampling.host_choice import known_tokens
+from dsa_compile.runtime.sampling.sampler import Sampler
 from tests.runtime.hash_runner import HashRunner, reference_tokens
 
 SIZE = 4
@@ -43,7 +44,7 @@ class Rank(HashRunner):
         self.number, self.collective = number, collective
         self.tokens = torch.zeros(rows, dtype=torch.int64)
         self.device_sampler = DeviceSampler(VOCAB, self.tokens)
-        self.host_sampler = HostSampler(VOCAB)
+        self.host_sampler = Sampler(VOCAB)
         self.thread = ThreadPoolExecutor(1)
 
     def step(self, inputs):
@@ -52,8 +53,9 @@ class Rank(HashRunner):
             last = self.tokens.numpy()[np.repeat(batch.request_rows, np.diff(batch.cu_seqlens))]
             batch = replace(batch, input_ids=np.where(batch.input_ids < 0, last, batch.input_ids))
             logits = self.logits(batch, self.collective.all_reduce(self.number, self.sums(batch)))
-            sampler = self.device_sampler if inputs.ahead else self.host_sampler
-            return sampler.launch(logits, inputs).wait()
+            if inputs.ahead:
+                return self.device_sampler.launch(logits, inputs).wait()
+            return known_tokens(self.host_sampler, logits, inputs).wait()
         except BaseException:
             self.collective.barrier.abort()
             raise

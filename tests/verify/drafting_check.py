@@ -14,10 +14,9 @@ from dsa_compile.verify.bisect.draft_check import drafts_problem
 from dsa_compile.verify.bisect.runtime_answers import Answers
 from dsa_compile.verify.bisect.runtime_scenes import Tokens
 from dsa_compile.verify.checks.rewrite_run import in_a_line
-from dsa_compile.verify.execution.exact_drafting_runner import ExactDraftingRunner
+from dsa_compile.verify.execution.exact_runner import ExactRunner
 from dsa_compile.verify.inputs.prompt import random_tokens
 from tests.verify.scripted_drafting_runner import (
-    FollowingDraftingRunner,
     FollowingRunner,
     drafted_chain,
 )
@@ -85,9 +84,8 @@ def _answers(
     prompts: list[Tokens],
     params: list[SamplingParams],
 ) -> tuple[list[Tokens], Any]:
-    runner = FollowingDraftingRunner if options else FollowingRunner
     longest = max(map(len, prompts)) + _TOKENS
-    engine = answers.load({"max_num_seqs": _PROMPTS, **options}, longest, runner)
+    engine = answers.load({"max_num_seqs": _PROMPTS, **options}, longest, FollowingRunner)
     used = engine._runner  # which a closed engine has no more
     try:
         outputs = engine.generate([list(prompt) for prompt in prompts], params)
@@ -96,7 +94,7 @@ def _answers(
     return [tuple(output.token_ids) for output in outputs], used
 
 
-def _problem(prompt: Tokens, right: Tokens, found: Tokens, runner: ExactDraftingRunner) -> str:
+def _problem(prompt: Tokens, right: Tokens, found: Tokens, runner: ExactRunner) -> str:
     if found != right:
         place = next(
             (n for n, (a, b) in enumerate(zip(found, right, strict=False)) if a != b), len(right)

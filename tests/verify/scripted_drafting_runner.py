@@ -14,8 +14,7 @@ from dsa_compile.ir.execution import BoundCall
 from dsa_compile.ir.plan import DRAFT, Plan
 from dsa_compile.runtime.execution.batch import Batch
 from dsa_compile.runtime.execution.drafter import Values
-from dsa_compile.runtime.execution.model_runner import LOGITS
-from dsa_compile.verify.execution.exact_drafting_runner import ExactDraftingRunner
+from dsa_compile.runtime.execution.model_steps import LOGITS
 from dsa_compile.verify.execution.exact_runner import ExactRunner
 
 _TOKENS, _FIRST = 11, 5  # that turn up: few, so that look-ups find what was there before
@@ -45,22 +44,19 @@ def drafted_chain(token: int, position: int, depth: int) -> tuple[int, ...]:
 
 
 class FollowingRunner(ExactRunner):
-    """Runner without drafts."""
+    """Runner with drafts or without; a draft made of another position's state is wrong.
 
-    def forward(self, batch: Batch) -> Tensor:
-        """The logits of a step, fp32 ``[N, V]``."""
-        rows = batch.logit_rows
-        at, tokens = (torch.from_numpy(a[rows]) for a in (batch.positions, batch.input_ids))
-        return _model_logits(at, tokens, self.vocab_size)
-
-
-class FollowingDraftingRunner(ExactDraftingRunner):
-    """Runner with drafts; states are positions, and a draft made of another position's is wrong.
-
-    A state comes from the position before, or from the first draft's where all deeper ones take it.
+    States are positions: a state comes from the position before, or from the first draft's where
+    all deeper ones take it.
     """
 
     _depth = 1  # of the drafts that are made
+
+    def forward(self, batch: Batch) -> Tensor:
+        """The logits of a step without drafts, fp32 ``[N, V]``."""
+        rows = batch.logit_rows
+        at, tokens = (torch.from_numpy(a[rows]) for a in (batch.positions, batch.input_ids))
+        return _model_logits(at, tokens, self.vocab_size)
 
     def _run(
         self, calls: Mapping[str, Sequence[BoundCall]], plan: Plan, values: Values, variant: str

@@ -7,11 +7,11 @@ import pytest
 from torch import Tensor
 
 from dsa_compile.runtime.execution import draft_rows
-from dsa_compile.runtime.sampling import draft_verification
+from dsa_compile.runtime.sampling import host_choice
 from dsa_compile.verify.bisect.draft_check import drafts_problem
 from dsa_compile.verify.bisect.runtime_answers import Answers
 from dsa_compile.verify.bisect.runtime_scenes import drafted_scenes
-from dsa_compile.verify.execution.exact_drafting_runner import CheckedDrafts
+from dsa_compile.verify.execution.exact_runner import CheckedDrafts
 from dsa_compile.verify.recompiled_artifact import RecompiledArtifact
 from tests.verify.drafting_check import DRAFTING, wrong_drafting
 
@@ -39,7 +39,7 @@ def kept_behind_a_wrong_draft_on_the_host(patch: Patch) -> None:
         chosen.append(token)
         return len(chosen) <= len(drafts)
 
-    patch.setattr(draft_verification, "_goes_on", goes_on)
+    patch.setattr(host_choice, "_goes_on", goes_on)
 
 
 def no_draft_is_kept(patch: Patch) -> None:

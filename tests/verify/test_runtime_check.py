@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from dsa_compile.runtime import step_pipeline
-from dsa_compile.runtime.execution import idle_rows, model_runner, token_parts
+from dsa_compile.runtime.execution import idle_rows, model_steps, token_parts
 from dsa_compile.runtime.execution.batch import Batch
 from dsa_compile.runtime.pages.kinds import make_caches
 from dsa_compile.runtime.pages.pages import Pages
 from dsa_compile.runtime.pages.prefixes import PrefixIndex
 from dsa_compile.runtime.pages.tiers import PrefixNode
-from dsa_compile.runtime.sampling import draft_verification, sampler
+from dsa_compile.runtime.sampling import host_choice, sampler
 from dsa_compile.runtime.sampling.draw_options import DrawOptions
 from dsa_compile.runtime.scheduling.request import Request
 from dsa_compile.runtime.scheduling.scheduler import Scheduler
@@ -55,9 +55,9 @@ def logits_of_the_next_request(patch: Patch) -> None:
 
 def tokens_ahead_of_another_row(patch: Patch) -> None:
     """A token that the host does not know is taken from the next row of the scheduler."""
-    right = model_runner.resolve_token_ids
+    right = model_steps.resolve_token_ids
     patch.setattr(
-        model_runner,
+        model_steps,
         "resolve_token_ids",
         lambda ids, rows, tokens: right(ids, rows, tokens.roll(1)),
     )
@@ -187,7 +187,7 @@ def kept_behind_a_wrong_draft(patch: Patch) -> None:
         chosen.append(token)
         return len(chosen) <= len(drafts)
 
-    patch.setattr(draft_verification, "_goes_on", goes_on)
+    patch.setattr(host_choice, "_goes_on", goes_on)
 
 
 FAULTS: dict[Callable[[Patch], None], tuple[str, ...]] = {
@@ -232,7 +232,7 @@ def read_as_other_tokens(patch: Patch) -> None:
 def layers_share_caches(patch: Patch) -> None:
     """All layers with caches alike have the same ones."""
     patch.setattr(exact_runner, "make_caches", partial(make_caches, shared=True))
-    patch.setattr(model_runner, "make_caches", partial(make_caches, shared=True))
+    patch.setattr(model_steps, "make_caches", partial(make_caches, shared=True))
 
 
 @pytest.mark.parametrize("fault", [read_as_other_tokens, layers_share_caches])

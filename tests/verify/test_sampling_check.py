@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from dsa_compile.runtime.execution import model_runner
+from dsa_compile.runtime.execution import model_steps
 from dsa_compile.runtime.requests.sampling_params import SamplingParams
 from dsa_compile.runtime.sampling import draw, draw_options, penalties, sampler
 from dsa_compile.runtime.sampling.draw_options import DrawOptions
@@ -134,7 +134,7 @@ def prompt_scored_one_off(patch: Patch) -> None:
     def scored(right: Any, logits: Any, tokens: torch.Tensor, counts: Any) -> Any:
         return right(logits.roll(1, 0), tokens, counts)
 
-    wrap(patch, model_runner, "token_logprobs", scored)
+    wrap(patch, model_steps, "token_logprobs", scored)
 
 
 FAULTS: dict[Callable[[Patch], None], tuple[str, ...]] = {

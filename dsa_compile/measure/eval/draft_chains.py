@@ -22,7 +22,8 @@ from dsa_compile.ir.region import Region, open_values
 from dsa_compile.lowering.compile_model import compile_model
 from dsa_compile.measure.eval.loaded_artifact import LoadedArtifact
 from dsa_compile.runtime.execution.batch import lay_out
-from dsa_compile.runtime.execution.model_runner import LOGITS, ModelRunner
+from dsa_compile.runtime.execution.model_runner import ModelRunner
+from dsa_compile.runtime.execution.model_steps import LOGITS
 
 Tokens = tuple[int, ...]
 Values = dict[str, Tensor]

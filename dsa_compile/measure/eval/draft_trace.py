@@ -11,7 +11,7 @@ from dsa_compile.artifact.manifest import open_manifest
 from dsa_compile.errors import UserError
 from dsa_compile.runtime.engine import Engine
 from dsa_compile.runtime.engine_options import EngineOptions
-from dsa_compile.runtime.execution.drafting_runner import DraftingRunner
+from dsa_compile.runtime.execution.model_runner import ModelRunner
 from dsa_compile.runtime.loading.drafts import drafts_of
 from dsa_compile.runtime.loading.load_parts import load_parts
 from dsa_compile.runtime.requests.outputs import DraftCounts
@@ -117,7 +117,7 @@ def trace_drafts(
     drafts_of(path, manifest, options)  # before the weights are read
     parts = load_parts(path, options)
     runner, tokenizer = parts["runner"], parts["tokenizer"]
-    assert isinstance(runner, DraftingRunner), "see drafts_of"
+    assert isinstance(runner, ModelRunner), "of one rank"
     tokens = token_ids_of("draft", prompt, runner.vocab_size, tokenizer)
     recorder = _Recorder(len(tokens))
     runner.observer = recorder

@@ -23,7 +23,7 @@ from dsa_compile.measure.eval.mtp_acceptance import (
 )
 from dsa_compile.runtime.engine import Engine
 from dsa_compile.runtime.engine_options import EngineOptions
-from dsa_compile.runtime.execution.drafting_runner import DraftingRunner
+from dsa_compile.runtime.execution.model_runner import ModelRunner
 from dsa_compile.runtime.requests.sampling_params import SamplingParams
 
 # Steps whose drafts differ: where two tokens are nearly as likely, rounding decides.
@@ -132,7 +132,7 @@ class DraftingEngine(Engine):
             that of a step to come.
     """
 
-    def __init__(self, runner: DraftingRunner, options: EngineOptions) -> None:
+    def __init__(self, runner: ModelRunner, options: EngineOptions) -> None:
         super().__init__(runner, options)
         self.chains: list[list[Tensor]] = []
         self._drafting = runner
@@ -160,7 +160,7 @@ def drafting_engine(loaded: LoadedArtifact, depth: int, max_tokens: int) -> Draf
     """
     manifest = loaded.manifest
     blocks = -(-(max_tokens + depth) // manifest.block_size)
-    runner = DraftingRunner(
+    runner = ModelRunner(
         manifest,
         loaded.regions,
         loaded.weights,

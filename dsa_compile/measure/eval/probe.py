@@ -80,7 +80,7 @@ class ProbeRunner(ModelRunner):
         overrides: Overrides | None = None,
     ) -> None:
         copies = replace_ops(regions, overrides or {})
-        self._slots: list[Tensor] = []  # that the call running now attends to
+        self._attended: list[Tensor] = []  # that the call running now attends to
         self._ue8m0 = _ue8m0(regions)
         for region in copies.values():
             self._watch_slots(region)
@@ -96,7 +96,7 @@ class ProbeRunner(ModelRunner):
                 region.graph.call_function(self._note_slots, (argument(node, "slots"),))
 
     def _note_slots(self, slots: Tensor) -> None:
-        self._slots.append(slots)
+        self._attended.append(slots)
 
     def logits(
         self, sequences: Sequence[Sequence[int]], tails: Sequence[int] | None = None
@@ -112,7 +112,7 @@ class ProbeRunner(ModelRunner):
 
     def trace(self, sequence: Sequence[int]) -> Trace:
         """Run one sequence and keep what each layer made."""
-        return self._run(sequence, None)
+        return self._traced(sequence, None)
 
     def isolated(self, sequence: Sequence[int], given: Trace) -> list[Tensor]:
         """The residual stream after each layer, [T, H], each layer being given another's input.
@@ -124,26 +124,26 @@ class ProbeRunner(ModelRunner):
         Raises:
             UserError: this runner's layers take normed inputs and ``given`` has none.
         """
-        return self._run(sequence, given).hidden[1:]
+        return self._traced(sequence, given).hidden[1:]
 
     @torch.inference_mode()
-    def _run(self, sequence: Sequence[int], given: Trace | None) -> Trace:
+    def _traced(self, sequence: Sequence[int], given: Trace | None) -> Trace:
         self._check([sequence])
         batch = whole_batch([sequence], [len(sequence)], self.block_size)
         tensors = self._to_device(batch)
         trace = Trace()
-        for call, bound in zip(self._plan.calls, self._variant(batch), strict=True):
+        for call, bound in zip(self._plan.calls, self._listing(batch), strict=True):
             if given is not None and call.layer is not None:
                 self._take(tensors, given, len(trace.hidden) - 1)
-            self._slots.clear()
+            self._attended.clear()
             bound.run(tensors)
             if HIDDEN in bound.outputs:
                 self._note(trace, tensors)
-            trace.slots += [slots.cpu() for slots in self._slots]
+            trace.slots += [slots.cpu() for slots in self._attended]
         trace.logits = tensors["logits"].float().cpu()
         return trace
 
-    def _variant(self, batch: Batch) -> list[BoundCall]:
+    def _listing(self, batch: Batch) -> list[BoundCall]:
         """The calls whose attention lists what it attends to."""
         variant = self.variant_of(batch)
         return self._calls[PROMPTS.get(variant, variant)]

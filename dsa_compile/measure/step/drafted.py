@@ -25,7 +25,6 @@ from dsa_compile.measure.profiled import profiled
 from dsa_compile.measure.step.model import fill_caches
 from dsa_compile.runtime.engine_options import EngineOptions
 from dsa_compile.runtime.execution.batch import lay_out
-from dsa_compile.runtime.execution.drafting_runner import DraftingRunner
 from dsa_compile.runtime.execution.graph_plan import GraphPlan
 from dsa_compile.runtime.execution.model_runner import ModelRunner
 from dsa_compile.runtime.execution.runner import StepInputs
@@ -124,11 +123,10 @@ def time_drafted_steps(
         ),
     )
     fill_caches(drafting)
-    assert isinstance(drafting, DraftingRunner), "it was loaded with drafts"
     plain = drafting.without_drafts()
     for batch in batches:
         for count in drafts:
-            runner: ModelRunner = drafting if count else plain
+            runner = drafting if count else plain
             inputs = step_of(batch, 1 + count, context, runner)
             if runner.device.type != "cuda":
                 yield DraftedStep(batch, count, wall_time(runner, inputs, repeats)[0])

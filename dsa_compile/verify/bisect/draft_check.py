@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from dsa_compile.verify.execution.exact_drafting_runner import CheckedDrafts
+from dsa_compile.verify.execution.exact_runner import CheckedDrafts
 
 
 def drafts_problem(

@@ -13,7 +13,7 @@ from dsa_compile.ir.plan import LONG, Call
 from dsa_compile.ir.program import Program
 from dsa_compile.ir.region import Role
 from dsa_compile.measure.eval.draft_chains import DraftChains, Tokens, Values
-from dsa_compile.runtime.execution.model_runner import LOGITS
+from dsa_compile.runtime.execution.model_steps import LOGITS
 from dsa_compile.verify.execution.exact import numbers
 from dsa_compile.verify.execution.stages import Stage, caches_for, result_nodes, weight_keys
 from dsa_compile.verify.inputs.exact_weights import ExactWeightStore

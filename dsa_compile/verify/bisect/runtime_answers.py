@@ -23,7 +23,6 @@ from dsa_compile.verify.bisect.few_layers import first_of_each_kind, first_with_
 from dsa_compile.verify.bisect.runtime_scenes import GREEDY, PLAIN, TOKENS, Round, Scene, Tokens
 from dsa_compile.verify.checks.rewrite_run import in_a_line
 from dsa_compile.verify.execution.exact import numbers
-from dsa_compile.verify.execution.exact_drafting_runner import ExactDraftingRunner
 from dsa_compile.verify.execution.exact_runner import ExactRunner, FailingRunner, PaddedRunner
 from dsa_compile.verify.execution.ranks import parts_of
 from dsa_compile.verify.execution.stages import Stage, run_stage
@@ -116,7 +115,7 @@ class Answers:
             options: of the engine, beyond :data:`PLAIN`.
             longest: tokens of a request at most.
             made: makes another runner in exact arithmetic, of the arguments of
-                :class:`ExactRunner`, or with drafts those of :class:`ExactDraftingRunner`.
+                :class:`ExactRunner`.
         """
         manifest = self._manifest
         most = options.get("max_num_seqs", PLAIN["max_num_seqs"])
@@ -133,12 +132,11 @@ class Answers:
             return Engine.load(self.recompiled.artifact.path, chosen)
         of = (manifest, self._program, self._store, blocks, chosen.padded_rows,
               chosen.deterministic)  # fmt: skip
-        if chosen.draft == "none":
-            plain: Callable[..., Any] = made or ExactRunner
-            return Engine(plain(*of), chosen)
-        count, planned = chosen.num_speculative_tokens or 1, chosen.draft == "mtp"
-        drafting: Callable[..., Any] = made or ExactDraftingRunner
-        return Engine(drafting(*of, num_drafts=count, planned=planned), chosen)
+        count, drafts = chosen.num_speculative_tokens or 1, chosen.draft != "none"
+        runner = (made or ExactRunner)(
+            *of, num_drafts=count * drafts, planned=chosen.draft == "mtp"
+        )
+        return Engine(runner, chosen)
 
     def plain(
         self,
@@ -278,7 +276,7 @@ class Answers:
     ) -> str:
         """Problem of exact drafts, held to the draft plans if these make them; else empty."""
         runner, reference = engine._runner, None
-        if not isinstance(runner, ExactDraftingRunner):
+        if not isinstance(runner, ExactRunner) or not runner.num_drafts:
             return ""
         if runner.drafter is not None:
             reference = DraftReference(self._program, self._store, self._manifest.block_size)

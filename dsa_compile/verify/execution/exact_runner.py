@@ -5,8 +5,8 @@ recipe moves whole experts. It runs the graphs of any target by their references
 """
 
 import operator
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,10 +21,12 @@ from dsa_compile.ir.region import Region
 from dsa_compile.runtime.execution.batch import Batch
 from dsa_compile.runtime.execution.bound_calls import bound_calls
 from dsa_compile.runtime.execution.cuda_graphs import padded_batch
+from dsa_compile.runtime.execution.draft_rows import DraftedRows
 from dsa_compile.runtime.execution.model_runner import ModelRunner
+from dsa_compile.runtime.execution.model_steps import LOGITS, Values
 from dsa_compile.runtime.failures.step_errors import StepError
 from dsa_compile.runtime.pages.kinds import Caches, make_caches
-from dsa_compile.verify.execution.exact import ExactArithmetic, exact_cache, numbers
+from dsa_compile.verify.execution.exact import ExactArithmetic, exact_cache, numbers, to_exact
 from dsa_compile.verify.inputs.exact_weights import ExactWeightStore
 from dsa_compile.weights.sharing import homes_of, weight_homes
 
@@ -34,27 +36,24 @@ _PADDED = 2
 _BY_REFERENCE = (KernelRecord("reference", None),)
 
 
-class ExactSteps(ModelRunner):
-    """Base of runners in exact arithmetic: calls run on exact tensors, logits are fp32.
+@dataclass(frozen=True)
+class CheckedDrafts:
+    """Drafts that a step checked of one request.
 
-    Prompts of a step run the prompt variant however few their tokens are.
+    Attributes:
+        end: the position of the request's last token, behind which they stand.
+        tokens: the drafts.
     """
 
-    least_prompt_tokens = 1
-
-    def _bound(self, regions: Mapping[str, Region], plan: Plan) -> dict[str, list[BoundCall]]:
-        given = (self._weights, self.caches, self._wait, self.expert_counts)
-        bound = bound_calls(self._manifest, regions, plan, *given, around=_exactly)
-        return {
-            variant: [call.within(_ungraded) for call in calls] for variant, calls in bound.items()
-        }
-
-    def _head(self, tensors: dict[str, Tensor], batch: Batch, rows: Tensor) -> Tensor:
-        return numbers(super()._head(tensors, batch, rows)).float()
+    end: int
+    tokens: tuple[int, ...]
 
 
-class ExactRunner(ExactSteps):
+class ExactRunner(ModelRunner):
     """A runner whose numbers are exact; rows of caches that nobody wrote are NaN.
+
+    Calls run on exact tensors, logits are fp32. Prompts of a step run the prompt variant however
+    few their tokens are.
 
     Args:
         manifest: of the artifact.
@@ -63,7 +62,14 @@ class ExactRunner(ExactSteps):
         num_blocks: blocks of each cache.
         max_running: most requests of a step.
         deterministic: pad decode steps as a deterministic engine does.
+        num_drafts: of a request in a step, at most.
+        planned: whether the artifact's draft plans make them; else the host looks them up.
+
+    Attributes:
+        checked: the drafts, perhaps none, of each request in every step so far that checks some.
     """
+
+    least_prompt_tokens = 1
 
     def __init__(
         self,
@@ -73,10 +79,48 @@ class ExactRunner(ExactSteps):
         num_blocks: int,
         max_running: int,
         deterministic: bool = False,
+        *,
+        num_drafts: int = 0,
+        planned: bool = False,
     ) -> None:
-        parts = exact_parts(manifest, program, store)
-        super().__init__(*parts, num_blocks, max_running, deterministic,
-                         caches=exact_caches(manifest, num_blocks))  # fmt: skip
+        by_reference = replace(manifest, target="cpu", kernels=_references(program.regions))
+        super().__init__(
+            by_reference, program.regions, _weights(manifest, program, store), num_blocks,
+            max_running, deterministic, caches=exact_caches(manifest, num_blocks),
+            num_drafts=num_drafts, plans=manifest.plans if planned else None,
+        )  # fmt: skip
+        self.checked: list[CheckedDrafts] = []
+        if self.drafter is not None:
+            self.drafter.states = to_exact(self.drafter.states)
+
+    def _bound(self, regions: Mapping[str, Region], plan: Plan) -> dict[str, list[BoundCall]]:
+        given = (self._weights, self.caches, self._wait, self.expert_counts)
+        bound = bound_calls(self._manifest, regions, plan, *given, around=_exactly)
+        return {
+            variant: [call.within(_ungraded) for call in calls] for variant, calls in bound.items()
+        }
+
+    def _head(self, values: Values, variant: str, rows: Tensor) -> Tensor:
+        return numbers(super()._head(values, variant, rows)).float()
+
+    def _run(
+        self, calls: Mapping[str, Sequence[BoundCall]], plan: Plan, values: Values, variant: str
+    ) -> None:
+        super()._run(calls, plan, values, variant)
+        values[LOGITS] = numbers(values[LOGITS]).float()
+
+    def _run_alike(self, values: Mapping[str, Tensor], keys: Sequence[str]) -> dict[str, Tensor]:
+        made = super()._run_alike(values, keys)
+        return made | {LOGITS: numbers(made[LOGITS]).float()}
+
+    def _drafts_and_model(
+        self, rows: DraftedRows, variant: str, *, flat: bool
+    ) -> tuple[Tensor, Values]:
+        drafts, values = super()._drafts_and_model(rows, variant, flat=flat)
+        ends, most = rows.start.tolist(), rows.max_new.tolist()
+        for end, count, tokens in zip(ends, most, drafts.tolist(), strict=True):
+            self.checked.append(CheckedDrafts(end, tuple(tokens[: count - 1])))
+        return drafts, values
 
     @torch.no_grad()
     def forward(self, batch: Batch) -> Tensor:
@@ -113,14 +157,6 @@ class FailingRunner(ExactRunner):
         if self.refused in batch.context_lens.tolist():
             raise StepError(f"a context of {self.refused} tokens is refused")
         return super().forward(batch)
-
-
-def exact_parts(
-    manifest: Manifest, program: Program, store: ExactWeightStore
-) -> tuple[Manifest, Mapping[str, Region], dict[str, dict[str, Tensor]]]:
-    """Parts of a runner on the CPU: the manifest with references of ops, graphs, exact weights."""
-    by_reference = replace(manifest, target="cpu", kernels=_references(program.regions))
-    return by_reference, program.regions, _weights(manifest, program, store)
 
 
 def _exactly(node: fx.Node, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -197,12 +197,11 @@ def dealt_in_turn(whole: Any, group: Any, *given: Any) -> Any:
         group._layout = right
 
 
-def sent_once(whole: Any, writer: Any, inputs: Any, *given: Any) -> Any:
-    if inputs.ahead:
-        for row, state in zip(inputs.rows, inputs.states, strict=True):
-            if row in writer._sent:
-                writer._sent[row] = state
-    return whole(writer, inputs, *given)
+def sent_once(whole: Any, kept: Any, rows: Any, states: Any, *given: Any) -> Any:
+    for row, state in zip(rows, states, strict=True):
+        if kept._owners[row] is not None:
+            kept._owners[row] = state
+    return whole(kept, rows, states, *given)
 
 
 def own_last(found: Any, self: Any, own: Any) -> Any:
@@ -230,8 +229,8 @@ RUNTIME = (
           wrap("runtime.ranks.group.RankGroup._run", dealt_in_turn), "group", "runtime",
           options=ALL4),
     Fault("sampling-sent-once-a-row", "how a request samples is sent once a row",
-          wrap("runtime.ranks.messages.PlanWriter.plan", sent_once), "messages", "runtime",
-          options=TP2, hidden_by="async_scheduling=False"),
+          wrap("runtime.sampling.draw_options.DrawOptions.take", sent_once), "draw_options",
+          "runtime", options=TP2, hidden_by="async_scheduling=False"),
     Fault("targets-of-the-first-lane", "tokens to score of a lane are the first of all lanes",
           result("runtime.ranks.lanes._prompt", first_targets), "lanes", "runtime",
           options=DP2_EP2),

@@ -1,9 +1,9 @@
-"""Steps with drafts on several ranks: what the first rank sends, and what all of them do with it.
+"""Steps on several ranks: what the first rank sends, and what all of them do with it.
 
 Lanes run a step of one shape (:mod:`dsa_compile.runtime.execution.step_shape`), as they meet in the
 model, in first drafts, and at every depth of deeper ones: a lane without requests, or without
-drafts, meets the others with rows of nobody. How many drafts of a request are right is the matter
-of its lane alone.
+drafts, meets the others with idle rows. How many drafts of a request are right is the matter of its
+lane alone.
 
 Where the host chooses the tokens of a request, it chooses those of all: every lane sends its logits
 to the first rank, and gets its tokens before the first drafts of the next step are made.
@@ -17,21 +17,24 @@ import numpy as np
 import torch
 
 from dsa_compile.facts.layout import DP, Layout
-from dsa_compile.runtime.execution.drafting_runner import DraftingRunner
-from dsa_compile.runtime.execution.host_choice import CheckedRows, Chosen, HostChoice
+from dsa_compile.runtime.execution.model_runner import ModelRunner
 from dsa_compile.runtime.execution.open_step import OpenStep
 from dsa_compile.runtime.execution.runner import LaunchedTokens, StepInputs
 from dsa_compile.runtime.execution.step_shape import StepShape
 from dsa_compile.runtime.ranks.lane_results import LaneAnswers, LaneResults
 from dsa_compile.runtime.ranks.lanes import lane_steps
-from dsa_compile.runtime.ranks.messages import ChosenTokens, DraftedPlan, LaneLogits
+from dsa_compile.runtime.ranks.messages import ChosenTokens, LaneLogits, StepPlan
 from dsa_compile.runtime.ranks.processes import RankProcess
-from dsa_compile.runtime.sampling.draft_verification import step_tokens
 from dsa_compile.runtime.sampling.draw_options import DrawOptions
-from dsa_compile.runtime.sampling.host_sampler import KnownTokens
+from dsa_compile.runtime.sampling.host_choice import (
+    CheckedRows,
+    Chosen,
+    HostChoice,
+    KnownTokens,
+)
 
 
-class DraftedSteps:
+class GroupSteps:
     """Steps of the first rank, which schedules for all lanes.
 
     Args:
@@ -44,7 +47,7 @@ class DraftedSteps:
 
     def __init__(
         self,
-        runner: DraftingRunner,
+        runner: ModelRunner,
         layout: Layout,
         others: Sequence[RankProcess],
         results: LaneResults,
@@ -54,7 +57,7 @@ class DraftedSteps:
         self._others, self._results = tuple(others), results
         self._options = [DrawOptions(max_running) for _ in range(layout.dp)]
 
-    def plans(self, inputs: StepInputs, number: int) -> list[DraftedPlan]:
+    def plans(self, inputs: StepInputs, number: int) -> list[StepPlan]:
         """Step of each lane, as its ranks are sent it.
 
         Args:
@@ -67,7 +70,7 @@ class DraftedSteps:
         shape = StepShape.of(steps) if len(steps) > 1 else None
         later = not self._runner.chooses_tokens(inputs)
         return [
-            DraftedPlan(
+            StepPlan(
                 replace(step, states=()),
                 options.records(step.rows, step.states, step.counts),
                 later,
@@ -77,7 +80,7 @@ class DraftedSteps:
             for step, options in zip(steps, self._options, strict=True)
         ]
 
-    def launch(self, inputs: StepInputs, plans: Sequence[DraftedPlan]) -> LaunchedTokens:
+    def launch(self, inputs: StepInputs, plans: Sequence[StepPlan]) -> LaunchedTokens:
         """Launch a step on this rank, of whose plans the others have theirs.
 
         Args:
@@ -98,12 +101,12 @@ class DraftedSteps:
                 lane = self._layout.numbers(other.rank)[DP]
                 other.connection.send(ChosenTokens(*chosen[lane]))
             self._runner.close_step(step, chosen[0])
-        return KnownTokens(replace(step_tokens(choice.chosen), prompt_logprobs=lanes.prompt))
+        return KnownTokens(choice.tokens(lanes.prompt))
 
 
 def follow_step(
-    runner: DraftingRunner,
-    plan: DraftedPlan,
+    runner: ModelRunner,
+    plan: StepPlan,
     answers: LaneAnswers | None,
     receive: Callable[[], object],
 ) -> None:
@@ -131,12 +134,12 @@ def follow_step(
         runner.close_step(step, (message.sampled, message.kept))
 
 
-def _logits_of(runner: DraftingRunner, step: OpenStep, number: int) -> LaneLogits:
+def _logits_of(runner: ModelRunner, step: OpenStep, number: int) -> LaneLogits:
     checked = step.checked()
     return LaneLogits(number, checked.logits.numpy(), runner.score(step), checked.drafts)
 
 
-def _by_lane(choice: HostChoice, plans: Sequence[DraftedPlan]) -> list[Chosen]:
+def _by_lane(choice: HostChoice, plans: Sequence[StepPlan]) -> list[Chosen]:
     """Tokens chosen for each lane, as wide as its own step."""
     ends = np.cumsum([0, *(len(plan.inputs.rows) for plan in plans)])
     return [

@@ -1,11 +1,70 @@
-"""Bias, masks and penalties applied to logits where they are, without waiting for them."""
+"""Bias, masks and penalties applied to logits where they are, without waiting for them.
 
+:func:`change_logits` says on the CPU what they mean: the host's sampler calls it, and kernels are
+held to it.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from dsa_compile.kernels.sampling_layout import IN_PROMPT, MOST_COUNTED
+from dsa_compile.runtime.sampling.grammar import allowed_by
 
 _STATE = IN_PROMPT | MOST_COUNTED
+
+Entries = tuple[Tensor, Tensor, Tensor]
+"""Rows, tokens, and a number for each of these."""
+
+
+def change_logits(
+    logits: Tensor,
+    bias: Entries,
+    masks: tuple[Sequence[int], NDArray[np.int32]],
+    seen: Entries,
+    penalties: Tensor,
+) -> None:
+    """Apply bias, masks and penalties in place, in the order of
+    :class:`~dsa_compile.runtime.requests.sampling_params.SamplingParams`.
+
+    Only the tokens that are named are touched: it costs in proportion to these, but for masks.
+
+    Args:
+        logits: fp32 ``[N, V]``, dense, on the CPU.
+        bias: amounts in fp32, -inf to mask; a token once a row.
+        masks: some rows, and a bitmask of allowed tokens for each, ``[m, ceil(V / 32)]``.
+        seen: tokens of the prompt and the output, and in fp32 how often each is in the output.
+        penalties: fp32 ``[N, 3]``: repetition, presence, frequency.
+    """
+    vocab, flat = logits.shape[1], logits.view(-1)
+    rows, tokens, amounts = bias
+    flat.index_add_(0, rows * vocab + tokens, amounts)
+    for row, bitmask in zip(*masks, strict=True):
+        logits[row].masked_fill_(torch.from_numpy(~allowed_by(bitmask, vocab)), -torch.inf)
+    rows, tokens, times = seen
+    where = rows * vocab + tokens
+    repetition, presence, frequency = penalties[rows].unbind(1)
+    values = flat[where]
+    values = torch.where(values > 0, values / repetition, values * repetition)
+    values -= frequency * times + presence * (times > 0)
+    flat[where] = values
+
+
+def entries_of(
+    rows: NDArray[np.integer], tokens: NDArray[np.integer], numbers: NDArray[np.float32]
+) -> Entries:
+    """Entries as :func:`change_logits` takes them."""
+    owners, ids = (torch.from_numpy(array).long() for array in (rows, tokens))
+    return owners, ids, torch.from_numpy(numbers)
+
+
+def joined_bias(biases: Sequence[NDArray[np.int32]]) -> NDArray[np.int32]:
+    """Rows, tokens, and amounts by their bits, int32 ``[3, B]``, of ``[2, n]`` for each row."""
+    rows = np.repeat(np.arange(len(biases), dtype=np.int32), [b.shape[1] for b in biases])
+    return np.concatenate([rows[None], np.concatenate(biases, axis=1)])
 
 
 def change_rows(
@@ -38,23 +97,22 @@ def change_rows(
 
         kernel(logits, options, seen, last_tokens, bitmasks, bias, out)
         return
-    vocab = logits.shape[1]
     place, row, pending, bitmask = options[:, :4].long().unbind(1)
-    repetition, presence, frequency = (
-        options[:, 4:].contiguous().view(torch.float32)[..., None].unbind(1)
-    )
     x = logits[place].float()
-    owners, tokens, amounts = bias
-    x.view(-1).index_add_(0, owners.long() * vocab + tokens, amounts.view(torch.float32))
-    token = torch.arange(vocab)
-    allowed = (bitmasks[bitmask.clamp(min=0)][:, token // 32] >> (token % 32).int()) & 1 == 1
-    x = torch.where(allowed | (bitmask < 0)[:, None], x, -torch.inf)
+    masked = (bitmask >= 0).nonzero().flatten()
     state = seen[row].int() & _STATE
-    unseen = (pending[:, None] == 1) & (token == last_tokens[row][:, None])
-    times = ((state & MOST_COUNTED) + unseen).clamp(max=MOST_COUNTED).float()
-    penalised = torch.where(x > 0, x / repetition, x * repetition)
-    penalised -= frequency * times + presence * (times > 0)
-    out[: len(x)] = torch.where((state != 0) | unseen, penalised, x)
+    unseen = torch.zeros_like(state, dtype=torch.bool)
+    unseen[torch.arange(len(x)), last_tokens[row]] = pending == 1
+    rows, tokens = ((state != 0) | unseen).nonzero().unbind(1)
+    times = ((state & MOST_COUNTED) + unseen).clamp(max=MOST_COUNTED)[rows, tokens].float()
+    change_logits(
+        x,
+        (bias[0].long(), bias[1].long(), bias[2].view(torch.float32)),
+        (masked.tolist(), bitmasks[bitmask[masked]].numpy()),
+        (rows, tokens, times),
+        options[:, 4:].contiguous().view(torch.float32),
+    )
+    out[: len(x)] = x
 
 
 def store_seen(seen: Tensor, rows: Tensor, tokens: Tensor, states: Tensor) -> None:

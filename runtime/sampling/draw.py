@@ -1,4 +1,6 @@
-"""Drawing a token from filtered logits, one uniform number a row.
+"""Choosing a token from logits by records of options: what the sampling kernel is held to.
+
+A token is drawn from filtered logits by one uniform number a row.
 
 Inverse-CDF sampling: the token is the first whose cumulative weight passes ``u`` times the kept
 mass. Next to a Gumbel race it needs one random number a row rather than one a token, so the number
@@ -16,11 +18,56 @@ _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
 # 52 bits, not 53: u * mass then always rounds below mass, so a token of weight 0 is never reached.
 _UNIT = 2.0**-52
+TOP_P_UNITS = 2.0**64
+"""``OPTIONS`` count ``top_p`` in so many parts of 1."""
 # A nucleus is nearly always this narrow; wider ones are looked for in growing steps.
 _FIRST_WIDTH = 256
 _WIDTH_GROWTH = 16
 # Entries summed at once where the whole vocabulary is drawn from.
 _GROUP = 128
+
+
+def choose(
+    logits: torch.Tensor, records: NDArray[np.void]
+) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Choose a token for each row of logits on the CPU.
+
+    Args:
+        logits: fp32 ``[N, V]``; not changed.
+        records: ``[N]`` of ``OPTIONS``.
+
+    Returns:
+        The tokens ``[N]``, and whether the row has a finite maximum, without which its token means
+        nothing.
+    """
+    tokens, good = argmax(logits)
+    drawn = np.flatnonzero(good & (records["temperature"] > 0))
+    if len(drawn):
+        chosen = records[drawn]
+        scaled = logits[torch.from_numpy(drawn)]
+        # Shifting by the maximum first keeps small temperatures from overflowing.
+        scaled.sub_(scaled.amax(1, keepdim=True))
+        scaled.div_(torch.from_numpy(chosen["temperature"].copy())[:, None])
+        top_p = chosen["top_p"] / TOP_P_UNITS
+        tokens[drawn] = draw(
+            scaled,
+            torch.from_numpy(chosen["top_k"].astype(np.int64)),
+            torch.from_numpy(np.where(top_p > 0, top_p, 1.0)),
+            torch.from_numpy(np.exp(chosen["floor"].astype(np.float64))),
+            uniforms(chosen["seed"].copy(), chosen["step"].copy()),
+        ).numpy()
+    return tokens, good
+
+
+def argmax(logits: torch.Tensor) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Lowest index of each row's maximum, and whether that maximum is finite.
+
+    NumPy's argmax returns the first NaN where there is one, so one look at the value it points to
+    finds NaN and infinities anywhere in the row; it is also the vectorised one on CPUs.
+    """
+    rows = logits.numpy()
+    best = rows.argmax(axis=1)
+    return best, np.isfinite(rows[np.arange(len(rows)), best])
 
 
 def uniforms(seeds: NDArray[np.uint64], steps: NDArray[np.uint64]) -> torch.Tensor:

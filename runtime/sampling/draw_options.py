@@ -1,6 +1,5 @@
 """Sampling options of requests, as records that a sampling kernel reads."""
 
-import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -9,13 +8,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dsa_compile.kernels.cuda.sample_tokens import OPTIONS, sample_tokens
-from dsa_compile.runtime.sampling.draw import draw, uniforms
+from dsa_compile.runtime.sampling.draw import choose
 from dsa_compile.runtime.sampling.sampler import SamplingState
 
 Records = NDArray[np.void]
 """Sampling options of a step's tokens, ``[Y]`` records of ``OPTIONS``."""
-
-_UNIT = 2.0**64
 
 
 class DrawOptions:
@@ -66,14 +63,8 @@ class DrawOptions:
         out["step"] = counts
 
     def _remember(self, row: int, state: SamplingState) -> None:
-        params = state.params
-        record = self._known[row]
-        record["top_k"] = state.top_k
-        record["temperature"] = 0.0 if params.greedy else params.temperature
-        record["floor"] = math.log(params.min_p) if params.min_p > 0 else -math.inf
-        top_p = 0 if params.top_p >= 1 else max(1, int(params.top_p * _UNIT))
-        record["top_p"] = top_p
-        record["seed"] = state.seed
+        self._known[row] = state.record
+        self._known[row]["row"] = row
         if self._on_change is not None:
             self._on_change(row, state)
 
@@ -117,26 +108,9 @@ def _sample(logits: Tensor, options: Tensor, kept: Tensor, tokens: Tensor) -> No
 
 
 def sample_on_host(logits: Tensor, records: NDArray[np.void], last: Tensor, out: Tensor) -> None:
-    """CPU variant of :func:`~dsa_compile.kernels.cuda.sample_tokens.sample_tokens`, with the
-    arithmetic of :class:`~dsa_compile.runtime.sampling.sampler.Sampler`."""
-    raw = logits.float()
-    best, at = raw.max(1) if len(raw) else (raw.new_empty(0), torch.empty(0, dtype=torch.int64))
-    tokens = torch.from_numpy(raw.numpy().argmax(1)) if len(raw) else at
-    good = best.isfinite()
-    drawn = (good & torch.from_numpy(records["temperature"] > 0)).nonzero().flatten()
-    if len(drawn):
-        chosen = records[drawn.numpy()]
-        scaled = raw[drawn] - best[drawn, None]
-        scaled /= torch.from_numpy(chosen["temperature"].copy())[:, None]
-        top_p = chosen["top_p"] / _UNIT
-        tokens[drawn] = draw(
-            scaled,
-            torch.from_numpy(chosen["top_k"].astype(np.int64)),
-            torch.from_numpy(np.where(top_p > 0, top_p, 1.0)),
-            torch.from_numpy(np.exp(chosen["floor"].astype(np.float64))),
-            uniforms(chosen["seed"].copy(), chosen["step"].copy()),
-        )
-    out[: len(raw)] = torch.where(good, tokens, -1)
+    """CPU variant of :func:`~dsa_compile.kernels.cuda.sample_tokens.sample_tokens`."""
+    tokens, good = choose(logits.float(), records)
+    out[: len(tokens)] = torch.from_numpy(np.where(good, tokens, -1))
     kept = records["row"] >= 0
     rows = torch.from_numpy(records["row"][kept].astype(np.int64))
-    last[rows] = torch.where(good, tokens, 0)[torch.from_numpy(kept)]
+    last[rows] = torch.from_numpy(np.where(good, tokens, 0)[kept])

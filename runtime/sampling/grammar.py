@@ -14,7 +14,6 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from dsa_compile.errors import ParameterError
@@ -171,7 +170,7 @@ class GrammarCompiler:
         state = begin()
         for _ in range(_REHEARSED_TOKENS):
             state.fill(bitmask, 0)
-            allowed = _bits(bitmask)[0, : self._vocab_size]
+            allowed = allowed_by(bitmask[0], self._vocab_size)
             allowed[list(eos_ids)] = 0
             if not (tokens := np.flatnonzero(allowed)).size:
                 state = begin()
@@ -197,28 +196,23 @@ class GrammarCompiler:
         return pace
 
 
-def mask_disallowed(
-    logits: torch.Tensor, rows: Sequence[int], grammars: Sequence[GrammarState]
-) -> None:
-    """Make the tokens that ``grammars[i]`` does not allow impossible in row ``rows[i]``, in place.
-
-    Args:
-        logits: ``[n, V]``.
-        rows: of the grammars.
-        grammars: not changed.
-    """
-    vocab_size = logits.shape[1]
-    bitmask = np.full((len(rows), -(-vocab_size // _BITS)), -1, np.int32)
-    for place, grammar in enumerate(grammars):
-        grammar.fill(bitmask, place)
-    bits = _bits(bitmask)[:, :vocab_size]
-    for row, allowed in zip(rows, torch.from_numpy(bits), strict=True):
-        logits[row].masked_fill_(allowed == 0, -torch.inf)
+def bitmasks_of(
+    grammars: Sequence[GrammarState | None], vocab_size: int
+) -> tuple[list[int], NDArray[np.int32]]:
+    """Places of the grammars that there are, and a bitmask for each, ``[m, ceil(V / 32)]``."""
+    found = [place for place, grammar in enumerate(grammars) if grammar is not None]
+    bitmasks = np.full((len(found), -(-vocab_size // _BITS)), -1, np.int32)
+    for number, place in enumerate(found):
+        grammar = grammars[place]
+        assert grammar is not None
+        grammar.fill(bitmasks, number)
+    return found, bitmasks
 
 
-def _bits(bitmask: NDArray[np.int32]) -> NDArray[np.uint8]:
-    """A column a token."""
-    return np.unpackbits(bitmask.view(np.uint8), axis=1, bitorder="little")
+def allowed_by(bitmask: NDArray[np.int32], vocab_size: int) -> NDArray[np.bool_]:
+    """The tokens that a bitmask of one row allows, ``[V]``."""
+    bits = np.unpackbits(bitmask.view(np.uint8), bitorder="little")
+    return bits[:vocab_size].astype(bool)
 
 
 def _compiler(tokenizer: Any, vocab_size: int, eos_ids: list[int]) -> Any:

@@ -18,20 +18,36 @@ def token_logprobs(
         tokens: int64 [n], the chosen tokens.
         alternatives: how many of the likeliest tokens to list for each row.
     """
+    width = min(max(alternatives), logits.shape[1])
+    own, ranks, ids, values = (found.tolist() for found in describe(logits, tokens, width))
+    entries = []
+    for row, (token, count) in enumerate(zip(tokens.tolist(), alternatives, strict=True)):
+        likeliest = zip(ids[row][:count], values[row][:count], strict=True)
+        top = tuple((i, v) for i, v in likeliest if v > -torch.inf)
+        entries.append(TokenLogprobs(token, own[row], ranks[row], top))
+    return entries
+
+
+def describe(
+    logits: torch.Tensor, tokens: torch.Tensor, width: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """A token of each row of logits, and the row's likeliest tokens.
+
+    Equals rank the lowest id first; the rank of a token is one more than the larger logits.
+
+    Args:
+        logits: fp32 ``[n, V]`` on the CPU or a GPU.
+        tokens: int64 ``[n]``.
+        width: how many of the likeliest tokens to list, at most V.
+
+    Returns:
+        The tokens' log-probabilities and ranks ``[n]``; ids of the likeliest and their
+        log-probabilities ``[n, width]``.
+    """
     chosen = logits.gather(1, tokens[:, None])
     norm = logits.logsumexp(1, keepdim=True)
-    ranks = (logits > chosen).sum(1).add_(1).tolist()
-    own = (chosen - norm)[:, 0].tolist()
-    tops: list[list[tuple[int, float]]] = [[] for _ in alternatives]
-    if width := min(max(alternatives), logits.shape[1]):
+    ranks = (logits > chosen).sum(1).add_(1)
+    values, ids = logits[:, :0], tokens[:, None][:, :0]
+    if width:
         values, ids = ordered_top(logits, width)
-        tops = [
-            [(i, v) for i, v in zip(row_ids[:count], row[:count], strict=True) if v > -torch.inf]
-            for row_ids, row, count in zip(
-                ids.tolist(), (values - norm).tolist(), alternatives, strict=True
-            )
-        ]
-    return [
-        TokenLogprobs(token, logprob, rank, tuple(top))
-        for token, logprob, rank, top in zip(tokens.tolist(), own, ranks, tops, strict=True)
-    ]
+    return (chosen - norm)[:, 0], ranks, ids, values - norm

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from dsa_compile.kernels.sampling_layout import ROW_OPTIONS, words
 from dsa_compile.runtime.execution.pinned_staging import uploads_to
 from dsa_compile.runtime.execution.runner import StepInputs
-from dsa_compile.runtime.sampling.changed_rows import change_rows, store_seen
+from dsa_compile.runtime.sampling.changed_rows import change_rows, joined_bias, store_seen
+from dsa_compile.runtime.sampling.grammar import bitmasks_of
 from dsa_compile.runtime.sampling.sampler import SamplingState
 from dsa_compile.runtime.sampling.seen_tokens import SeenTokens
 
@@ -81,10 +81,13 @@ class OptionRows:
         records = self._known[rows]
         records["place"] = places
         records["pending"] = np.array(counts) - [state.generated for state in states]
-        bitmasks = self._fill_bitmasks(records, states)
-        biases = [state.bias_of(count) for state, count in zip(states, counts, strict=True)]
-        owners = np.repeat(np.arange(len(rows), dtype=np.int32), [b.shape[1] for b in biases])
-        bias = np.concatenate(biases, axis=1)
+        grammars, bitmasks = bitmasks_of([state.grammar for state in states], self._vocab_size)
+        records["bitmask"] = -1
+        records["bitmask"][grammars] = np.arange(len(grammars))
+        if not grammars:  # the kernel looks at one
+            bitmasks = np.full((1, bitmasks.shape[1]), -1, np.int32)
+        pairs = zip(states, counts, strict=True)
+        bias = joined_bias([state.bias_of(count) for state, count in pairs])
         arrays = self.upload(
             {
                 "records": records.view(np.int32).reshape(len(rows), words(ROW_OPTIONS)),
@@ -92,9 +95,9 @@ class OptionRows:
                 "seen_rows": new[0],
                 "seen_tokens": new[1],
                 "seen_states": new[2],
-                "bias_rows": owners,
-                "bias_tokens": bias[0],
-                "bias_amounts": bias[1],
+                "bias_rows": bias[0],
+                "bias_tokens": bias[1],
+                "bias_amounts": bias[2],
             }
         )
         store_seen(
@@ -111,17 +114,3 @@ class OptionRows:
             self._changed,
         )
         return self._changed[: len(rows)]
-
-    def _fill_bitmasks(
-        self, records: NDArray[np.void], states: Sequence[SamplingState]
-    ) -> NDArray[np.int32]:
-        """A bitmask for each grammar, at least one; notes in the records which is whose."""
-        records["bitmask"] = -1
-        constrained = [place for place, state in enumerate(states) if state.grammar is not None]
-        records["bitmask"][constrained] = np.arange(len(constrained))
-        bitmasks = np.full((max(1, len(constrained)), -(-self._vocab_size // 32)), -1, np.int32)
-        for number, place in enumerate(constrained):
-            grammar = states[place].grammar
-            assert grammar is not None
-            grammar.fill(bitmasks, number)
-        return bitmasks

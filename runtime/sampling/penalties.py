@@ -1,14 +1,9 @@
-"""Changes to a request's logits that depend on particular tokens: bias, masks and penalties.
-
-Each touches only the tokens it names, gathered and scattered for all rows at once, so a step costs
-in proportion to the distinct tokens of the penalised requests and not to the vocabulary.
-"""
+"""Tokens of a request that its penalties look at."""
 
 from collections.abc import Sequence
 from copy import copy
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from dsa_compile.kernels.sampling_layout import IN_PROMPT, MOST_COUNTED
@@ -79,52 +74,3 @@ class TokenCounts:
     def counts(self) -> NDArray[np.float32]:
         """Times each of :attr:`ids` is in the output, [n]."""
         return self._counts[: self._size]
-
-
-def add_bias(
-    logits: torch.Tensor,
-    rows: Sequence[int],
-    ids: Sequence[NDArray[np.int64]],
-    amounts: Sequence[NDArray[np.float32]],
-) -> None:
-    """Add ``amounts[i]`` to the tokens ``ids[i]`` of row ``rows[i]`` of logits [n, V], in place."""
-    where = _flat_index(logits, rows, ids)
-    logits.view(-1).index_add_(0, where, torch.from_numpy(np.concatenate(amounts)))
-
-
-def mask_tokens(
-    logits: torch.Tensor, rows: Sequence[int], ids: Sequence[NDArray[np.int64]]
-) -> None:
-    """Make the tokens ``ids[i]`` of row ``rows[i]`` of logits [n, V] impossible, in place."""
-    logits.view(-1).index_fill_(0, _flat_index(logits, rows, ids), -torch.inf)
-
-
-def penalise(
-    logits: torch.Tensor,
-    rows: Sequence[int],
-    counts: Sequence[TokenCounts],
-    amounts: Sequence[tuple[float, float, float]],
-) -> None:
-    """Apply repetition, presence and frequency penalties in place.
-
-    Args:
-        logits: [n, V] fp32, contiguous.
-        rows: the penalised rows.
-        counts: their tokens.
-        amounts: their (repetition, presence, frequency) penalties.
-    """
-    where = _flat_index(logits, rows, [c.ids for c in counts])
-    times = torch.from_numpy(np.concatenate([c.counts for c in counts]))
-    each = np.repeat(np.array(amounts, dtype=np.float32), [len(c.ids) for c in counts], axis=0)
-    repetition, presence, frequency = torch.from_numpy(each).unbind(1)
-    values = logits.view(-1)[where]
-    values = torch.where(values > 0, values / repetition, values * repetition)
-    values -= frequency * times + presence * (times > 0)
-    logits.view(-1)[where] = values
-
-
-def _flat_index(
-    logits: torch.Tensor, rows: Sequence[int], ids: Sequence[NDArray[np.int64]]
-) -> torch.Tensor:
-    starts = np.array(rows, dtype=np.int64) * logits.shape[1]
-    return torch.from_numpy(np.concatenate(ids) + np.repeat(starts, [len(i) for i in ids]))

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dsa_compile.kernels.sampling_layout import MOST_TOP, ROW_LOGPROBS, words
 from dsa_compile.runtime.requests.logprobs import TokenLogprobs
-from dsa_compile.runtime.sampling.draw import ordered_top
+from dsa_compile.runtime.sampling.logprobs import describe
 
 
 def row_logprobs(
@@ -39,14 +39,11 @@ def row_logprobs(
     out = torch.zeros(len(rows), words(ROW_LOGPROBS), dtype=torch.int32)
     if not len(rows):
         return out
-    value = rows.gather(1, chosen[:, None])
-    norm = rows.logsumexp(1, keepdim=True)
-    out[:, 0] = (value - norm)[:, 0].view(torch.int32)
-    out[:, 1] = (rows > value).sum(1) + 1
-    if width := min(top, rows.shape[1]):
-        values, ids = ordered_top(rows, width)
-        out[:, 2 : 2 + width] = ids.int()
-        out[:, 2 + MOST_TOP : 2 + MOST_TOP + width] = (values - norm).view(torch.int32)
+    width = min(top, rows.shape[1])
+    own, out[:, 1], ids, values = describe(rows, chosen, width)
+    out[:, 0] = own.view(torch.int32)
+    out[:, 2 : 2 + width] = ids.int()
+    out[:, 2 + MOST_TOP : 2 + MOST_TOP + width] = values.contiguous().view(torch.int32)
     return out
 
 

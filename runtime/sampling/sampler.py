@@ -1,9 +1,9 @@
 """Choosing the next token of every request of a batch from its logits."""
 
+import math
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -11,12 +11,14 @@ import torch
 from numpy.typing import NDArray
 
 from dsa_compile.errors import RequestError
+from dsa_compile.kernels.cuda.sample_tokens import OPTIONS
 from dsa_compile.runtime.requests.logprobs import TokenLogprobs
 from dsa_compile.runtime.requests.sampling_params import SamplingParams
-from dsa_compile.runtime.sampling.draw import draw, uniforms
-from dsa_compile.runtime.sampling.grammar import GrammarState, mask_disallowed
+from dsa_compile.runtime.sampling.changed_rows import change_logits, entries_of, joined_bias
+from dsa_compile.runtime.sampling.draw import TOP_P_UNITS, argmax, choose
+from dsa_compile.runtime.sampling.grammar import GrammarState, bitmasks_of
 from dsa_compile.runtime.sampling.logprobs import token_logprobs
-from dsa_compile.runtime.sampling.penalties import TokenCounts, add_bias, mask_tokens, penalise
+from dsa_compile.runtime.sampling.penalties import TokenCounts
 
 # Rows are worked on this many logits at a time (16 MB of fp32), which bounds the copies.
 _CHUNK_LOGITS = 1 << 22
@@ -53,6 +55,7 @@ class SamplingState:
 
     Attributes:
         generated: tokens so far.
+        record: of ``OPTIONS``, how a token is drawn; without its row and its step.
         special: whether a token may take more than temperature and filters: bias, penalties, masks,
             a grammar, log-probabilities.
         plain: whether the next token is the argmax and nothing else.
@@ -82,10 +85,12 @@ class SamplingState:
         self.grammar = grammar
         self.generated = 0
         seed = secrets.randbits(64) if params.seed is None else params.seed
-        self.seed = seed % 2**64
-        self.top_k = min(params.top_k, vocab_size) if params.top_k > 0 else vocab_size
-        self.bias_ids = np.array(list(bias), dtype=np.int64)
-        self.bias_amounts = np.array(list(bias.values()), dtype=np.float32)
+        self.record = np.zeros((), OPTIONS)
+        self.record["seed"] = seed % 2**64
+        self.record["top_k"] = min(params.top_k, vocab_size) if params.top_k > 0 else vocab_size
+        self.record["temperature"] = 0.0 if params.greedy else params.temperature
+        self.record["floor"] = math.log(params.min_p) if params.min_p > 0 else -math.inf
+        self.record["top_p"] = max(1, int(params.top_p * TOP_P_UNITS)) if params.top_p < 1 else 0
         ends = sorted(t for t in params.end_ids(eos_ids) if t < vocab_size)
         self.end_ids = np.array(ends, dtype=np.int64)
         self.penalties = (
@@ -102,11 +107,6 @@ class SamplingState:
         self._bias, self._bias_and_mask = _sparse_bias(bias, ends)
         self.special = self._altered or self._last_mask > 0 or params.logprobs is not None
         self._note_progress()
-
-    @property
-    def masks_ends(self) -> bool:
-        """Whether end tokens are impossible at the next step."""
-        return self.generated < self._last_mask
 
     def alters_logits(self, count: int) -> bool:
         """Whether bias, masks or penalties apply to the token that follows ``count`` others."""
@@ -134,21 +134,6 @@ class SamplingState:
             other.counts = self.counts.copy()
         if self.grammar is not None:
             other.grammar = self.grammar.fork()
-        return other
-
-    def for_draft(self, generated: int) -> "SamplingState":
-        """Draw of a draft of the token after ``generated`` ones, with that token's random number.
-
-        What depends on the tokens before it is left out, as is what only describes it: penalties,
-        grammar, log-probabilities.
-        """
-        other = copy(self)
-        other.generated = generated
-        other.counts = other.grammar = None
-        if self.params.logprobs is not None:
-            other.params = replace(self.params, logprobs=None)
-        other._altered = len(self.bias_ids) > 0
-        other._note_progress()
         return other
 
     def _note_progress(self) -> None:
@@ -199,7 +184,7 @@ class Sampler:
         assert logits.dtype == torch.float32, logits.dtype
         if not states:
             return []
-        best, finite = _argmax(logits)
+        best, finite = argmax(logits)
         if finite.all() and all(state.plain for state in states):
             return [SampledToken(token) for token in best.tolist()]
         chosen = [
@@ -215,23 +200,21 @@ class Sampler:
         return chosen
 
 
-def _choose(raw: torch.Tensor, states: list[SamplingState]) -> list[SampledToken]:
+def _choose(raw: torch.Tensor, states: Sequence[SamplingState]) -> list[SampledToken]:
     """Choose for rows [n, V] with a finite maximum; ``raw`` may be overwritten."""
     wanted = [i for i, state in enumerate(states) if state.params.logprobs is not None]
     # logprobs describe the raw rows: keep them apart from what the options do to the logits.
     described = raw[wanted] if wanted else None
-    work = raw
-    _apply_token_options(work, states)
-    best, finite = _argmax(work)
-    tokens = torch.from_numpy(best)
-    drawn = [i for i, s in enumerate(states) if finite[i] and not s.params.greedy]
-    if drawn:
-        part = work if len(drawn) == len(states) else work[drawn]
-        tokens[drawn] = _draw(part, [states[i] for i in drawn])
+    if any(state.alters_logits(state.generated) for state in states):
+        _change(raw, states)
+    records = np.array([state.record for state in states], OPTIONS)
+    records["step"] = [state.generated for state in states]
+    tokens, finite = choose(raw, records)
     logprobs: list[TokenLogprobs | None] = [None] * len(states)
     if described is not None:
         counts = [states[i].params.logprobs or 0 for i in wanted]
-        for i, entry in zip(wanted, token_logprobs(described, tokens[wanted], counts), strict=True):
+        theirs = torch.from_numpy(tokens[wanted])
+        for i, entry in zip(wanted, token_logprobs(described, theirs, counts), strict=True):
             logprobs[i] = entry
     return [
         SampledToken(token, logprob) if ok else SampledToken(-1, None, NOTHING_LEFT)
@@ -239,48 +222,17 @@ def _choose(raw: torch.Tensor, states: list[SamplingState]) -> list[SampledToken
     ]
 
 
-def _apply_token_options(logits: torch.Tensor, states: list[SamplingState]) -> None:
-    def those(keep: Callable[[SamplingState], bool]) -> list[int]:
-        return [i for i, state in enumerate(states) if keep(state)]
-
-    if rows := those(lambda s: len(s.bias_ids) > 0):
-        ids = [states[i].bias_ids for i in rows]
-        add_bias(logits, rows, ids, [states[i].bias_amounts for i in rows])
-    if rows := those(lambda s: s.masks_ends):
-        mask_tokens(logits, rows, [states[i].end_ids for i in rows])
-    constrained = [(i, s.grammar) for i, s in enumerate(states) if s.grammar is not None]
-    if constrained:
-        index, grammars = zip(*constrained, strict=True)
-        mask_disallowed(logits, index, grammars)
-    penalised = [(i, s.counts, s.penalties) for i, s in enumerate(states) if s.counts is not None]
-    if penalised:
-        places, counts, amounts = zip(*penalised, strict=True)
-        penalise(logits, places, counts, amounts)
-
-
-def _draw(logits: torch.Tensor, states: list[SamplingState]) -> torch.Tensor:
-    """Draw tokens, int64 [n], for rows [n, V] with a finite maximum; overwrites ``logits``."""
-    temperature = torch.tensor([s.params.temperature for s in states])
-    # Shifting by the maximum first keeps small temperatures from overflowing.
-    logits.sub_(logits.amax(1, keepdim=True)).div_(temperature[:, None])
-    return draw(
+def _change(logits: torch.Tensor, states: Sequence[SamplingState]) -> None:
+    """Apply the options of states to their rows of logits, in place."""
+    rows, tokens, bits = joined_bias([state.bias_of(state.generated) for state in states])
+    counted = [(i, state.counts) for i, state in enumerate(states) if state.counts is not None]
+    ids = [counts.ids for _, counts in counted] or [np.zeros(0, np.int64)]
+    times = [counts.counts for _, counts in counted] or [np.zeros(0, np.float32)]
+    owners = np.repeat([i for i, _ in counted] or [0], [len(some) for some in ids])
+    change_logits(
         logits,
-        torch.tensor([s.top_k for s in states]),
-        torch.tensor([s.params.top_p for s in states], dtype=torch.float64),
-        torch.tensor([s.params.min_p for s in states], dtype=torch.float64),
-        uniforms(
-            np.array([s.seed for s in states], dtype=np.uint64),
-            np.array([s.generated for s in states], dtype=np.uint64),
-        ),
+        entries_of(rows, tokens, bits.view(np.float32)),
+        bitmasks_of([state.grammar for state in states], logits.shape[1]),
+        entries_of(owners, np.concatenate(ids), np.concatenate(times)),
+        torch.tensor([state.penalties for state in states]),
     )
-
-
-def _argmax(logits: torch.Tensor) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Lowest index of each row's maximum, and whether that maximum is finite.
-
-    NumPy's argmax returns the first NaN where there is one, so one look at the value it points to
-    finds NaN and infinities anywhere in the row; it is also the vectorised one on CPUs.
-    """
-    rows = logits.numpy()
-    best = rows.argmax(axis=1)
-    return best, np.isfinite(rows[np.arange(len(rows)), best])

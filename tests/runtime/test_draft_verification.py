@@ -98,18 +98,6 @@ def test_nothing_counts_behind_an_end_token():
     assert [token.token_id for token in tokens] == [END]
 
 
-def test_a_draft_is_drawn_with_the_random_number_of_its_token():
-    """Draft's token is the model's at any temperature if its logits are the model's."""
-    logits = torch.randn(40, VOCAB, generator=torch.Generator().manual_seed(2))
-    state = state_of(temperature=1.0, seed=8, repetition_penalty=1.2, logprobs=1)
-    plain = state_of(temperature=1.0, seed=8)
-    for count, row in enumerate(logits):
-        plain.generated = count
-        (draft,) = Sampler(VOCAB).sample(row[None], [state.for_draft(count)])
-        (token,) = Sampler(VOCAB).sample(row[None], [plain])
-        assert draft == token
-
-
 @pytest.mark.parametrize("tokens", [[9], [9, 9, 3]])
 def test_a_forked_state_leaves_the_first_as_it_was(tokens):
     state = state_of(temperature=0.0, repetition_penalty=1.5, frequency_penalty=0.5)

@@ -149,12 +149,12 @@ def prefix_held_behind_new_blocks(patch: Patch) -> None:
 
 def bias_of_the_row_before(patch: Patch) -> None:
     """A bias is added for the row before."""
-    right = sampler.add_bias
-    patch.setattr(
-        sampler,
-        "add_bias",
-        lambda logits, rows, *rest: right(logits, [max(r - 1, 0) for r in rows], *rest),
-    )
+    right = sampler.change_logits
+
+    def change(logits: Any, bias: Any, *rest: Any) -> None:
+        right(logits, ((bias[0] - 1).clamp(min=0), *bias[1:]), *rest)
+
+    patch.setattr(sampler, "change_logits", change)
 
 
 def options_of_the_request_before(patch: Patch) -> None:

@@ -1,6 +1,6 @@
 """Sampling options held to what each means; faults of them, one at a time, name the option."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -9,7 +9,7 @@ import torch
 
 from dsa_compile.runtime.execution import model_steps
 from dsa_compile.runtime.requests.sampling_params import SamplingParams
-from dsa_compile.runtime.sampling import draw, draw_options, penalties, sampler
+from dsa_compile.runtime.sampling import draw, penalties, sampler
 from dsa_compile.runtime.sampling.draw_options import DrawOptions
 from dsa_compile.verify.bisect.runtime_answers import Answers
 from dsa_compile.verify.recompiled_artifact import RecompiledArtifact
@@ -33,39 +33,44 @@ def wrap(patch: Patch, module: Any, name: str, change: Callable[..., Any]) -> No
 def repetition_divides(patch: Patch) -> None:
     """Negative logits, too, are divided."""
 
-    def penalise(right: Any, logits: Any, rows: Any, counts: Any, amounts: Any) -> None:
-        repetition = [(r, 0.0, 0.0) for r, _, _ in amounts]
-        others = [(1.0, p, f) for _, p, f in amounts]
-        logits.neg_()
-        below = torch.where(logits > 0, logits, 0.0)
-        right(below, rows, counts, repetition)
-        logits.neg_()
-        right(logits, rows, counts, repetition)
-        logits.copy_(torch.where(below > 0, -below, logits))
-        right(logits, rows, counts, others)
+    def change(right: Any, logits: Any, bias: Any, masks: Any, seen: Any, amounts: Any) -> None:
+        rows, tokens, _ = seen
+        none = [entry[:0] for entry in seen]
+        right(logits, bias, masks, none, amounts)
+        values = logits[rows, tokens]
+        logits[rows, tokens] = torch.where(values < 0, values / amounts[rows, 0] ** 2, values)
+        right(logits, [entry[:0] for entry in bias], ((), ()), seen, amounts)
 
-    wrap(patch, sampler, "penalise", penalise)
+    wrap(patch, sampler, "change_logits", change)
 
 
 def negative_penalties_are_none(patch: Patch) -> None:
-    def penalise(right: Any, logits: Any, rows: Any, counts: Any, amounts: Any) -> None:
-        right(logits, rows, counts, [(r, max(p, 0.0), max(f, 0.0)) for r, p, f in amounts])
+    def change(right: Any, logits: Any, *given: Any) -> None:
+        *others, amounts = given
+        right(logits, *others, torch.cat([amounts[:, :1], amounts[:, 1:].clamp(min=0)], 1))
 
-    wrap(patch, sampler, "penalise", penalise)
+    wrap(patch, sampler, "change_logits", change)
 
 
 def negative_bias_is_none(patch: Patch) -> None:
-    def add_bias(right: Any, logits: Any, rows: Any, ids: Any, amounts: Any) -> None:
-        right(logits, rows, ids, [amount.clip(min=0) for amount in amounts])
+    def change(right: Any, logits: Any, bias: Any, *others: Any) -> None:
+        rows, tokens, amounts = bias
+        amounts = torch.where(amounts.isfinite(), amounts.clamp(min=0), amounts)
+        right(logits, (rows, tokens, amounts), *others)
 
-    wrap(patch, sampler, "add_bias", add_bias)
+    wrap(patch, sampler, "change_logits", change)
 
 
 def one_end_is_masked(patch: Patch) -> None:
-    def mask(right: Any, logits: Any, rows: Any, ids: Sequence[Any]) -> None:
-        right(logits, rows, [i[:1] for i in ids])
+    def change(right: Any, logits: Any, bias: Any, *others: Any) -> None:
+        rows, _, amounts = bias
+        masks = amounts.isneginf()
+        later = masks & torch.tensor(
+            [any(masks[:i] & (rows[:i] == row)) for i, row in enumerate(rows)], dtype=torch.bool
+        )
+        right(logits, [entry[~later] for entry in bias], *others)
 
-    wrap(patch, sampler, "mask_tokens", mask)
+    wrap(patch, sampler, "change_logits", change)
 
 
 def stop_tokens_are_others(patch: Patch) -> None:
@@ -94,19 +99,19 @@ def last_of_equals(patch: Patch) -> None:
         best, finite = right(logits.flip(1))
         return logits.shape[1] - 1 - best, finite
 
-    wrap(patch, sampler, "_argmax", argmax)
+    for module in (sampler, draw):
+        wrap(patch, module, "argmax", argmax)
 
 
 def seeds_of_32_bits(patch: Patch) -> None:
     def uniforms(right: Any, seeds: Any, steps: Any) -> Any:
         return right(seeds & np.uint64(2**32 - 1), steps)
 
-    for module in (sampler, draw_options):
-        wrap(patch, module, "uniforms", uniforms)
+    wrap(patch, draw, "uniforms", uniforms)
 
 
 def one_number_a_request(patch: Patch) -> None:
-    wrap(patch, sampler, "uniforms", lambda right, seeds, steps: right(seeds, steps * 0))
+    wrap(patch, draw, "uniforms", lambda right, seeds, steps: right(seeds, steps * 0))
 
 
 def at_most_64(patch: Patch) -> None:
@@ -117,7 +122,7 @@ def temperature_is_lower(patch: Patch) -> None:
     def drawn(right: Any, scaled: torch.Tensor, *rest: Any) -> Any:
         return right(scaled * 1.5, *rest)
 
-    wrap(patch, sampler, "draw", drawn)
+    wrap(patch, draw, "draw", drawn)
 
 
 def options_of_the_request_before(patch: Patch) -> None:

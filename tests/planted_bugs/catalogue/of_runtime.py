@@ -10,8 +10,8 @@ from tests.planted_bugs.faults import Fault
 from tests.planted_bugs.planting import Plant, Planting, given_to, result, wrap
 
 TENSOR = "fp8-kv-tensor"
-BATCH, SAMPLER = "runtime.execution.batch.", "runtime.sampling.sampler."
-PENALISE = "runtime.sampling.penalties.penalise"
+BATCH = "runtime.execution.batch."
+CHANGE = "runtime.sampling.changed_rows.change_logits"
 BLOCKS, PAGES = "runtime.pages.blocks.Blocks.", "runtime.pages.pages.Pages."
 INDEX = "runtime.pages.prefixes.PrefixIndex."
 CHUNKS, NO_PREFIX = "max_num_batched_tokens=2048", "enable_prefix_caching=False"
@@ -137,17 +137,11 @@ def one_column_late(whole: Any, pages: Any, request: Any, *given: Any) -> Any:
 
 
 # Sampling.
-def first_options(planting: Planting) -> None:
-    """Rows are drawn with the options of a step's first requests."""
-    step: list[Any] = []
-
-    def choose(whole: Any, raw: Any, states: Any) -> Any:
-        step[:] = states
-        return whole(raw, states)
-
-    planting.wrap(SAMPLER + "_choose", choose)
-    planting.wrap(SAMPLER + "_draw", lambda whole, logits, states: whole(
-        logits, step[: len(states)]))  # fmt: skip
+def first_options(whole: Any, logits: Any, records: Any) -> Any:
+    drawn, moved = records["temperature"] > 0, records.copy()
+    for name in ("top_k", "top_p", "floor", "seed", "step"):
+        moved[name][drawn] = records[name][: drawn.sum()]
+    return whole(logits, moved)
 
 
 def reverse(name: str) -> Any:
@@ -199,13 +193,15 @@ FAULTS = (
     fault("grown-block-one-column-late", "a new block goes a column too far into the table",
           wrap(PAGES + "grow", one_column_late), "pages", recipe="bf16"),
     fault("penalties-by-order", "penalties go to the first rows of a step",
-          wrap(PENALISE, lambda whole, logits, rows, *given: whole(logits, range(len(rows)),
-             *given)), "sampler", recipe="fp8", echo="vllm-project/vllm#5639"),
+          wrap(CHANGE, lambda whole, logits, bias, masks, seen, amounts: whole(logits, bias, masks,
+             (seen[0].unique(return_inverse=True)[1], *seen[1:]), amounts)), "sampler",
+          recipe="fp8", echo="vllm-project/vllm#5639"),
     fault("bias-on-the-first-row", "a bias goes to the first row",
-          wrap("runtime.sampling.penalties._flat_index", lambda whole, logits, rows,
-             ids: whole(logits, [row - rows[0] for row in rows], ids)), "penalties", recipe=TENSOR),
+          wrap(CHANGE, lambda whole, logits, bias, *given: whole(logits,
+             (bias[0] - bias[0][:1], *bias[1:]), *given)), "changed_rows", recipe=TENSOR),
     fault("drawn-with-anothers-options", "rows are drawn with the options of the first requests",
-          first_options, "sampler", recipe="bf16", echo="vllm-project/vllm#5639"),
+          wrap("runtime.sampling.draw.choose", first_options), "draw", recipe="bf16",
+          echo="vllm-project/vllm#5639"),
     fault("min-p-of-the-batch", "every row of a batch is cut at the largest min_p in it",
           given_to("runtime.sampling.draw.draw", min_p=lambda p: torch.full_like(p, p.max())),
           "draw"),

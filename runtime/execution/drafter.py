@@ -14,8 +14,8 @@ from dsa_compile.runtime.execution.draft_rows import (
     DraftedRows,
     RowState,
     SettledRows,
+    rows_on_lanes,
 )
-from dsa_compile.runtime.execution.lane_rows import rows_on_lanes
 from dsa_compile.runtime.execution.step_shape import DEEPER_FROM
 from dsa_compile.runtime.sampling.draw_options import sample_into
 

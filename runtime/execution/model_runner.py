@@ -24,7 +24,7 @@ host looks up.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -41,7 +41,6 @@ from dsa_compile.runtime.execution.drafter import Drafter
 from dsa_compile.runtime.execution.graph_plan import GraphKey, GraphPlan
 from dsa_compile.runtime.execution.idle_rows import as_long, padded
 from dsa_compile.runtime.execution.model_steps import LOGITS, ModelSteps, Values
-from dsa_compile.runtime.execution.open_step import OpenStep
 from dsa_compile.runtime.execution.padded_rows import padded_rows
 from dsa_compile.runtime.execution.runner import LaunchedTokens, StepInputs
 from dsa_compile.runtime.execution.step_shape import StepShape
@@ -54,10 +53,39 @@ from dsa_compile.runtime.sampling.host_choice import (
     HostChoice,
     KnownTokens,
     Observer,
+    checked_rows,
     choose_on_host,
 )
 from dsa_compile.runtime.sampling.sampler import Sampler, SamplingState
 from dsa_compile.runtime.scheduling.stats import EAGER, StepKind
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OpenStep:
+    """A step without its tokens.
+
+    Args:
+        inputs: the step; of another rank's requests without states.
+        logits: ``[N, V]``, those that the batch wants; with drafts of every row of the grid,
+            ``[Y * W, V]``.
+        values: of the model's step, by name; empty where nobody looks at them.
+        variant: of that step.
+        rows: of a step with drafts, W wide.
+        drafts: int64 ``[Y, W - 1]``, those that were checked.
+    """
+
+    inputs: StepInputs
+    logits: Tensor
+    values: dict[str, Any] = field(default_factory=dict)
+    variant: str = LONG
+    rows: DraftedRows | None = None
+    drafts: Tensor | None = None
+
+    def checked(self) -> CheckedRows:
+        """Rows that the tokens are chosen from; waits for the step."""
+        if self.rows is None or self.drafts is None:
+            return CheckedRows(self.logits.float().cpu(), [()] * len(self.inputs.rows))
+        return checked_rows(self.inputs.max_new, self.rows.width, self.drafts, self.logits)
 
 
 class ModelRunner(ModelSteps):

@@ -17,8 +17,7 @@ import numpy as np
 import torch
 
 from dsa_compile.facts.layout import DP, Layout
-from dsa_compile.runtime.execution.model_runner import ModelRunner
-from dsa_compile.runtime.execution.open_step import OpenStep
+from dsa_compile.runtime.execution.model_runner import ModelRunner, OpenStep
 from dsa_compile.runtime.execution.runner import LaunchedTokens, StepInputs
 from dsa_compile.runtime.execution.step_shape import StepShape
 from dsa_compile.runtime.ranks.lane_results import LaneAnswers, LaneResults

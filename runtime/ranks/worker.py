@@ -10,6 +10,8 @@ import select
 import signal
 import sys
 import threading
+import time
+from collections import deque
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 
@@ -27,9 +29,39 @@ from dsa_compile.runtime.ranks.group_steps import follow_step
 from dsa_compile.runtime.ranks.lane_results import LaneAnswers
 from dsa_compile.runtime.ranks.messages import Failed, Start, StepPlan
 from dsa_compile.runtime.ranks.peers import LOADING_TIMEOUT, StorePeers
-from dsa_compile.runtime.ranks.unfinished import UnfinishedSteps
 
 _POLL = 0.5  # seconds between looks at steps that still run
+
+
+class UnfinishedSteps:
+    """The steps that were launched on this process's GPU and may still run.
+
+    Args:
+        timeout: seconds that a step may take.
+    """
+
+    def __init__(self, timeout: float) -> None:
+        self._timeout = timeout
+        self._steps: deque[tuple[torch.cuda.Event, float]] = deque()
+
+    def launched(self) -> None:
+        """Take note of what was just launched on the current stream."""
+        event = torch.cuda.Event()
+        event.record()
+        self._steps.append((event, time.monotonic()))
+
+    def any(self) -> bool:
+        """Whether a step still runs.
+
+        Raises:
+            TimeoutError: for longer than it may.
+            RuntimeError: the GPU failed.
+        """
+        while self._steps and self._steps[0][0].query():
+            self._steps.popleft()
+        if self._steps and time.monotonic() - self._steps[0][1] > self._timeout:
+            raise TimeoutError(f"the step timed out after {self._timeout:g} s")
+        return bool(self._steps)
 
 
 def serve_rank(connection: "Connection[object, object]", store: Store | None = None) -> int:

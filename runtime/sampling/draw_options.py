@@ -114,3 +114,24 @@ def sample_on_host(logits: Tensor, records: NDArray[np.void], last: Tensor, out:
     kept = records["row"] >= 0
     rows = torch.from_numpy(records["row"][kept].astype(np.int64))
     last[rows] = torch.from_numpy(np.where(good, tokens, 0)[kept])
+
+
+STEP = 4
+"""The word of a record of sampling options that counts a request's tokens."""
+
+ROW = 0
+"""The word of 32 bits of such a record that says where its token is kept."""
+
+
+def options_at(options: Tensor, ahead: Tensor | int) -> Tensor:
+    """Records of sampling options for tokens that are ``ahead`` behind those of the records."""
+    made = options.clone()
+    made[..., STEP] += ahead
+    return made
+
+
+def options_of_drafts(options: Tensor, ahead: Tensor | int, rows: Tensor) -> Tensor:
+    """Variant of :func:`options_at` for records ``[Y, 5]`` whose tokens are kept in ``rows``."""
+    made = options_at(options, ahead)
+    made.view(torch.int32)[:, ROW] = rows
+    return made

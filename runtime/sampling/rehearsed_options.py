@@ -10,7 +10,7 @@ from torch import Tensor
 from dsa_compile.kernels.cuda.sample_tokens import MOST_TOKENS
 from dsa_compile.kernels.sampling_layout import ROW_OPTIONS, words
 from dsa_compile.runtime.sampling.changed_rows import change_rows, store_seen
-from dsa_compile.runtime.sampling.row_logprobs import row_logprobs
+from dsa_compile.runtime.sampling.logprobs import row_logprobs
 
 
 def launch_option_kernels(vocab_size: int) -> None:

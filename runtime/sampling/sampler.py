@@ -18,7 +18,7 @@ from dsa_compile.runtime.sampling.changed_rows import change_logits, entries_of,
 from dsa_compile.runtime.sampling.draw import TOP_P_UNITS, argmax, choose
 from dsa_compile.runtime.sampling.grammar import GrammarState, bitmasks_of
 from dsa_compile.runtime.sampling.logprobs import token_logprobs
-from dsa_compile.runtime.sampling.penalties import TokenCounts
+from dsa_compile.runtime.sampling.seen_tokens import TokenCounts
 
 # Rows are worked on this many logits at a time (16 MB of fp32), which bounds the copies.
 _CHUNK_LOGITS = 1 << 22

@@ -12,7 +12,7 @@ import torch
 
 from dsa_compile.kernels.triton import logit_options, row_logprobs
 from dsa_compile.runtime.sampling import changed_rows
-from dsa_compile.runtime.sampling import row_logprobs as reference
+from dsa_compile.runtime.sampling import logprobs as reference
 from tests.kernels.interpreter import round_as_hardware
 from tests.kernels.sampling_samples import described, entries, problem
 

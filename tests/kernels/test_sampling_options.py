@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dsa_compile.runtime.sampling import changed_rows, row_logprobs
+from dsa_compile.runtime.sampling import changed_rows, logprobs
 from tests.kernels.sampling_samples import described, entries, problem
 
 pytest.importorskip("triton")
@@ -43,7 +43,7 @@ def launch_all(dtype, vocab):
     out = meta(64, vocab, dtype=torch.float32)
     changed_rows.store_seen(seen, meta(5), meta(5), meta(5))
     changed_rows.change_rows(logits, meta(3, 7), seen, last, masks, bias, out)
-    row_logprobs.row_logprobs(logits, meta(3), meta(3), last, 20)
+    logprobs.row_logprobs(logits, meta(3), meta(3), last, 20)
 
 
 @pytest.mark.slow
@@ -78,7 +78,7 @@ def test_on_the_gpu(dtype, vocab):
     try:
         changed_rows.change_rows(*on_gpu, out)
         changed_rows.store_seen(seen_there, *stored_there)
-        records = row_logprobs.row_logprobs(*row_there, 20)
+        records = logprobs.row_logprobs(*row_there, 20)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     changed_rows.change_rows(*given, want)
@@ -87,8 +87,8 @@ def test_on_the_gpu(dtype, vocab):
     assert torch.equal(seen_there.cpu(), seen)
     tokens = row[3][row[2].long()].tolist()
     got, expected = (
-        list(row_logprobs.read_logprobs(r.numpy(), tokens, [20] * 40))
-        for r in (records.cpu(), row_logprobs.row_logprobs(*row, 20))
+        list(logprobs.read_logprobs(r.numpy(), tokens, [20] * 40))
+        for r in (records.cpu(), logprobs.row_logprobs(*row, 20))
     )
     for a, b in zip(got, expected, strict=True):
         assert (a.token_id, a.rank, [t for t, _ in a.top]) == (

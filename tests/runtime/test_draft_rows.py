@@ -26,8 +26,7 @@ from dsa_compile.runtime.execution.draft_rows import (
     with_drafts,
 )
 from dsa_compile.runtime.execution.runner import StepInputs
-from dsa_compile.runtime.execution.token_options import STEP
-from dsa_compile.runtime.sampling.draw_options import sample_rows
+from dsa_compile.runtime.sampling.draw_options import STEP, sample_rows
 from dsa_compile.runtime.sampling.sampler import SamplingState
 
 BLOCK, ROWS, WIDTH = 4, 5, 3

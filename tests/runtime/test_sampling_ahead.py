@@ -12,10 +12,9 @@ from dsa_compile.kernels.cuda.device import rehearse
 from dsa_compile.runtime import Engine, EngineOptions, Grammar, SamplingParams
 from dsa_compile.runtime.execution.runner import StepInputs
 from dsa_compile.runtime.sampling.device_sampler import DeviceSampler
-from dsa_compile.runtime.sampling.penalties import TokenCounts
 from dsa_compile.runtime.sampling.rehearsed_options import launch_option_kernels
 from dsa_compile.runtime.sampling.sampler import SamplingState
-from dsa_compile.runtime.sampling.seen_tokens import SeenTokens
+from dsa_compile.runtime.sampling.seen_tokens import SeenTokens, TokenCounts
 from tests.runtime.hash_runner import HashRunner
 from tests.trained import trained_model
 

@@ -17,9 +17,9 @@ from dsa_compile.runtime.execution.draft_rows import (
     corrected_rows,
     deeper_rows,
     following_tokens,
+    rows_on_lanes,
 )
 from dsa_compile.runtime.execution.idle_rows import padded
-from dsa_compile.runtime.execution.lane_rows import rows_on_lanes
 from dsa_compile.runtime.execution.runner import StepInputs
 from dsa_compile.runtime.execution.step_shape import StepShape
 from dsa_compile.runtime.ranks.lanes import lane_steps

@@ -9,7 +9,7 @@ import torch
 
 from dsa_compile.runtime.execution import model_steps
 from dsa_compile.runtime.requests.sampling_params import SamplingParams
-from dsa_compile.runtime.sampling import draw, penalties, sampler
+from dsa_compile.runtime.sampling import draw, sampler, seen_tokens
 from dsa_compile.runtime.sampling.draw_options import DrawOptions
 from dsa_compile.verify.bisect.runtime_answers import Answers
 from dsa_compile.verify.recompiled_artifact import RecompiledArtifact
@@ -79,13 +79,13 @@ def stop_tokens_are_others(patch: Patch) -> None:
 
 def frequency_counted_once(patch: Patch) -> None:
     """The frequency penalty of a token that came twice is that of one that came once."""
-    right = penalties.TokenCounts.append
+    right = seen_tokens.TokenCounts.append
 
-    def append(self: penalties.TokenCounts, token: int) -> None:
+    def append(self: seen_tokens.TokenCounts, token: int) -> None:
         right(self, token)
         self._counts[: self._size] = self._counts[: self._size].clip(max=1) * 0.5
 
-    patch.setattr(penalties.TokenCounts, "append", append)
+    patch.setattr(seen_tokens.TokenCounts, "append", append)
 
 
 def one_more_than_top_k(patch: Patch) -> None:

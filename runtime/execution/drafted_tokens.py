@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from dsa_compile.runtime.execution.runner import StepTokens
+from dsa_compile.runtime.execution.runner import LaunchedTokens, ReadTokens, StepTokens
 from dsa_compile.runtime.sampling.sampler import BAD_LOGITS
 from dsa_compile.runtime.scheduling.step import Failure
 
@@ -47,7 +48,7 @@ class TokenSlots:
         ]
         self._next = 0
 
-    def send(self, outcome: Tensor, places: Sequence[int] | None) -> "DraftedTokens":
+    def send(self, outcome: Tensor, places: Sequence[int] | None) -> LaunchedTokens:
         """Start the copy of an outcome; the host does not wait.
 
         Args:
@@ -63,31 +64,18 @@ class TokenSlots:
         if event is not None:
             event.record()
         self._next = (self._next + 1) % _SLOTS
-        return DraftedTokens(here, event, places)
+        return ReadTokens(partial(_read, here, event, places))
 
 
-class DraftedTokens:
-    """Tokens of a step that may still run; see :class:`TokenSlots`."""
-
-    def __init__(
-        self, outcome: Tensor, event: torch.cuda.Event | None, places: Sequence[int] | None
-    ) -> None:
-        self._outcome, self._event, self._places = outcome, event, places
-
-    def sample(self) -> None:
-        """Do nothing: tokens are chosen with the step."""
-
-    def wait(self) -> StepTokens:
-        """The tokens; waits for the step that makes them.
-
-        Raises:
-            RuntimeError: the device reports an error of this step or of one before it.
-        """
-        if self._event is not None:
-            self._event.synchronize()
-        rows = self._outcome.tolist()
-        if self._places is not None:
-            rows = [rows[place] for place in self._places]
-        return StepTokens(
-            [Failure(BAD_LOGITS) if tokens[0] < 0 else tokens[:count] for count, *tokens in rows]
-        )
+def _read(
+    outcome: Tensor, event: torch.cuda.Event | None, places: Sequence[int] | None
+) -> StepTokens:
+    """Wait for an outcome; a RuntimeError is what the device reports of its step or before."""
+    if event is not None:
+        event.synchronize()
+    rows = outcome.tolist()
+    if places is not None:
+        rows = [rows[place] for place in places]
+    return StepTokens(
+        [Failure(BAD_LOGITS) if tokens[0] < 0 else tokens[:count] for count, *tokens in rows]
+    )

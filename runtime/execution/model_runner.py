@@ -42,7 +42,7 @@ from dsa_compile.runtime.execution.graph_plan import GraphKey, GraphPlan
 from dsa_compile.runtime.execution.idle_rows import as_long, padded
 from dsa_compile.runtime.execution.model_steps import LOGITS, ModelSteps, Values
 from dsa_compile.runtime.execution.padded_rows import padded_rows
-from dsa_compile.runtime.execution.runner import LaunchedTokens, StepInputs
+from dsa_compile.runtime.execution.runner import LaunchedTokens, ReadTokens, StepInputs
 from dsa_compile.runtime.execution.step_shape import StepShape
 from dsa_compile.runtime.requests.logprobs import TokenLogprobs
 from dsa_compile.runtime.sampling.device_sampler import DeviceSampler
@@ -51,7 +51,6 @@ from dsa_compile.runtime.sampling.host_choice import (
     CheckedRows,
     Chosen,
     HostChoice,
-    KnownTokens,
     Observer,
     checked_rows,
     choose_on_host,
@@ -214,7 +213,7 @@ class ModelRunner(ModelSteps):
             self.observer(checked.logits, checked.drafts, choice.chosen)
         tokens = choice.tokens(self.score(step))
         self.close_step(step, (choice.sampled, choice.kept))
-        return KnownTokens(tokens)
+        return ReadTokens(lambda: tokens)
 
     def chooses_tokens(self, inputs: StepInputs) -> bool:
         """Whether the tokens of a step are chosen on the device, and not by the host."""

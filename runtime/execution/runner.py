@@ -1,6 +1,6 @@
 """The runner protocol: sizes of a model, and one call that launches a step."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
@@ -80,6 +80,19 @@ class LaunchedTokens(Protocol):
             Exception: the step, or one before it, failed.
         """
         ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReadTokens:
+    """Tokens that a function reads, as :class:`LaunchedTokens`.
+
+    Args:
+        wait: reads them.
+        sample: launches the choice that the launch of the step left out, if any is.
+    """
+
+    wait: Callable[[], StepTokens]
+    sample: Callable[[], None] = lambda: None
 
 
 @runtime_checkable

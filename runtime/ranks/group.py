@@ -4,6 +4,12 @@ A step is one message to every rank, and then the same calls on all: collectives
 meet. The first rank of every lane but this process's own sends back the results of the lane's
 requests. A step that fails on one rank cannot be undone on the others, so any failure ends the
 group.
+
+Lanes run a step of one shape (:mod:`dsa_compile.runtime.execution.step_shape`), as they meet in the
+model, in first drafts, and at every depth of deeper ones: a lane without requests, or without
+drafts, meets the others with idle rows. How many drafts of a request are right is the matter of its
+lane alone. Where the host chooses the tokens of a request, it chooses those of all: every lane
+sends its logits to the first rank, and gets its tokens before the next drafts are made.
 """
 
 import contextlib
@@ -11,9 +17,12 @@ import ctypes
 import os
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch._C._distributed_c10d import Store
 
@@ -22,15 +31,16 @@ from dsa_compile.facts.layout import DP, Layout
 from dsa_compile.ops.collectives import communicating
 from dsa_compile.runtime.engine_options import EngineOptions
 from dsa_compile.runtime.execution.model_runner import ModelRunner
-from dsa_compile.runtime.execution.runner import LaunchedTokens, StepInputs, StepTokens
+from dsa_compile.runtime.execution.runner import LaunchedTokens, ReadTokens, StepInputs, StepTokens
+from dsa_compile.runtime.execution.step_shape import StepShape
 from dsa_compile.runtime.failures.interrupts import Uninterrupted
 from dsa_compile.runtime.failures.step_errors import RankLost
 from dsa_compile.runtime.loading.load_runner import load_runner
 from dsa_compile.runtime.ranks.connect import GroupCommunicator, choose_device, connect
 from dsa_compile.runtime.ranks.gloo import open_store
-from dsa_compile.runtime.ranks.group_steps import GroupSteps
-from dsa_compile.runtime.ranks.lane_results import LaneResults
-from dsa_compile.runtime.ranks.messages import Start, StepPlan
+from dsa_compile.runtime.ranks.lane_results import LaneResults, logits_of
+from dsa_compile.runtime.ranks.lanes import lane_steps
+from dsa_compile.runtime.ranks.messages import ChosenTokens, Start, StepPlan
 from dsa_compile.runtime.ranks.peers import LOADING_TIMEOUT, StorePeers
 from dsa_compile.runtime.ranks.processes import (
     RankProcess,
@@ -41,6 +51,8 @@ from dsa_compile.runtime.ranks.processes import (
 from dsa_compile.runtime.ranks.torchrun import join_ranks, open_shared_store
 from dsa_compile.runtime.ranks.torchrun_environment import started_rank
 from dsa_compile.runtime.ranks.watch import Watch
+from dsa_compile.runtime.sampling.draw_options import DrawOptions
+from dsa_compile.runtime.sampling.host_choice import CheckedRows, Chosen, HostChoice
 from dsa_compile.runtime.sampling.sampler import SamplingState
 from dsa_compile.runtime.scheduling.stats import StepKind
 
@@ -74,13 +86,13 @@ class RankGroup:
         max_running: int,
     ) -> None:
         self._runner, self._layout = runner, layout
-        self.num_lanes = layout.dp
+        self.num_lanes, self._max_running = layout.dp, max_running
         self._others = tuple(others)
         self._communicator = communicator
         self._watch, self._timeout = watch, timeout
         heads = [other for other in others if other.rank % layout.tp == 0]
-        results = LaneResults(heads, timeout)
-        self._steps = GroupSteps(runner, layout, others, results, max_running)
+        self._results = LaneResults(heads, timeout)
+        self._options = [DrawOptions(max_running) for _ in range(layout.dp)]
         self._number = 0  # of the newest step
         self.num_drafts = runner.num_drafts
         self.num_blocks, self.block_size = runner.num_blocks, runner.block_size
@@ -120,7 +132,7 @@ class RankGroup:
         # an interrupt in between would leave the ranks in different steps
         with Uninterrupted(), self._watch.working():
             self._number += 1
-            return self._run(inputs, self._steps.plans(inputs, self._number))
+            return self._run(inputs, self._plans(inputs))
 
     def _run(self, inputs: StepInputs, plans: Sequence[StepPlan]) -> LaunchedTokens:
         """Send the plan of each lane to its ranks, and launch the step on this one."""
@@ -128,7 +140,45 @@ class RankGroup:
             for other in self._others:
                 other.connection.send(plans[self._layout.numbers(other.rank)[DP]])
         with communicating(self._communicator), self._device_wait():
-            return _WatchedTokens(self._steps.launch(inputs, plans), self)
+            tokens = self._launch(inputs, plans)
+        return ReadTokens(partial(self.wait, tokens), tokens.sample)
+
+    def _plans(self, inputs: StepInputs) -> list[StepPlan]:
+        """The step of each lane."""
+        steps = [inputs]
+        if self.num_lanes > 1:
+            steps = lane_steps(inputs, self.num_lanes, self._max_running)
+        shape = StepShape.of(steps) if len(steps) > 1 else None
+        later = not self._runner.chooses_tokens(inputs)
+        return [
+            StepPlan(
+                replace(step, states=()),
+                options.records(step.rows, step.states, step.counts),
+                later,
+                shape,
+                self._number,
+            )
+            for step, options in zip(steps, self._options, strict=True)
+        ]
+
+    def _launch(self, inputs: StepInputs, plans: Sequence[StepPlan]) -> LaunchedTokens:
+        """Launch a step on this rank, of whose plans the others have theirs."""
+        own = plans[0]
+        if not own.chosen_later:
+            tokens = self._runner.launch_whole(own.inputs, own.options, own.shape)
+            return self._results.joined(own.number, tokens)
+        step = self._runner.open_step(own.inputs, own.options, own.shape)
+        lanes = self._results.logits(logits_of(self._runner, step, own.number))
+        checked = CheckedRows(torch.from_numpy(lanes.logits), lanes.drafts)
+        choice = self._runner.choose(inputs, checked)
+        if self._runner.drafter is not None:
+            chosen = _by_lane(choice, plans)
+            for other in self._others:
+                lane = self._layout.numbers(other.rank)[DP]
+                other.connection.send(ChosenTokens(*chosen[lane]))
+            self._runner.close_step(step, chosen[0])
+        known = choice.tokens(lanes.prompt)
+        return ReadTokens(lambda: known)
 
     def wait(self, tokens: LaunchedTokens) -> StepTokens:
         """Wait for a step.
@@ -158,18 +208,16 @@ class RankGroup:
         self._end()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _WatchedTokens:
-    """Tokens of a step whose wait ends when a rank is gone."""
-
-    tokens: LaunchedTokens
-    group: RankGroup
-
-    def sample(self) -> None:
-        self.tokens.sample()
-
-    def wait(self) -> StepTokens:
-        return self.group.wait(self.tokens)
+def _by_lane(choice: HostChoice, plans: Sequence[StepPlan]) -> list[Chosen]:
+    """Tokens chosen for each lane, as wide as its own step."""
+    ends = np.cumsum([0, *(len(plan.inputs.rows) for plan in plans)])
+    return [
+        (
+            choice.sampled[start:end, : max(plan.inputs.max_new, default=1)],
+            choice.kept[start:end],
+        )
+        for (start, end), plan in zip(pairwise(ends), plans, strict=True)
+    ]
 
 
 def _end(

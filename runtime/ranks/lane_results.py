@@ -8,13 +8,14 @@ import os
 import queue
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from functools import cache, partial
 from multiprocessing.connection import Connection
 from typing import TypeVar
 
 import numpy as np
 
-from dsa_compile.runtime.execution.runner import LaunchedTokens, StepTokens
+from dsa_compile.runtime.execution.model_runner import ModelRunner, OpenStep
+from dsa_compile.runtime.execution.runner import LaunchedTokens, ReadTokens, StepTokens
 from dsa_compile.runtime.ranks.messages import Failed, LaneLogits, LaneTokens
 from dsa_compile.runtime.ranks.processes import RankProcess
 from dsa_compile.runtime.scheduling.step import Failure
@@ -92,16 +93,15 @@ class LaneResults:
 
     def joined(self, number: int, own: LaunchedTokens) -> LaunchedTokens:
         """The tokens of all lanes, as those of one step."""
-        return _JoinedTokens(number, own, self)
+        return ReadTokens(cache(partial(self._joined, number, own)), own.sample)
 
-    def tokens(self, number: int) -> list[StepTokens]:
-        """Wait for the tokens of the other lanes.
-
-        Raises:
-            EOFError: as :meth:`logits`.
-            OSError: likewise.
-        """
-        return [self._receive(head, number, LaneTokens).tokens for head in self._heads]
+    def _joined(self, number: int, own: LaunchedTokens) -> StepTokens:
+        others = (self._receive(head, number, LaneTokens).tokens for head in self._heads)
+        results: list[Sequence[int] | Failure] = []
+        for tokens in (own.wait(), *others):
+            assert not tokens.logprobs, "requests that want more than a token run not ahead"
+            results += tokens.results
+        return StepTokens(results)
 
     def _receive(self, head: RankProcess, number: int, kind: type[Message]) -> Message:
         while True:
@@ -114,21 +114,7 @@ class LaneResults:
             assert message.number < number, "steps are waited for in their order"
 
 
-@dataclass(slots=True, eq=False)
-class _JoinedTokens:
-    number: int
-    own: LaunchedTokens
-    lanes: LaneResults
-    _joined: StepTokens | None = field(default=None, init=False)
-
-    def sample(self) -> None:
-        self.own.sample()
-
-    def wait(self) -> StepTokens:
-        if self._joined is None:
-            results: list[Sequence[int] | Failure] = []
-            for tokens in (self.own.wait(), *self.lanes.tokens(self.number)):
-                assert not tokens.logprobs, "requests that want more than a token run not ahead"
-                results += tokens.results
-            self._joined = StepTokens(results)
-        return self._joined
+def logits_of(runner: ModelRunner, step: OpenStep, number: int) -> LaneLogits:
+    """Wait for a step of a lane up to its logits."""
+    checked = step.checked()
+    return LaneLogits(number, checked.logits.numpy(), runner.score(step), checked.drafts)

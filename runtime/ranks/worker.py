@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 
 import torch
@@ -25,9 +25,8 @@ from dsa_compile.runtime.execution.model_runner import ModelRunner
 from dsa_compile.runtime.loading.load_runner import load_runner
 from dsa_compile.runtime.ranks.connect import choose_device, connect
 from dsa_compile.runtime.ranks.gloo import join_store
-from dsa_compile.runtime.ranks.group_steps import follow_step
-from dsa_compile.runtime.ranks.lane_results import LaneAnswers
-from dsa_compile.runtime.ranks.messages import Failed, Start, StepPlan
+from dsa_compile.runtime.ranks.lane_results import LaneAnswers, logits_of
+from dsa_compile.runtime.ranks.messages import ChosenTokens, Failed, Start, StepPlan
 from dsa_compile.runtime.ranks.peers import LOADING_TIMEOUT, StorePeers
 
 _POLL = 0.5  # seconds between looks at steps that still run
@@ -153,7 +152,7 @@ def follow_steps(
     answers = LaneAnswers(connection) if numbers[DP] and not numbers[TP] else None
     unfinished = UnfinishedSteps(timeout)
     while (plan := _next_plan(connection, unfinished)) is not None:
-        follow_step(runner, plan, answers, connection.recv)
+        _follow(runner, plan, answers, connection.recv)
         if runner.device.type == "cuda":
             unfinished.launched()
 
@@ -167,6 +166,36 @@ def _next_plan(
     plan = connection.recv()
     assert plan is None or isinstance(plan, StepPlan)
     return plan
+
+
+def _follow(
+    runner: ModelRunner,
+    plan: StepPlan,
+    answers: LaneAnswers | None,
+    receive: Callable[[], object],
+) -> None:
+    """Run a step.
+
+    Args:
+        runner: of this rank.
+        plan: of its lane.
+        answers: to the first rank of all, from the first one of another lane; else None.
+        receive: waits for the next message of the first rank.
+    """
+    if not plan.chosen_later:
+        tokens = runner.launch_whole(plan.inputs, plan.options, plan.shape)
+        if answers is not None:
+            answers.tokens(plan.number, tokens)
+        return
+    step = runner.open_step(plan.inputs, plan.options, plan.shape)
+    if answers is None:
+        runner.score(step)  # its lane's ranks meet there
+    else:
+        answers.logits(logits_of(runner, step, plan.number))
+    if runner.drafter is not None:
+        message = receive()
+        assert isinstance(message, ChosenTokens)
+        runner.close_step(step, (message.sampled, message.kept))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dsa_compile.runtime.execution.draft_inputs import valid_rows
 from dsa_compile.runtime.execution.draft_rows import forced_lengths
-from dsa_compile.runtime.execution.runner import StepInputs, StepTokens
+from dsa_compile.runtime.execution.runner import LaunchedTokens, ReadTokens, StepInputs, StepTokens
 from dsa_compile.runtime.requests.logprobs import TokenLogprobs
 from dsa_compile.runtime.sampling.sampler import SampledToken, Sampler, SamplingState
 from dsa_compile.runtime.scheduling.step import Failure
@@ -60,21 +60,6 @@ class HostChoice:
     def tokens(self, prompt: Sequence[TokenLogprobs] = ()) -> StepTokens:
         """Yield of the step, with the log-probabilities of its prompt tokens."""
         return replace(step_tokens(self.chosen), prompt_logprobs=prompt)
-
-
-class KnownTokens:
-    """Tokens of a step that is over, as :class:`~dsa_compile.runtime.execution.runner.Runner` gives
-    them."""
-
-    def __init__(self, tokens: StepTokens) -> None:
-        self._tokens = tokens
-
-    def sample(self) -> None:
-        """Do nothing: the tokens were chosen."""
-
-    def wait(self) -> StepTokens:
-        """The tokens."""
-        return self._tokens
 
 
 def choose_tokens(
@@ -200,7 +185,7 @@ def choose_on_host(
 
 def known_tokens(
     sampler: Sampler, logits: Tensor, inputs: StepInputs, prompt: Sequence[TokenLogprobs] = ()
-) -> KnownTokens:
+) -> LaunchedTokens:
     """Choose the tokens of a step without drafts.
 
     Args:
@@ -210,4 +195,5 @@ def known_tokens(
         prompt: log-probabilities of its prompt tokens.
     """
     checked = CheckedRows(logits, [()] * len(inputs.states))
-    return KnownTokens(choose_on_host(sampler, inputs, checked, None).tokens(prompt))
+    tokens = choose_on_host(sampler, inputs, checked, None).tokens(prompt)
+    return ReadTokens(lambda: tokens)

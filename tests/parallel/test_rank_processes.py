@@ -13,14 +13,13 @@ import pytest
 from dsa_compile.errors import UserError
 from dsa_compile.facts.layout import Layout
 from dsa_compile.runtime import EngineOptions
-from dsa_compile.runtime.execution.runner import StepTokens
+from dsa_compile.runtime.execution.runner import ReadTokens, StepTokens
 from dsa_compile.runtime.failures.step_errors import RankLost
 from dsa_compile.runtime.ranks import watch
 from dsa_compile.runtime.ranks.lane_results import LaneAnswers
 from dsa_compile.runtime.ranks.messages import Failed, LaneLogits, LaneTokens, Start
 from dsa_compile.runtime.ranks.processes import RankProcess, start_process
 from dsa_compile.runtime.ranks.watch import Watch
-from dsa_compile.runtime.sampling.host_choice import KnownTokens
 
 REASON = "rank 1 (process 7) failed: out of memory"
 
@@ -155,7 +154,7 @@ def test_a_lanes_messages_are_sent_one_at_a_time() -> None:
             if not sending.acquire(blocking=False):
                 clashes.append(message)
             elif message.number == 1:
-                answers.tokens(2, KnownTokens(StepTokens([[5]])))
+                answers.tokens(2, ReadTokens(lambda: StepTokens([[5]])))
                 both.wait(0.2)  # in which the other thread comes, if it is let in
                 sending.release()
             sent.append(message.number)

@@ -11,8 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from dsa_compile.runtime.execution.runner import StepTokens
-from dsa_compile.runtime.sampling.host_choice import KnownTokens
+from dsa_compile.runtime.execution.runner import ReadTokens, StepTokens
 from dsa_compile.runtime.sampling.sampler import Sampler
 from dsa_compile.runtime.scheduling.step import Failure
 from tests.runtime.hash_runner import HashRunner
@@ -61,7 +60,7 @@ class DraftingRunner(AsyncHashRunner):
             self.token_buffer[row] = tokens[-1]
             self.ends[row] = part.positions[0] + part.num_tokens - max_new + len(tokens)
             self.yields[len(tokens)] = self.yields.get(len(tokens), 0) + 1
-        return KnownTokens(StepTokens(results, logprobs))
+        return ReadTokens(lambda: StepTokens(results, logprobs))
 
     def corrected(self, part):
         """One request's part of a batch where its last step ended, and how much was taken off."""

@@ -2,6 +2,13 @@
 
 A graph freezes shapes, addresses and the choice of kernels: what changes from step to step is sent
 to where the graphs read it, and logits are read where they leave them.
+
+Decode steps and steps with prompt tokens are captured up to their logits, by the class here; those
+with drafts with the choice of their tokens, by
+:class:`~dsa_compile.runtime.execution.drafted_graphs.DraftedGraphs`. One class for all, keyed by
+variant, rows, tokens of each and prompt tokens, would have to keep what graphs depend on: a memory
+pool for each kind and captures from the largest to the smallest; one buffer of inputs for each
+kind, where arrays lie one after another; logits and outcomes outside the pools.
 """
 
 from collections import Counter
@@ -83,12 +90,7 @@ class _Captured:
 
 
 class CapturedSteps(Generic[Key]):
-    """Captured steps of one kind; a subclass says what is sent for a step and what it is called.
-
-    Args:
-        plan: which.
-        parts: what is captured, and on what.
-    """
+    """Captured steps of one kind; a subclass says what is sent for a step and what it is called."""
 
     def __init__(self, plan: SizePlan[Key], parts: StepParts) -> None:
         self.plan = plan

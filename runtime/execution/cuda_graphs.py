@@ -33,24 +33,13 @@ def decode_layout(key: GraphKey) -> Layout:
 
 
 def padded_batch(batch: Batch, rows: int, columns: int) -> Batch:
-    """A decode step with padded rows behind its own; it gives the logits of all of them.
-
-    Args:
-        batch: one token a request.
-        rows: of the result.
-        columns: width of its block table.
-    """
+    """A decode step with padded rows behind its own; it gives the logits of all of them."""
     made = padded(batch, rows, rows, columns, one_each=True)
     return replace(made, logit_rows=np.arange(rows))
 
 
 class DecodeGraphs(CapturedSteps[GraphKey]):
-    """Captured decode steps, whose logits are those of every request.
-
-    Args:
-        plan: which.
-        parts: what is captured, and on what.
-    """
+    """Captured decode steps, whose logits are those of every request."""
 
     def __init__(self, plan: GraphPlan, parts: StepParts) -> None:
         super().__init__(plan, parts)

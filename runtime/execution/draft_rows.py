@@ -122,12 +122,19 @@ class DraftedRows:
         return deeper_rows(self, depth, block_size), options
 
     def with_drafts(self, drafts: Tensor) -> Tensor:
-        """Tokens of the step with drafts in their places; see :func:`with_drafts`."""
-        return with_drafts(self, drafts)
+        """Tokens of the step, int64 ``[T]``, with drafts ``[Y, W - 1]`` in their places."""
+        ids = self.values["input_ids"]
+        if drafts.shape[1] == 0:
+            return ids
+        tokens = torch.cat([self.last[:, None], drafts], 1).flatten()
+        here = (self.grid >= 0) & (ids < 0)
+        return torch.where(here, tokens[self.grid.clamp(min=0)], ids)
 
     def grid_options(self) -> Tensor:
-        """Records of sampling options of every row; see :func:`options_of_grid`."""
-        return options_of_grid(self)
+        """Records of sampling options of every row of the grid, int64 ``[Y * W, 5]``."""
+        ahead = torch.arange(self.width, device=self.places.device)
+        each = self.options[:, None].expand(-1, self.width, -1)
+        return options_at(each, ahead).view(-1, self.options.shape[1])
 
     def settle(
         self, state: RowState, sampled: Tensor, drafts: Tensor, per_thousand: int | None
@@ -220,11 +227,6 @@ def deeper_rows(rows: DraftedRows, depth: int, block_size: int) -> dict[str, Ten
     The cache row is that of the position from which the state comes, one before the token's own.
     Requests that want no such draft get padding.
 
-    Args:
-        rows: of the step.
-        depth: >= 2.
-        block_size: rows of a cache page.
-
     Returns:
         What the draft plan takes of a step, but the token and the state.
     """
@@ -242,23 +244,6 @@ def deeper_rows(rows: DraftedRows, depth: int, block_size: int) -> dict[str, Ten
         "cu_seqlens": torch.arange(count + 1, dtype=torch.int32, device=positions.device),
         "logit_rows": torch.arange(count, device=positions.device),
     }
-
-
-def with_drafts(rows: DraftedRows, drafts: Tensor) -> Tensor:
-    """The step's tokens, int64 ``[T]``, with drafts ``[Y, W - 1]`` in their places."""
-    ids = rows.values["input_ids"]
-    if drafts.shape[1] == 0:
-        return ids
-    tokens = torch.cat([rows.last[:, None], drafts], 1).flatten()
-    here = (rows.grid >= 0) & (ids < 0)
-    return torch.where(here, tokens[rows.grid.clamp(min=0)], ids)
-
-
-def options_of_grid(rows: DraftedRows) -> Tensor:
-    """Records of sampling options of every row of the grid, int64 ``[Y * W, 5]``."""
-    ahead = torch.arange(rows.width, device=rows.places.device)
-    each = rows.options[:, None].expand(-1, rows.width, -1)
-    return options_at(each, ahead).view(-1, rows.options.shape[1])
 
 
 def count_right(sampled: Tensor, drafts: Tensor, max_new: Tensor) -> Tensor:

@@ -29,13 +29,7 @@ class _Slot:
 
 
 class TokenSlots:
-    """Host memory for the outcomes of steps, in turn.
-
-    Args:
-        rows: requests of a step, at most.
-        width: the most tokens of each.
-        device: where they come from.
-    """
+    """Host memory for the outcomes of steps, in turn."""
 
     def __init__(self, rows: int, width: int, device: torch.device) -> None:
         pinned = device.type == "cuda"

@@ -107,14 +107,7 @@ class Drafter:
         return drafts.T
 
     def begin(self, rows: DraftedRows, values: Values, variant: str, settled: SettledRows) -> None:
-        """Write the draft layer's rows of a step, and make the first drafts of the next one.
-
-        Args:
-            rows: of the step.
-            values: of the model's step.
-            variant: of that step.
-            settled: what follows from its tokens.
-        """
+        """Write the draft layer's rows of a step, and make the first drafts of the next one."""
         ends = settled.ends
         values["input_ids"] = settled.following
         values["logit_rows"] = ends

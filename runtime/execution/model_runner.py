@@ -257,12 +257,7 @@ class ModelRunner(ModelSteps):
         return OpenStep(inputs, values[LOGITS], values, variant, rows, drafts)
 
     def choose(self, inputs: StepInputs, checked: CheckedRows) -> HostChoice:
-        """Choose the tokens of a step on the host.
-
-        Args:
-            inputs: the step, perhaps of several lanes.
-            checked: what it has checked.
-        """
+        """Choose the tokens of a step on the host."""
         return choose_on_host(self._host_sampler, inputs, checked, self._per_thousand)
 
     def score(self, step: OpenStep) -> Sequence[TokenLogprobs]:

@@ -26,7 +26,6 @@ from dsa_compile.runtime.execution.mixed_graphs import MixedGraphs, MixedKey, Mi
 from dsa_compile.runtime.execution.pinned_staging import StagingRing
 from dsa_compile.runtime.execution.prompt_rows import PromptRows
 from dsa_compile.runtime.execution.prompt_steps import LEAST_PROMPT_TOKENS, longest_prompt
-from dsa_compile.runtime.execution.token_ids import resolve_token_ids
 from dsa_compile.runtime.execution.token_parts import PartShape, run_in_parts
 from dsa_compile.runtime.pages.kinds import Caches, make_caches
 from dsa_compile.runtime.requests.logprobs import TokenLogprobs
@@ -214,11 +213,6 @@ class ModelSteps:
 
         The head runs on no more rows at once than decode steps have, which is what memory was
         planned for.
-
-        Args:
-            values: of the step's calls, by name.
-            variant: that the step has run.
-            prompt: its rows.
         """
         entries: list[TokenLogprobs] = []
         most = min(self.max_running, _SCORED_ROWS)
@@ -326,3 +320,21 @@ class ModelSteps:
         if self._ring is None:
             return {name: torch.from_numpy(array) for name, array in arrays.items()}
         return self._ring.upload(arrays, self.device)
+
+
+def resolve_token_ids(ids: Tensor, rows: Tensor, sampled: Tensor) -> Tensor:
+    """Put sampled tokens where the host knew none.
+
+    Args:
+        ids: int64 ``[T]``, negative where the token is not known.
+        rows: int32 ``[T]``, place of each token's request in ``sampled``.
+        sampled: int64 ``[R]``, the last token of each request.
+
+    Returns:
+        int64 ``[T]``.
+    """
+    if ids.is_cuda:
+        from dsa_compile.kernels.triton.token_ids import resolve_token_ids as kernel
+
+        return kernel(ids, rows, sampled)
+    return torch.where(ids < 0, sampled[rows.clamp(min=0)], ids)

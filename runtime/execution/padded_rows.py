@@ -15,13 +15,7 @@ from dsa_compile.runtime.execution.draft_rows import (
 
 
 def padded_rows(step: Mapping[str, Tensor], state: RowState, block_size: int) -> DraftedRows:
-    """Take off what the step in flight did not yield, of a step that has a padded size.
-
-    Args:
-        step: from :mod:`dsa_compile.runtime.execution.draft_inputs`, constants included.
-        state: as the step before left it.
-        block_size: rows of a cache page.
-    """
+    """Take off what the step in flight did not yield, of a step that has a padded size."""
     if state.last.is_cuda:
         return launched_rows(step, state, block_size)
     return corrected_rows(step, state, block_size, flat=True)

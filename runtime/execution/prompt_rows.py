@@ -40,12 +40,7 @@ class PromptRows:
 
 
 def prompt_rows(step: ScheduledStep, live: Mapping[Request, Generation]) -> PromptRows | None:
-    """The prompt tokens whose logits a step has to compute; None if there are none.
-
-    Args:
-        step: to be run.
-        live: what is kept of the requests.
-    """
+    """The prompt tokens whose logits a step has to compute; None if there are none."""
     rows: list[NDArray[np.int64]] = []
     targets: list[NDArray[np.int64]] = []
     alternatives: list[int] = []

@@ -19,10 +19,6 @@ def longest_prompt(spec: ModelSpec, heads: int) -> int:
 
     By heads, a token multiplies all keys before it, on average half of the prompt, and absorbed
     ``index_topk`` of them, which are wider.
-
-    Args:
-        spec: of the model.
-        heads: of attention on a rank.
     """
     absorbed = 2 * spec.kv_lora_rank + spec.qk_rope_head_dim
     by_heads = spec.qk_nope_head_dim + spec.qk_rope_head_dim + spec.v_head_dim

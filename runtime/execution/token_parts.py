@@ -46,10 +46,6 @@ def parts_of(
 
     A part writes its cache rows before those behind it read them.
 
-    Args:
-        values: of the step, by name.
-        shape: of the parts.
-
     Yields:
         The values of a part, which gives the logits of all its rows, and how many are of the step.
     """

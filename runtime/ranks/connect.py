@@ -27,11 +27,6 @@ class GroupCommunicator(Communicator, Protocol):
 def choose_device(target: str, rank: int, world: int) -> None:
     """Make a rank's GPU this process's current one: the one with its number.
 
-    Args:
-        target: of the artifact; nothing is to choose on a CPU.
-        rank: of this process.
-        world: how many there are.
-
     Raises:
         UserError: there are fewer GPUs than ranks.
     """

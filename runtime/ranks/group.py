@@ -242,12 +242,6 @@ def _end(
 def load_ranks(path: Path | str, target: str, options: EngineOptions, layout: Layout) -> RankGroup:
     """Start the ranks of an artifact, or meet those that torchrun has started, and load it on all.
 
-    Args:
-        path: of the artifact.
-        target: that it was compiled for.
-        options: of loading.
-        layout: that it was compiled for.
-
     Raises:
         ArtifactError: as :func:`load_runner`.
         UserError: likewise; or another rank could not load; or there are too few GPUs.

@@ -27,9 +27,6 @@ class LaneAnswers:
     """Sends the results of a lane's steps from its first rank.
 
     Tokens are waited for by a thread, so that the next step is launched meanwhile.
-
-    Args:
-        connection: to the first rank of all.
     """
 
     def __init__(self, connection: "Connection[object, object]") -> None:

@@ -60,11 +60,7 @@ class Estimate:
 
 
 class LatencyTable:
-    """Measurements, and estimates between them.
-
-    Args:
-        entries: the measurements.
-    """
+    """Measurements, and estimates between them."""
 
     def __init__(self, entries: Sequence[Latency]) -> None:
         self.entries = tuple(entries)

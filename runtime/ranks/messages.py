@@ -83,12 +83,7 @@ class ChosenTokens:
 
 @dataclass(frozen=True)
 class LaneTokens:
-    """Message from the first rank of a lane but the first one: the tokens of a step that it chose.
-
-    Args:
-        number: of the step.
-        tokens: of the lane's requests.
-    """
+    """Message from the first rank of another lane: the tokens of a step that it chose."""
 
     number: int
     tokens: StepTokens

@@ -45,13 +45,7 @@ class Process(Protocol):
 
 
 class RankProcess:
-    """One rank's process, and the connection to it.
-
-    Args:
-        rank: its number.
-        started: the process.
-        connection: this end.
-    """
+    """One rank's process, and the connection to it."""
 
     def __init__(
         self, rank: int, started: Process, connection: "Connection[object, object]"

@@ -45,23 +45,14 @@ _JOINED: list[str] = []
 
 @dataclass(frozen=True)
 class Hello:
-    """Message from a rank that has connected.
-
-    Args:
-        rank: its number, from 1.
-        pid: of its process.
-    """
+    """Message from a rank that has connected."""
 
     rank: int
     pid: int
 
 
 class StartedProcess:
-    """A process that is no child of this one, with the methods of ``subprocess.Popen``.
-
-    Args:
-        pid: of a process that runs.
-    """
+    """A process that is no child of this one, with the methods of ``subprocess.Popen``."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid

@@ -80,9 +80,6 @@ class Watch:
     def end(self, error: BaseException) -> RankLost:
         """End the group, unless it has ended.
 
-        Args:
-            error: of this rank.
-
         Returns:
             What names the rank that is to blame.
         """

@@ -174,14 +174,7 @@ def _follow(
     answers: LaneAnswers | None,
     receive: Callable[[], object],
 ) -> None:
-    """Run a step.
-
-    Args:
-        runner: of this rank.
-        plan: of its lane.
-        answers: to the first rank of all, from the first one of another lane; else None.
-        receive: waits for the next message of the first rank.
-    """
+    """Run a step; its results go to the first rank of all from another lane's first one."""
     if not plan.chosen_later:
         tokens = runner.launch_whole(plan.inputs, plan.options, plan.shape)
         if answers is not None:

@@ -35,10 +35,6 @@ class Slot:
 
     The first R options and tokens are of all rows, from the model's own logits; those behind them
     are of the rows whose logits were changed.
-
-    Args:
-        rows: R.
-        on_device: whether a GPU uses it.
     """
 
     def __init__(self, rows: int, on_device: bool) -> None:
@@ -105,11 +101,7 @@ _SLOTS = 3
 
 
 class DeviceTokens:
-    """Tokens of a step that may still run.
-
-    Args:
-        choose: launches the sampling of the step.
-    """
+    """Tokens of a step that may still run."""
 
     def __init__(self, choose: Callable[[], Chosen]) -> None:
         self._choose: Callable[[], Chosen] | None = choose

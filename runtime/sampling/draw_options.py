@@ -46,14 +46,7 @@ class DrawOptions:
         counts: Sequence[int],
         out: NDArray[np.void],
     ) -> None:
-        """Write the records of some rows.
-
-        Args:
-            rows: of the scheduler, [Y].
-            states: of their requests.
-            counts: tokens that each has generated.
-            out: ``[Y]`` records.
-        """
+        """Write the records of some rows."""
         owners = self._owners
         for row, state in zip(rows, states, strict=True):
             if owners[row] is not state:

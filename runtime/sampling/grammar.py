@@ -62,12 +62,7 @@ class Pace:
 
 
 class GrammarState:
-    """Position of one request in its grammar.
-
-    Args:
-        matcher: of xgrammar.
-        pace: of the grammar, whose requests share it.
-    """
+    """Position of one request in its grammar."""
 
     def __init__(self, matcher: Any, pace: Pace) -> None:
         self._matcher = matcher
@@ -120,10 +115,6 @@ class GrammarCompiler:
     def compile(self, grammar: Grammar, eos_ids: Sequence[int]) -> Callable[[], GrammarState]:
         """Compile a grammar, or take it from the cache.
 
-        Args:
-            grammar: of a request.
-            eos_ids: the model's end tokens, of which one ends the answer.
-
         Returns:
             Makes the state of one request.
 
@@ -156,10 +147,6 @@ class GrammarCompiler:
 
     def rehearse(self, grammar: Grammar, eos_ids: Sequence[int]) -> None:
         """Compile a grammar and generate a text that it allows, to see what both take.
-
-        Args:
-            grammar: of a request.
-            eos_ids: see :meth:`compile`.
 
         Raises:
             ParameterError: as :meth:`compile`, or its first tokens already take too long.

@@ -143,14 +143,7 @@ def step_tokens(chosen: Sequence[Sequence[SampledToken]]) -> StepTokens:
 def checked_rows(
     max_new: Sequence[int], width: int, drafted: Tensor, logits: Tensor
 ) -> CheckedRows:
-    """Wait for the logits and drafts of a step.
-
-    Args:
-        max_new: rows of each request that yields tokens, [Y].
-        width: W, of the grid.
-        drafted: int64 ``[Y, W - 1]``.
-        logits: ``[Y * W, V]``.
-    """
+    """Wait for the logits and drafts of a step."""
     valid = valid_rows(max_new, width)
     wanted = logits.float().cpu()[torch.from_numpy(valid.ravel())]
     pairs = zip(drafted.tolist(), max_new, strict=True)
@@ -160,15 +153,7 @@ def checked_rows(
 def choose_on_host(
     sampler: Sampler, inputs: StepInputs, checked: CheckedRows, per_thousand: int | None
 ) -> HostChoice:
-    """Choose the tokens of a step.
-
-    Args:
-        sampler: of the host.
-        inputs: the step.
-        checked: of all its requests that yield tokens.
-        per_thousand: a thousand times the tokens to keep on average; None for those up to the first
-            wrong draft.
-    """
+    """Choose the tokens of a step."""
     lengths: Sequence[int] | None = None
     if per_thousand is not None:
         counts = torch.tensor(inputs.counts, dtype=torch.int64)
@@ -186,14 +171,7 @@ def choose_on_host(
 def known_tokens(
     sampler: Sampler, logits: Tensor, inputs: StepInputs, prompt: Sequence[TokenLogprobs] = ()
 ) -> LaunchedTokens:
-    """Choose the tokens of a step without drafts.
-
-    Args:
-        sampler: of the host.
-        logits: fp32 ``[Y, V]`` on the CPU.
-        inputs: the step.
-        prompt: log-probabilities of its prompt tokens.
-    """
+    """Choose the tokens of a step without drafts."""
     checked = CheckedRows(logits, [()] * len(inputs.states))
     tokens = choose_on_host(sampler, inputs, checked, None).tokens(prompt)
     return ReadTokens(lambda: tokens)

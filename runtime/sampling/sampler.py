@@ -161,9 +161,6 @@ class Sampler:
 
     Rows that only take the argmax cost one pass over the logits. The others are worked on together
     in bounded groups. A row's choice is a function of its logits and its state alone.
-
-    Args:
-        vocab_size: V.
     """
 
     def __init__(self, vocab_size: int) -> None:

@@ -85,11 +85,6 @@ class SeenTokens:
     changed hands. So nothing has to be undone: a step that was given up, a preempted or an aborted
     request leaves at most a row that its next owner clears.
 
-    Args:
-        rows: R.
-        vocab_size: V.
-        device: of the table.
-
     Attributes:
         table: int16 ``[R, V]``, the count in the output, and ``IN_PROMPT``.
     """

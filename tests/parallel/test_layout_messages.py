@@ -12,7 +12,7 @@ from dsa_compile.frontend.architectures import load_config, spec_of
 from dsa_compile.inspect.ranks import exchanges, held
 from dsa_compile.inspect.store import Store
 from dsa_compile.measure.step.released import CONFIG
-from dsa_compile.runtime.execution.caches import page_bytes
+from dsa_compile.runtime.pages.kinds import page_bytes
 from dsa_compile.weights.plan import WeightPlan
 from dsa_compile.weights.sharing import weight_homes
 from tests.parallel.conftest import LAYOUTS

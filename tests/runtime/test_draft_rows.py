@@ -22,8 +22,6 @@ from dsa_compile.runtime.execution.draft_rows import (
     force_count,
     forced_lengths,
     keep,
-    options_of_grid,
-    with_drafts,
 )
 from dsa_compile.runtime.execution.runner import StepInputs
 from dsa_compile.runtime.sampling.draw_options import STEP, sample_rows
@@ -84,7 +82,7 @@ def test_what_was_not_yielded_is_taken_off():
     assert values["context_lens"].tolist() == [8, 4]
     assert (rows.start.tolist(), rows.last.tolist()) == ([5, 2], [41, 7])
     assert rows.options[:, STEP].tolist() == [8, 4]
-    assert options_of_grid(rows)[:, STEP].tolist() == [8, 9, 10, 4, 5, 6]
+    assert rows.grid_options()[:, STEP].tolist() == [8, 9, 10, 4, 5, 6]
 
 
 def test_a_padded_step_is_the_same_with_rows_of_nobody():
@@ -102,7 +100,7 @@ def test_a_padded_step_is_the_same_with_rows_of_nobody():
 
 
 def test_a_row_of_nobody_overwrites_no_token():
-    options = options_of_grid(corrected_rows(padded(), state_of(), BLOCK, flat=True))
+    options = corrected_rows(padded(), state_of(), BLOCK, flat=True).grid_options()
     assert (options.numpy().view(OPTIONS)["row"] == -1).all()
     logits = torch.eye(4 * WIDTH, 20)
     assert sample_rows(logits, options).tolist() == list(range(4 * WIDTH))
@@ -112,8 +110,8 @@ def test_a_row_of_nobody_overwrites_no_token():
 def test_drafts_come_to_their_places(flat):
     rows = corrected_rows(padded() if flat else ragged(), state_of(), BLOCK, flat=flat)
     drafts = torch.tensor([[43, 44], [8, 9]] + [[1, 2]] * (2 * flat))
-    assert with_drafts(rows, drafts)[:5].tolist() == [41, 43, 44, 7, 8]
-    assert not with_drafts(rows, drafts)[5:].any()
+    assert rows.with_drafts(drafts)[:5].tolist() == [41, 43, 44, 7, 8]
+    assert not rows.with_drafts(drafts)[5:].any()
 
 
 def test_drafts_of_every_depth_begin_where_kernels_were_compiled_for():
@@ -200,10 +198,10 @@ def test_nothing_is_read_from_the_device(flat):
     rows = corrected_rows(step, state, BLOCK, flat=flat)
     count = len(rows.rows)
     drafts = torch.empty(count, WIDTH - 1, dtype=torch.int64, device="meta")
-    assert with_drafts(rows, drafts).shape == rows.grid.shape
+    assert rows.with_drafts(drafts).shape == rows.grid.shape
     deeper_rows(rows, 2, BLOCK)
     sampled = torch.empty(count, WIDTH, dtype=torch.int64, device="meta")
-    assert options_of_grid(rows).shape == (count * WIDTH, 5)
+    assert rows.grid_options().shape == (count * WIDTH, 5)
     force_count(rows, sampled, 2500)
     kept = count_right(sampled, drafts, rows.max_new)
     keep(state, rows, sampled, kept)

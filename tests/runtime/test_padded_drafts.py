@@ -14,8 +14,6 @@ from dsa_compile.runtime.execution.draft_rows import (
     deeper_rows,
     following_tokens,
     keep,
-    options_of_grid,
-    with_drafts,
 )
 from dsa_compile.runtime.sampling.draw_options import sample_rows
 from tests.many_cases import many
@@ -33,8 +31,8 @@ STEPS = st.tuples(
 
 def run(rows: DraftedRows, state: RowState, logits: torch.Tensor, drafts: torch.Tensor) -> dict:
     """Values that a step makes of its rows, by the names that a model and the next step use."""
-    found = {**rows.values, "input_ids": with_drafts(rows, drafts)}
-    sampled = sample_rows(logits, options_of_grid(rows)).view(rows.places.shape)
+    found = {**rows.values, "input_ids": rows.with_drafts(drafts)}
+    sampled = sample_rows(logits, rows.grid_options()).view(rows.places.shape)
     kept = count_right(sampled, drafts, rows.max_new)
     keep(state, rows, sampled, kept)
     found |= {"sampled": sampled, "kept": kept, "following": following_tokens(rows, sampled)}

@@ -222,8 +222,3 @@ def _words(options: NDArray[np.void]) -> NDArray[np.int64]:
     made = np.array(options)
     made["row"] = -1
     return made.view(np.int64).reshape(len(made), _WORDS)
-
-
-def valid_rows(max_new: Sequence[int], width: int) -> NDArray[np.bool_]:
-    """Rows of a grid ``[Y, width]`` that stand for tokens."""
-    return np.arange(width) < np.array(max_new, np.int64)[:, None]

@@ -46,13 +46,12 @@ from dsa_compile.runtime.execution.runner import LaunchedTokens, ReadTokens, Ste
 from dsa_compile.runtime.execution.step_shape import StepShape
 from dsa_compile.runtime.requests.logprobs import TokenLogprobs
 from dsa_compile.runtime.sampling.device_sampler import DeviceSampler
-from dsa_compile.runtime.sampling.draw_options import Records, sample_rows
+from dsa_compile.runtime.sampling.draw_options import Records, records_of, sample_rows
 from dsa_compile.runtime.sampling.host_choice import (
     CheckedRows,
     Chosen,
     HostChoice,
     Observer,
-    checked_rows,
     choose_on_host,
 )
 from dsa_compile.runtime.sampling.sampler import Sampler, SamplingState
@@ -84,7 +83,11 @@ class OpenStep:
         """Rows that the tokens are chosen from; waits for the step."""
         if self.rows is None or self.drafts is None:
             return CheckedRows(self.logits.float().cpu(), [()] * len(self.inputs.rows))
-        return checked_rows(self.inputs.max_new, self.rows.width, self.drafts, self.logits)
+        max_new = torch.tensor(self.inputs.max_new, dtype=torch.int64)
+        valid = torch.arange(self.rows.width) < max_new[:, None]
+        pairs = zip(self.drafts.tolist(), self.inputs.max_new, strict=True)
+        drafts = [tokens[: most - 1] for tokens, most in pairs]
+        return CheckedRows(self.logits.float().cpu()[valid.flatten()], drafts)
 
 
 class ModelRunner(ModelSteps):
@@ -204,7 +207,7 @@ class ModelRunner(ModelSteps):
         Raises:
             StepError: an op failed, or the GPU did.
         """
-        options = self._sampler.draw_options.records(inputs.rows, inputs.states, inputs.counts)
+        options = records_of(inputs.rows, inputs.states, inputs.counts)
         if self.chooses_tokens(inputs):
             return self.launch_whole(inputs, options)
         step = self.open_step(inputs, options)

@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from dsa_compile.artifact.manifest import Manifest
 from dsa_compile.ir.plan import DRAFT
@@ -13,13 +14,16 @@ from dsa_compile.kernels.cuda.compiler import cubin_name
 from dsa_compile.kernels.cuda.device import multiprocessors
 from dsa_compile.kernels.cuda.launch import CudaKernel, architecture
 from dsa_compile.kernels.cuda.parallel_build import build_each, processors
+from dsa_compile.kernels.cuda.sample_tokens import MOST_TOKENS
 from dsa_compile.kernels.cuda.shipped import kernels_in_use
 from dsa_compile.kernels.implementation import Implementation
 from dsa_compile.kernels.late_kernels import watch_triton
+from dsa_compile.kernels.sampling_layout import ROW_OPTIONS, words
 from dsa_compile.kernels.triton_launch import TritonLaunch
 from dsa_compile.launches.rehearsed_steps import BoundGraphs, rehearse_steps
 from dsa_compile.launches.step_sizes import StepLimits, step_sizes
-from dsa_compile.runtime.sampling.rehearsed_options import launch_option_kernels
+from dsa_compile.runtime.sampling.changed_rows import change_rows, store_seen
+from dsa_compile.runtime.sampling.logprobs import row_logprobs
 
 # Inductor makes a kernel for any number of tokens but one, and one for that. The first number it
 # sees sets how wide the kernel is; different sizes have different values, or it would take them
@@ -127,3 +131,26 @@ def _compile_triton(launches: tuple[TritonLaunch, ...]) -> None:
         # One that was compiled in a thread stands behind a future.
         compiled = kernel.result() if hasattr(kernel, "result") else kernel
         compiled.run  # noqa: B018 - loads it on the device
+
+
+def launch_option_kernels(vocab_size: int) -> None:
+    """Launch the kernels of options that change or describe logits on tensors without memory, in
+    every way in which steps launch them: the first request with such options shall not stall.
+
+    Beyond the vocabulary that the device samples from, nothing is launched.
+    """
+    if vocab_size > MOST_TOKENS:
+        return
+
+    def empty(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    entries = empty(2), empty(2), empty(2)
+    seen, last = empty(2, vocab_size, dtype=torch.int16), empty(2, dtype=torch.int64)
+    records, bitmasks = empty(2, words(ROW_OPTIONS)), empty(1, -(-vocab_size // 32))
+    out = empty(2, vocab_size, dtype=torch.float32)
+    store_seen(seen, *entries)
+    for dtype in (torch.float32, torch.bfloat16):
+        logits = empty(2, vocab_size, dtype=dtype)
+        change_rows(logits, records, seen, last, bitmasks, entries, out)
+        row_logprobs(logits, entries[0], entries[1], last, 1)

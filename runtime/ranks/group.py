@@ -51,7 +51,7 @@ from dsa_compile.runtime.ranks.processes import (
 from dsa_compile.runtime.ranks.torchrun import join_ranks, open_shared_store
 from dsa_compile.runtime.ranks.torchrun_environment import started_rank
 from dsa_compile.runtime.ranks.watch import Watch
-from dsa_compile.runtime.sampling.draw_options import DrawOptions
+from dsa_compile.runtime.sampling.draw_options import records_of
 from dsa_compile.runtime.sampling.host_choice import CheckedRows, Chosen, HostChoice
 from dsa_compile.runtime.sampling.sampler import SamplingState
 from dsa_compile.runtime.scheduling.stats import StepKind
@@ -92,7 +92,6 @@ class RankGroup:
         self._watch, self._timeout = watch, timeout
         heads = [other for other in others if other.rank % layout.tp == 0]
         self._results = LaneResults(heads, timeout)
-        self._options = [DrawOptions(max_running) for _ in range(layout.dp)]
         self._number = 0  # of the newest step
         self.num_drafts = runner.num_drafts
         self.num_blocks, self.block_size = runner.num_blocks, runner.block_size
@@ -153,12 +152,12 @@ class RankGroup:
         return [
             StepPlan(
                 replace(step, states=()),
-                options.records(step.rows, step.states, step.counts),
+                records_of(step.rows, step.states, step.counts),
                 later,
                 shape,
                 self._number,
             )
-            for step, options in zip(steps, self._options, strict=True)
+            for step in steps
         ]
 
     def _launch(self, inputs: StepInputs, plans: Sequence[StepPlan]) -> LaunchedTokens:

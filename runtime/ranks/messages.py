@@ -53,8 +53,7 @@ class StepPlan:
 
     Args:
         inputs: the lane's, without states.
-        options: how its tokens are drawn, ``[Y]`` records of
-            :class:`~dsa_compile.runtime.sampling.draw_options.DrawOptions`.
+        options: how its tokens are drawn, ``[Y]`` records.
         chosen_later: whether the first rank of all chooses the tokens. Ranks that draft behind the
             step are sent a :class:`ChosenTokens` then; else they come with the next step's batch.
         shape: that the step has on all lanes; None where there is one.

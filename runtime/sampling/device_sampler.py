@@ -23,7 +23,7 @@ from dsa_compile.kernels.cuda.sample_tokens import MOST_TOKENS, OPTIONS, sample_
 from dsa_compile.kernels.cuda.shipped import NO_KERNELS, ShippedKernels
 from dsa_compile.kernels.sampling_layout import MOST_TOP, ROW_LOGPROBS, words
 from dsa_compile.runtime.execution.runner import StepInputs, StepTokens
-from dsa_compile.runtime.sampling.draw_options import DrawOptions, sample_on_host
+from dsa_compile.runtime.sampling.draw_options import records_of, sample_on_host
 from dsa_compile.runtime.sampling.logprobs import read_logprobs, row_logprobs
 from dsa_compile.runtime.sampling.option_rows import OptionRows
 from dsa_compile.runtime.sampling.sampler import BAD_LOGITS, NOTHING_LEFT, SamplingState
@@ -134,9 +134,6 @@ class DeviceSampler:
         last_tokens: int64 ``[R]``, the last token of each row of the scheduler; written here, read
             by the model. On the CPU, tokens are chosen at once.
         shipped_kernels: where the kernel comes from, if it is there.
-
-    Attributes:
-        draw_options: of the requests, by row.
     """
 
     def __init__(
@@ -152,7 +149,6 @@ class DeviceSampler:
         self._slots = [Slot(rows, last_tokens.is_cuda) for _ in range(_SLOTS)]
         self._next = 0
         self._option_rows = OptionRows(vocab_size, last_tokens)
-        self.draw_options = DrawOptions(rows, self._option_rows.remember)
 
     def takes(self, states: Sequence[SamplingState]) -> bool:
         """Whether the next tokens of these requests can be chosen here."""
@@ -175,7 +171,7 @@ class DeviceSampler:
             options: how the tokens are drawn, ``[Y]`` records; None to make them of the states.
         """
         if options is None:
-            options = self.draw_options.records(inputs.rows, inputs.states, inputs.counts)
+            options = records_of(inputs.rows, inputs.states, inputs.counts)
         special = [place for place, state in enumerate(inputs.states) if state.special]
         tokens = DeviceTokens(partial(self._choose, logits, inputs, options, special))
         if not any(

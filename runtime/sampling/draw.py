@@ -28,13 +28,14 @@ _GROUP = 128
 
 
 def choose(
-    logits: torch.Tensor, records: NDArray[np.void]
+    logits: torch.Tensor, records: NDArray[np.void], *, overwrite: bool = False
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """Choose a token for each row of logits on the CPU.
 
     Args:
-        logits: fp32 ``[N, V]``; not changed.
+        logits: fp32 ``[N, V]``.
         records: ``[N]`` of ``OPTIONS``.
+        overwrite: whether the logits may be changed, which saves a copy.
 
     Returns:
         The tokens ``[N]``, and whether the row has a finite maximum, without which its token means
@@ -44,7 +45,8 @@ def choose(
     drawn = np.flatnonzero(good & (records["temperature"] > 0))
     if len(drawn):
         chosen = records[drawn]
-        scaled = logits[torch.from_numpy(drawn)]
+        whole = overwrite and len(drawn) == len(logits)
+        scaled = logits if whole else logits[torch.from_numpy(drawn)]
         # Shifting by the maximum first keeps small temperatures from overflowing.
         scaled.sub_(scaled.amax(1, keepdim=True))
         scaled.div_(torch.from_numpy(chosen["temperature"].copy())[:, None])

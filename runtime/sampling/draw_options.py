@@ -1,6 +1,6 @@
 """Sampling options of requests, as records that a sampling kernel reads."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -15,51 +15,13 @@ Records = NDArray[np.void]
 """Sampling options of a step's tokens, ``[Y]`` records of ``OPTIONS``."""
 
 
-class DrawOptions:
-    """Records by row of the scheduler, packed once for each request.
-
-    Args:
-        rows: of the scheduler.
-        on_change: called with a row and the state of the request that has it now.
-    """
-
-    def __init__(
-        self, rows: int, on_change: Callable[[int, SamplingState], None] | None = None
-    ) -> None:
-        self._known = np.zeros(rows, OPTIONS)
-        self._known["row"] = np.arange(rows)
-        self._owners: list[SamplingState | None] = [None] * rows
-        self._on_change = on_change
-
-    def records(
-        self, rows: Sequence[int], states: Sequence[SamplingState], counts: Sequence[int]
-    ) -> NDArray[np.void]:
-        """Variant of :meth:`take` that makes the ``[Y]`` records."""
-        made = np.empty(len(rows), OPTIONS)
-        self.take(rows, states, counts, made)
-        return made
-
-    def take(
-        self,
-        rows: Sequence[int],
-        states: Sequence[SamplingState],
-        counts: Sequence[int],
-        out: NDArray[np.void],
-    ) -> None:
-        """Write the records of some rows."""
-        owners = self._owners
-        for row, state in zip(rows, states, strict=True):
-            if owners[row] is not state:
-                owners[row] = state
-                self._remember(row, state)
-        np.take(self._known, rows, out=out, mode="clip")
-        out["step"] = counts
-
-    def _remember(self, row: int, state: SamplingState) -> None:
-        self._known[row] = state.record
-        self._known[row]["row"] = row
-        if self._on_change is not None:
-            self._on_change(row, state)
+def records_of(
+    rows: Sequence[int], states: Sequence[SamplingState], counts: Sequence[int]
+) -> Records:
+    """Records of requests, each in its row of the scheduler, for the tokens behind ``counts``."""
+    made = np.frombuffer(bytearray(b"".join([state.record for state in states])), OPTIONS)
+    made["row"], made["step"] = rows, counts
+    return made
 
 
 def sample_rows(logits: Tensor, options: Tensor) -> Tensor:

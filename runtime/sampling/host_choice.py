@@ -15,7 +15,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dsa_compile.runtime.execution.draft_inputs import valid_rows
 from dsa_compile.runtime.execution.draft_rows import forced_lengths
 from dsa_compile.runtime.execution.runner import LaunchedTokens, ReadTokens, StepInputs, StepTokens
 from dsa_compile.runtime.requests.logprobs import TokenLogprobs
@@ -138,16 +137,6 @@ def step_tokens(chosen: Sequence[Sequence[SampledToken]]) -> StepTokens:
         if tokens[0].logprob is not None
     }
     return StepTokens(results, logprobs)
-
-
-def checked_rows(
-    max_new: Sequence[int], width: int, drafted: Tensor, logits: Tensor
-) -> CheckedRows:
-    """Wait for the logits and drafts of a step."""
-    valid = valid_rows(max_new, width)
-    wanted = logits.float().cpu()[torch.from_numpy(valid.ravel())]
-    pairs = zip(drafted.tolist(), max_new, strict=True)
-    return CheckedRows(wanted, [tokens[: most - 1] for tokens, most in pairs])
 
 
 def choose_on_host(

@@ -11,7 +11,6 @@ from dsa_compile.runtime.execution.pinned_staging import uploads_to
 from dsa_compile.runtime.execution.runner import StepInputs
 from dsa_compile.runtime.sampling.changed_rows import change_rows, joined_bias, store_seen
 from dsa_compile.runtime.sampling.grammar import bitmasks_of
-from dsa_compile.runtime.sampling.sampler import SamplingState
 from dsa_compile.runtime.sampling.seen_tokens import SeenTokens
 
 # Rows that are changed at once; a step with more takes several turns.
@@ -21,8 +20,7 @@ _MOST_ROWS = 64
 class OptionRows:
     """Applies bias, masks and penalties to the rows of a step that have some.
 
-    A request's options are packed once, when it comes to its row; a step sends what is new: which
-    rows, the tokens that became known, bitmasks and biases.
+    A step sends the options of these rows, and of the tokens seen those that became known.
 
     Args:
         vocab_size: V.
@@ -45,18 +43,11 @@ class OptionRows:
         self.upload = uploads_to(device, 2 * (turns + 1) + 1, 2 * bitmasks)
         self._seen = SeenTokens(rows, vocab_size, device)
         self._changed = torch.empty((self.most_rows, vocab_size), device=device)
-        self._known = np.zeros(rows, ROW_OPTIONS)
-        self._known["row"] = np.arange(rows)
 
     @staticmethod
     def nbytes(rows: int, vocab_size: int) -> int:
         """Device memory that is held for good."""
         return vocab_size * (2 * rows + 4 * min(rows, _MOST_ROWS))
-
-    def remember(self, row: int, state: SamplingState) -> None:
-        """Note the options of the request that has a row now."""
-        record = self._known[row]
-        record["repetition"], record["presence"], record["frequency"] = state.penalties
 
     def change(self, logits: Tensor, inputs: StepInputs, places: Sequence[int]) -> Tensor:
         """The changed logits of some rows; the logits stay as they are.
@@ -64,8 +55,8 @@ class OptionRows:
         Args:
             logits: ``[Y, V]``.
             inputs: the step.
-            places: of the rows, at most ``most_rows``. Their requests were remembered, and the
-                states of those with a grammar know all tokens.
+            places: of the rows, at most ``most_rows``. The states of those with a grammar know
+                all tokens.
 
         Returns:
             fp32 ``[n, V]``, to be used before the next call.
@@ -78,8 +69,10 @@ class OptionRows:
         ]
         seen_rows, seen = [row for row, _ in counted], [count for _, count in counted]
         new = self._seen.changes(seen_rows, seen)
-        records = self._known[rows]
-        records["place"] = places
+        records = np.zeros(len(rows), ROW_OPTIONS)
+        records["place"], records["row"] = places, rows
+        penalties = np.array([state.penalties for state in states], np.float32)
+        records["repetition"], records["presence"], records["frequency"] = penalties.T
         records["pending"] = np.array(counts) - [state.generated for state in states]
         grammars, bitmasks = bitmasks_of([state.grammar for state in states], self._vocab_size)
         records["bitmask"] = -1

@@ -55,7 +55,7 @@ class SamplingState:
 
     Attributes:
         generated: tokens so far.
-        record: of ``OPTIONS``, how a token is drawn; without its row and its step.
+        record: bytes of ``OPTIONS``, how a token is drawn; without its row and its step.
         special: whether a token may take more than temperature and filters: bias, penalties, masks,
             a grammar, log-probabilities.
         plain: whether the next token is the argmax and nothing else.
@@ -85,12 +85,13 @@ class SamplingState:
         self.grammar = grammar
         self.generated = 0
         seed = secrets.randbits(64) if params.seed is None else params.seed
-        self.record = np.zeros((), OPTIONS)
-        self.record["seed"] = seed % 2**64
-        self.record["top_k"] = min(params.top_k, vocab_size) if params.top_k > 0 else vocab_size
-        self.record["temperature"] = 0.0 if params.greedy else params.temperature
-        self.record["floor"] = math.log(params.min_p) if params.min_p > 0 else -math.inf
-        self.record["top_p"] = max(1, int(params.top_p * TOP_P_UNITS)) if params.top_p < 1 else 0
+        record = np.zeros((), OPTIONS)
+        record["seed"] = seed % 2**64
+        record["top_k"] = min(params.top_k, vocab_size) if params.top_k > 0 else vocab_size
+        record["temperature"] = 0.0 if params.greedy else params.temperature
+        record["floor"] = math.log(params.min_p) if params.min_p > 0 else -math.inf
+        record["top_p"] = max(1, int(params.top_p * TOP_P_UNITS)) if params.top_p < 1 else 0
+        self.record = record.tobytes()
         ends = sorted(t for t in params.end_ids(eos_ids) if t < vocab_size)
         self.end_ids = np.array(ends, dtype=np.int64)
         self.penalties = (
@@ -204,9 +205,9 @@ def _choose(raw: torch.Tensor, states: Sequence[SamplingState]) -> list[SampledT
     described = raw[wanted] if wanted else None
     if any(state.alters_logits(state.generated) for state in states):
         _change(raw, states)
-    records = np.array([state.record for state in states], OPTIONS)
+    records = np.frombuffer(bytearray(b"".join([state.record for state in states])), OPTIONS)
     records["step"] = [state.generated for state in states]
-    tokens, finite = choose(raw, records)
+    tokens, finite = choose(raw, records, overwrite=True)
     logprobs: list[TokenLogprobs | None] = [None] * len(states)
     if described is not None:
         counts = [states[i].params.logprobs or 0 for i in wanted]

@@ -14,7 +14,7 @@ from dsa_compile.kernels.cuda.sample_tokens import MOST_TOKENS, OPTIONS, sample_
 from dsa_compile.runtime.execution.runner import StepInputs
 from dsa_compile.runtime.requests.sampling_params import SamplingParams
 from dsa_compile.runtime.sampling.device_sampler import DeviceSampler
-from dsa_compile.runtime.sampling.draw_options import DrawOptions
+from dsa_compile.runtime.sampling.draw_options import records_of
 from dsa_compile.runtime.sampling.sampler import Sampler, SamplingState
 from tests.kernels import emulator
 from tests.kernels.compile_only import inspect
@@ -62,9 +62,7 @@ def states_of(count, vocab, options=None):
 
 def options_of(states, steps):
     """As the device sampler lays them out, request i in row i."""
-    records = np.empty(len(states), OPTIONS)
-    rows = range(len(states))
-    DrawOptions(len(states)).take(rows, states, [steps] * len(states), records)
+    records = records_of(range(len(states)), states, [steps] * len(states))
     return torch.from_numpy(records.view(np.uint8))
 
 

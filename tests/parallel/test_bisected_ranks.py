@@ -1,14 +1,15 @@
 """``bisect`` runs the ranks of an artifact for the CPU as an engine starts them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from torch import Tensor
 
+from dsa_compile.runtime.ranks import group
 from dsa_compile.runtime.ranks.gloo import GlooCommunicator
-from dsa_compile.runtime.sampling.draw_options import DrawOptions
+from dsa_compile.runtime.sampling.draw_options import records_of as right
 from dsa_compile.verify.bisect.runtime_check import ANY, wrong_engine
 from dsa_compile.verify.bisect.runtime_scenes import OVERLAP
 from dsa_compile.verify.recompiled_artifact import RecompiledArtifact
@@ -47,14 +48,13 @@ def test_sampling_options_of_an_earlier_request_are_seen(
     artifact: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ranks are sent a row's options for its first request alone."""
-    right = DrawOptions.take
+    known: dict[int, Any] = {}
 
-    def take(self: DrawOptions, rows: Sequence[int], states: Sequence[Any], *given: Any) -> None:
-        for row, state in zip(rows, states, strict=True):
-            self._owners[row] = state if self._owners[row] is not None else None
-        right(self, rows, states, *given)
+    def first(rows: Any, states: Any, counts: Any) -> Any:
+        kept = [known.setdefault(row, state) for row, state in zip(rows, states, strict=True)]
+        return right(rows, kept, counts)
 
-    monkeypatch.setattr(DrawOptions, "take", take)
+    monkeypatch.setattr(group, "records_of", first)
     found = wrong_engine(opened(artifact("tp2")))
     assert found is not None
     assert found[0] == OVERLAP

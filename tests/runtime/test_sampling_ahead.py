@@ -11,8 +11,8 @@ from hypothesis.stateful import rule
 from dsa_compile.kernels.cuda.device import rehearse
 from dsa_compile.runtime import Engine, EngineOptions, Grammar, SamplingParams
 from dsa_compile.runtime.execution.runner import StepInputs
+from dsa_compile.runtime.loading.kernel_preparation import launch_option_kernels
 from dsa_compile.runtime.sampling.device_sampler import DeviceSampler
-from dsa_compile.runtime.sampling.rehearsed_options import launch_option_kernels
 from dsa_compile.runtime.sampling.sampler import SamplingState
 from dsa_compile.runtime.sampling.seen_tokens import SeenTokens, TokenCounts
 from tests.runtime.hash_runner import HashRunner

@@ -23,7 +23,7 @@ from dsa_compile.runtime.execution.idle_rows import padded
 from dsa_compile.runtime.execution.runner import StepInputs
 from dsa_compile.runtime.execution.step_shape import StepShape
 from dsa_compile.runtime.ranks.lanes import lane_steps
-from dsa_compile.runtime.sampling.draw_options import DrawOptions
+from dsa_compile.runtime.sampling.draw_options import records_of
 from dsa_compile.runtime.sampling.sampler import SamplingState
 
 BLOCK, ROWS, COLUMNS = 4, 4, 6
@@ -63,7 +63,7 @@ def step_of(lanes: list[list[tuple[int, int]]]) -> StepInputs:
 
 def rows_of(step: StepInputs, shape: StepShape) -> DraftedRows:
     """A lane's rows on the device."""
-    options = DrawOptions(ROWS).records(step.rows, step.states, step.counts)
+    options = records_of(step.rows, step.states, step.counts)
     whole = replace(step, batch=padded(step.batch, shape.tokens))
     arrays = ragged_inputs(whole, options, ROWS)
     given = {name: torch.from_numpy(array) for name, array in arrays.items()}

@@ -10,14 +10,13 @@ import pytest
 import torch
 
 from dsa_compile.runtime import step_pipeline
-from dsa_compile.runtime.execution import idle_rows, model_steps, token_parts
+from dsa_compile.runtime.execution import idle_rows, model_runner, model_steps, token_parts
 from dsa_compile.runtime.execution.batch import Batch
 from dsa_compile.runtime.pages.kinds import make_caches
 from dsa_compile.runtime.pages.pages import Pages
 from dsa_compile.runtime.pages.prefixes import PrefixIndex
 from dsa_compile.runtime.pages.tiers import PrefixNode
-from dsa_compile.runtime.sampling import host_choice, sampler
-from dsa_compile.runtime.sampling.draw_options import DrawOptions
+from dsa_compile.runtime.sampling import draw_options, host_choice, sampler
 from dsa_compile.runtime.scheduling.request import Request
 from dsa_compile.runtime.scheduling.scheduler import Scheduler
 from dsa_compile.verify.bisect.runtime_check import ANY, wrong_engine, wrong_option
@@ -159,13 +158,14 @@ def bias_of_the_row_before(patch: Patch) -> None:
 
 def options_of_the_request_before(patch: Patch) -> None:
     """A row of the scheduler keeps the options of its first request."""
-    right = DrawOptions._remember
+    right = draw_options.records_of
+    known: dict[int, Any] = {}
 
-    def remember(self: DrawOptions, row: int, state: Any) -> None:
-        if self._known[row]["temperature"] == 0.0:
-            right(self, row, state)
+    def first(rows: Any, states: Any, counts: Any) -> Any:
+        kept = [known.setdefault(row, state) for row, state in zip(rows, states, strict=True)]
+        return right(rows, kept, counts)
 
-    patch.setattr(DrawOptions, "_remember", remember)
+    patch.setattr(model_runner, "records_of", first)
 
 
 def shared_before_it_failed(patch: Patch) -> None:

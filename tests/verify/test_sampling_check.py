@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from dsa_compile.runtime.execution import model_steps
+from dsa_compile.runtime.execution import model_runner, model_steps
 from dsa_compile.runtime.requests.sampling_params import SamplingParams
-from dsa_compile.runtime.sampling import draw, sampler, seen_tokens
-from dsa_compile.runtime.sampling.draw_options import DrawOptions
+from dsa_compile.runtime.sampling import draw, draw_options, sampler, seen_tokens
 from dsa_compile.verify.bisect.runtime_answers import Answers
 from dsa_compile.verify.recompiled_artifact import RecompiledArtifact
 from tests.verify.sampling_check import wrong_sampling
@@ -127,12 +126,14 @@ def temperature_is_lower(patch: Patch) -> None:
 
 def options_of_the_request_before(patch: Patch) -> None:
     """A row of the scheduler keeps the options of its first request."""
+    right = draw_options.records_of
+    known: dict[int, Any] = {}
 
-    def remember(right: Any, self: Any, row: int, state: Any) -> None:
-        if self._known[row]["temperature"] == 0.0:
-            right(self, row, state)
+    def first(rows: Any, states: Any, counts: Any) -> Any:
+        kept = [known.setdefault(row, state) for row, state in zip(rows, states, strict=True)]
+        return right(rows, kept, counts)
 
-    wrap(patch, DrawOptions, "_remember", remember)
+    patch.setattr(model_runner, "records_of", first)
 
 
 def prompt_scored_one_off(patch: Patch) -> None:

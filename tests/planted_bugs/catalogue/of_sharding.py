@@ -197,11 +197,14 @@ def dealt_in_turn(whole: Any, group: Any, *given: Any) -> Any:
         group._layout = right
 
 
-def sent_once(whole: Any, kept: Any, rows: Any, states: Any, *given: Any) -> Any:
-    for row, state in zip(rows, states, strict=True):
-        if kept._owners[row] is not None:
-            kept._owners[row] = state
-    return whole(kept, rows, states, *given)
+def sent_once(planting: Any) -> None:
+    known: dict[int, Any] = {}
+
+    def first(whole: Any, rows: Any, states: Any, counts: Any) -> Any:
+        kept = [known.setdefault(row, state) for row, state in zip(rows, states, strict=True)]
+        return whole(rows, kept, counts)
+
+    planting.wrap("runtime.sampling.draw_options.records_of", first)
 
 
 def own_last(found: Any, self: Any, own: Any) -> Any:
@@ -229,7 +232,7 @@ RUNTIME = (
           wrap("runtime.ranks.group.RankGroup._run", dealt_in_turn), "group", "runtime",
           options=ALL4),
     Fault("sampling-sent-once-a-row", "how a request samples is sent once a row",
-          wrap("runtime.sampling.draw_options.DrawOptions.take", sent_once), "draw_options",
+          sent_once, "draw_options",
           "runtime", options=TP2, hidden_by="async_scheduling=False"),
     Fault("targets-of-the-first-lane", "tokens to score of a lane are the first of all lanes",
           result("runtime.ranks.lanes._prompt", first_targets), "lanes", "runtime",

@@ -152,8 +152,8 @@ class Widths:
 
     def __init__(self, engine: Engine) -> None:
         self.found: list[tuple[int, ...]] = []
-        steps = engine._runner._drafted
-        self._right, steps.plans = steps.plans, self._plans
+        group = engine._runner
+        self._right, group._plans = group._plans, self._plans
 
     def _plans(self, *args: Any) -> list[Any]:
         plans = self._right(*args)

@@ -16,10 +16,11 @@ class ScriptedRunner(ExactRunner):
         *args: as for :class:`ExactRunner`.
         logits: fp32 ``[P, V]``; those behind the first ``n`` tokens of a request are row ``n % P``.
         ends: the model's end tokens.
+        **options: as for :class:`ExactRunner`.
     """
 
-    def __init__(self, *args: Any, logits: Tensor, ends: tuple[int, ...]) -> None:
-        super().__init__(*args)
+    def __init__(self, *args: Any, logits: Tensor, ends: tuple[int, ...], **options: Any) -> None:
+        super().__init__(*args, **options)
         self._logits = logits
         self.eos_token_ids = ends
 

@@ -42,7 +42,15 @@ CONTENTS = {
             "docs/drafting",
             "docs/chat",
         ),
-        *("docs/serving", "docs/parallelism", "docs/artifact", "docs/security", "docs/evaluation"),
+        *(
+            "docs/serving",
+            "docs/serve-deepseek-v3.2",
+            "docs/serve-glm-5.2",
+            "docs/parallelism",
+            "docs/artifact",
+            "docs/security",
+            "docs/evaluation",
+        ),
     ],
     "Python": ["docs/api/*"],
     "Look inside": [

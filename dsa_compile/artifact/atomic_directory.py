@@ -155,7 +155,8 @@ def _clear_leftovers(out: Path) -> None:
         if match is None or path.is_symlink() or not path.is_dir():
             continue
         with contextlib.suppress(FileNotFoundError):  # another process clears them, too
-            if _is_alive(int(match[2])) or _is_locked(path):
+            others = path.stat().st_uid != os.geteuid()  # whoever may write here may plant one
+            if others or _is_alive(int(match[2])) or _is_locked(path):
                 continue
             if match[1] == "old" and not os.path.lexists(out):
                 path.rename(out)

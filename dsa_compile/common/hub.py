@@ -129,6 +129,7 @@ def _explained(name: str, revision: str | None) -> Iterator[None]:
         (errors.LocalEntryNotFoundError, lambda: _not_here(constants.HF_HUB_OFFLINE, where)),
         (errors.OfflineModeIsEnabled, lambda: _not_here(True, where)),
         (errors.HfHubHTTPError, lambda: f"{where} refuses it; try again later"),
+        (ValueError, lambda: "a name that the Hub does not allow, of the model or of a file in it"),
         (
             OSError,
             lambda: f"cannot be kept in {constants.HF_HUB_CACHE}; set HF_HOME to another place",

@@ -1,7 +1,9 @@
 """Prometheus metrics, named after vLLM's with the prefix ``dsa:``."""
 
+import logging
+import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Generic, TypeVar
 
 import prometheus_client
@@ -20,15 +22,21 @@ _SECONDS = (
 )
 _TOKENS = (1, 10, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
 
+_LOG = logging.getLogger(__name__)
+_LOG_EVERY = 10.0  # seconds
+
 
 class Metrics:
     """All metrics of one server, in a registry of its own.
 
     Args:
         model: name of the model, a label of every metric.
+        clock: seconds.
     """
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._since, self._counted, self._busy = clock(), (0.0, 0.0), False
         registry = self._registry = CollectorRegistry()
 
         def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
@@ -137,6 +145,27 @@ class Metrics:
         for layer, ratio in stats.busiest_experts.items():
             self._busiest_expert.labels(self._model, layer).set(ratio)
         self._engine.take(stats)
+        self._log(stats)
+
+    def _log(self, stats: Stats) -> None:
+        """Say every few seconds, while there is work, how much of it gets done."""
+        names = ("dsa:prompt_tokens_total", "dsa:generation_tokens_total")
+        labels, now = {"model_name": self._model}, self._clock()
+        seconds = now - self._since
+        if not self._busy or seconds >= _LOG_EVERY:
+            counted = tuple(self._registry.get_sample_value(n, labels) or 0.0 for n in names)
+            if self._busy:
+                prompt, made = (
+                    (new - old) / seconds for new, old in zip(counted, self._counted, strict=True)
+                )
+                _LOG.info(
+                    "%.1f prompt tokens/s, %.1f generated; %d running, %d waiting, %.1f %% of the "
+                    "cache in use",
+                    *(prompt, made, stats.running, stats.waiting),
+                    100 * (self._registry.get_sample_value("dsa:kv_cache_usage_perc", labels) or 0),
+                )
+            self._since, self._counted = now, counted
+        self._busy = stats.running + stats.waiting > 0
 
     def engine_state(self, up: bool, restarts: int) -> None:
         """Take the state of the engine process, and how many of its kind were replaced."""

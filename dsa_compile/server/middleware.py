@@ -27,6 +27,7 @@ _VALUE = re.compile(
     rb'"(?:[^"\\]++|\\.?)*+"?|[\[{]', re.DOTALL
 )  # a text or what opens a list, object
 _OPEN_PATHS = ("/health", "/ready", "/version", "/")
+_PROBES = ("/health", "/ready", "/metrics")
 
 
 class RequestLog:
@@ -63,7 +64,10 @@ class RequestLog:
             path = _route(scope)
             self._metrics.responded(scope["method"], path, status)
             fields = {"status": status, "seconds": round(time.perf_counter() - began, 4)}
-            _LOG.info("%s %s", scope["method"], path, extra=fields)
+            # what asks every few seconds tells nothing while it is answered
+            probe = path in _PROBES and status in (200, 503)
+            level = logging.DEBUG if probe else logging.INFO
+            _LOG.log(level, "%s %s", scope["method"], path, extra=fields)
             request_id.reset(token)
 
 

@@ -157,7 +157,11 @@ class Supervisor:
         self._client, self.state = client, State.READY
         self.max_model_len = client.limits.max_model_len
         self._on_start()
-        _LOG.info("the engine is ready")
+        limits = client.limits
+        _LOG.info(
+            "the engine is ready: caches of %d tokens for up to %d requests of up to %d",
+            *(limits.capacity, limits.max_running, limits.max_model_len),
+        )
         await client.receive()
 
     async def _wait_for_stop(self, seconds: float) -> None:

@@ -16,6 +16,7 @@ from types import FrameType
 import pytest
 
 from dsa_compile.artifact import Artifact, ArtifactWriter, atomic_directory
+from dsa_compile.artifact.atomic_directory import check_free
 from dsa_compile.errors import ArtifactError
 from tests.artifact.building import build
 
@@ -216,6 +217,19 @@ def test_only_leftovers_of_this_output_by_dead_processes_are_removed(
     assert not stale.exists()
     assert all(path.exists() for path in (*kept, link))
     assert (model_dir / "tokenizer.json").exists()
+
+
+def test_what_another_user_left_is_neither_taken_nor_removed(
+    tmp_path: Path, model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planted = [tmp_path / f".artifact.{role}-{dead_pid()}-00000000" for role in ("tmp", "old")]
+    for path in planted:
+        path.mkdir()
+    another = os.geteuid() + 1
+    monkeypatch.setattr(os, "geteuid", lambda: another)
+    check_free(tmp_path / "artifact", force=False)
+    assert all(path.exists() for path in planted)
+    assert not (tmp_path / "artifact").exists()
 
 
 @pytest.mark.parametrize("role", ["tmp", "old"])

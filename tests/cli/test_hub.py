@@ -60,7 +60,9 @@ class _Hub(BaseHTTPRequestHandler):
     def _answer(self, body: bool) -> None:
         parts = self.path.partition("?")[0].split("/")
         if self.path.startswith(f"/api/models/{NAME}/tree/"):
-            self._send(200, json.dumps(_TREE).encode(), {"Content-Type": "application/json"})
+            self._send(
+                200, json.dumps(self.server.tree).encode(), {"Content-Type": "application/json"}
+            )
         elif self.path.startswith("/api/models/"):
             self._api("/".join(parts[3:5]), parts[6] if len(parts) > 6 else "main")
         elif (name := parts[-1]) in FILES:
@@ -101,7 +103,7 @@ class _Hub(BaseHTTPRequestHandler):
 def endpoint() -> Iterator[ThreadingHTTPServer]:
     """A server that answers as the Hub does; ``fetched`` lists the files asked for."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Hub)
-    server.fetched = []  # type: ignore[attr-defined]
+    server.fetched, server.tree = [], _TREE  # type: ignore[attr-defined]
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     yield server
@@ -155,6 +157,7 @@ def test_a_model_is_downloaded_once_and_only_what_is_needed(
         ("maker/gated", {}, "access must be granted first: accept its terms on http"),
         ("maker/broken", {}, "maker/broken: "),
         (NAME, {"revision": "nightly"}, "has no revision 'nightly'; give a branch, a tag or a"),
+        ("maker/two--dashes", {}, "a name that the Hub does not allow"),
         (NAME, {"layers": [2, 3]}, "--layers 2-3: the model has layers 0-2"),
     ],
 )
@@ -169,6 +172,15 @@ def test_what_the_hub_refuses_is_one_line(
     assert wanted == []
 
 
+def test_a_file_that_would_leave_the_cache(endpoint: ThreadingHTTPServer, tmp_path: Path) -> None:
+    leaving = [{**entry, "path": f"../../../../{entry['path']}"} for entry in _TREE]
+    endpoint.tree = leaving  # type: ignore[attr-defined]
+    message = ask(tmp_path, NAME, online(endpoint), weights="none")
+    assert "a name that the Hub does not allow" in str(message)
+    assert not list(tmp_path.glob("*.json"))
+
+
+@pytest.mark.slow
 def test_offline_and_without_network(tmp_path: Path) -> None:
     message = ask(tmp_path, NAME, OFFLINE)
     assert message == (

@@ -28,7 +28,7 @@ from dsa_compile.measure.step.run import Row
 from dsa_compile.measure.step.timeline import Share
 from dsa_compile.verify.checks.kernel_check import KernelReport
 from dsa_compile.verify.checks.report import PassReport, SiteReport, VerifyReport
-from tests.artifact.building import edit_manifest
+from tests.artifact.building import edit_manifest, forge
 
 LIMIT = 15e6
 
@@ -242,6 +242,23 @@ def test_what_is_wrong_is_said(
     assert complaint in error
     assert error.count("\n") == 1
     assert not out.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wrong", [True, None, 3, "T", [[]], {"a": 1}])
+def test_a_damaged_record_is_said(tiny: Path, tmp_path: Path, capsys: Any, wrong: object) -> None:
+    """Whatever stands for a shape; the manifest fits the file."""
+    damaged = tmp_path / "artifact"
+    shutil.copytree(tiny / "artifact", damaged)
+    name = Store.open(damaged).manifest.exported
+    assert name is not None
+    text = re.sub(
+        r'"shape": ?\[[^]]*\]', f'"shape": {json.dumps(wrong)}', (damaged / name).read_text()
+    )
+    forge(damaged, name, text.encode())
+    status = main([str(damaged), "html", "-o", str(tmp_path / "report.html")])
+    error = capsys.readouterr().err
+    assert status == 0 or (status == 2 and error.count("\n") == 1)
 
 
 def test_a_report_that_cannot_be_written_leaves_the_last_one(

@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import dsa_compile
+from examples.small_models.tokenizer import with_tags
 from tests.chat.forms import GLM_TEMPLATE
 from tests.trained import trained_model
 
@@ -26,25 +27,7 @@ def chat_artifact(family: str, folder: Path) -> Path:
         config["chat_template"] = GLM_TEMPLATE
     (model / "tokenizer_config.json").write_text(json.dumps(config))
     tokenizer = json.loads((model / "tokenizer.json").read_text())
-    _take_places(tokenizer, TAGS[family])
+    tokenizer = with_tags(tokenizer, TAGS[family])
     (model / "tokenizer.json").write_text(json.dumps(tokenizer))
     dsa_compile.compile(str(model), str(folder / family), recipe="fp32", records=False)
     return folder / family
-
-
-def _take_places(tokenizer: dict, tags: list[str]) -> None:
-    """Give tags the ids of the last merges."""
-    vocabulary, merges = tokenizer["model"]["vocab"], tokenizer["model"]["merges"]
-    ids = sorted(vocabulary.values())[-len(tags) :]
-    gone = {text for text, id_ in vocabulary.items() if id_ in ids}
-    tokenizer["model"]["merges"] = [
-        merge
-        for merge in merges
-        if "".join(merge if isinstance(merge, list) else merge.split(" ")) not in gone
-    ]
-    for text in gone:
-        del vocabulary[text]
-    like = tokenizer["added_tokens"][-1]
-    tokenizer["added_tokens"] += [
-        {**like, "id": id_, "content": tag} for id_, tag in zip(ids, tags, strict=True)
-    ]

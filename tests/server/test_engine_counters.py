@@ -1,6 +1,9 @@
 """Counters of engine processes, summed over those that served in turn."""
 
+import logging
+
 import msgspec
+import pytest
 
 from dsa_compile.runtime.scheduling.limits import SchedulerConfig
 from dsa_compile.runtime.scheduling.stats import SchedulerStats, StepKind
@@ -61,6 +64,32 @@ def test_a_new_process_counts_on_though_it_has_counted_more() -> None:
     assert value(metrics, "dsa:num_preemptions_total") == 2
     assert value(metrics, "dsa:spec_decode_num_drafts_total") == 13
     assert value(metrics, "dsa:spec_decode_num_accepted_tokens_total") == 3
+
+
+def test_throughput_is_logged_while_there_is_work(caplog: pytest.LogCaptureFixture) -> None:
+    times = iter([0.0, 1000.0, 5000.0, 5005.0, 5010.0, 5011.0, 5025.0, 9000.0])
+    metrics = Metrics("m", clock=lambda: next(times))
+    caplog.set_level(logging.INFO, "dsa_compile.server.metrics")
+    working, idle = stats([], 0.0), msgspec.structs.replace(stats([], 0.0), running=0, waiting=0)
+    for found, made in (
+        (idle, 0), (working, 0), (working, 30), (working, 20), (working, 0), (idle, 150),
+        (working, 0),
+    ):  # fmt: skip
+        metrics.generation_tokens.inc(made)
+        metrics.engine_stats(found)
+    said = [record.getMessage() for record in caplog.records]
+    assert said == [
+        "0.0 prompt tokens/s, 5.0 generated; 1 running, 2 waiting, 25.0 % of the cache in use",
+        "0.0 prompt tokens/s, 10.0 generated; 0 running, 0 waiting, 25.0 % of the cache in use",
+    ]
+
+
+def test_probes_are_not_in_the_log(server: Server) -> None:
+    for path in ("/ready", "/health", "/metrics", "/version"):
+        assert server.get(path).status == 200
+    server.wait_for_log("GET /version")
+    assert not any(f"GET /{name}" in line for line in server.log for name in ("ready", "metrics"))
+    server.wait_for_log(r"the engine is ready: caches of \d+ tokens for up to \d+ requests")
 
 
 def test_lanes_and_experts_have_gauges_of_their_own() -> None:

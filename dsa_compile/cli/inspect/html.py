@@ -7,7 +7,7 @@ from typing import Any
 
 from dsa_compile.cli.inspect.output import print_json
 from dsa_compile.common.regular_files import write_whole
-from dsa_compile.errors import UserError
+from dsa_compile.errors import ArtifactError, UserError
 from dsa_compile.inspect.html.document import document
 from dsa_compile.inspect.html.overlays import numerics, times
 from dsa_compile.inspect.html.payload import payload
@@ -51,7 +51,13 @@ def register(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write the report."""
     store = Store.open(args.artifact)
-    data = payload(store)
+    try:
+        data = payload(store)
+    except UserError:
+        raise
+    except (LookupError, TypeError, AttributeError, ValueError) as error:
+        problem = f"a damaged record of a pass ({error!r}); recompile"
+        raise ArtifactError(f"{store.path}: {problem}") from None
     left = store.path / VERIFY
     if args.verify is not None or left.is_file():
         data["numerics"] = numerics(args.verify or left)

@@ -36,7 +36,8 @@ class Metrics:
 
     def __init__(self, model: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._since, self._counted, self._busy = clock(), (0.0, 0.0), False
+        self._counted: tuple[float, ...] = ()
+        self._since, self._busy = clock(), False
         registry = self._registry = CollectorRegistry()
 
         def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:

@@ -172,6 +172,7 @@ def test_what_the_hub_refuses_is_one_line(
     assert wanted == []
 
 
+@pytest.mark.slow
 def test_a_file_that_would_leave_the_cache(endpoint: ThreadingHTTPServer, tmp_path: Path) -> None:
     leaving = [{**entry, "path": f"../../../../{entry['path']}"} for entry in _TREE]
     endpoint.tree = leaving  # type: ignore[attr-defined]
@@ -180,7 +181,6 @@ def test_a_file_that_would_leave_the_cache(endpoint: ThreadingHTTPServer, tmp_pa
     assert not list(tmp_path.glob("*.json"))
 
 
-@pytest.mark.slow
 def test_offline_and_without_network(tmp_path: Path) -> None:
     message = ask(tmp_path, NAME, OFFLINE)
     assert message == (

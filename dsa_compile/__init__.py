@@ -33,3 +33,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module, kept = _HOMES[name]
     return getattr(importlib.import_module(f"{__name__}.{module}"), kept)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

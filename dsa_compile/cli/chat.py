@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import chain
 from typing import Any
 from urllib.parse import urlsplit
@@ -14,6 +15,11 @@ from dsa_compile.cli.common import Parser, guarded
 from dsa_compile.errors import UserError
 
 PROGRAM = "dsa-chat"
+_HELP = """\
+/new     begin anew
+/help    show this
+Ctrl-C   stop the answer
+Ctrl-D   end"""
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 
 
@@ -32,7 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog=PROGRAM,
-        description="Talk to a model behind dsa-serve. Ctrl-D ends, /new begins anew.",
+        description="Talk to a model behind dsa-serve, or any server of OpenAI's API. /help tells "
+        "what else can be typed.",
     )
     parser.add_argument(
         "url", nargs="?", default="http://127.0.0.1:8000", metavar="URL",
@@ -61,9 +68,13 @@ def _run(args: argparse.Namespace) -> int:
     options = {name: value for name, value in options.items() if value is not None}
     start = [{"role": "system", "content": args.system}] if args.system else []
     messages = list(start)
+    if sys.stdin.isatty():
+        print(f"{args.model or server.model()} at {args.url}; /help tells what can be typed")
     while (line := _read()) is not None:
         if line == "/new":
             messages = list(start)
+        elif line == "/help":
+            print(_HELP)
         elif line:
             messages.append({"role": "user", "content": line})
             answer = _show(server.chat({"messages": messages, **options}))
@@ -72,23 +83,34 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _read() -> str | None:
+    """A line; None at the end, and empty where Ctrl-C took it back."""
     try:
         return input("> " if sys.stdin.isatty() else "").strip()
     except EOFError:
         return None
+    except KeyboardInterrupt:
+        if not sys.stdin.isatty():
+            raise
+        print("\n(Ctrl-D ends)")
+        return ""
 
 
 def _show(deltas: Iterator[dict[str, Any]]) -> str:
     """Print an answer as it comes, its reasoning dimmed where a terminal shows that; its text."""
     dims = sys.stdout.isatty()
     answer: list[str] = []
-    for delta in deltas:
-        if reasoning := delta.get("reasoning_content"):
-            print(f"{_DIM}{reasoning}{_PLAIN}" if dims else reasoning, end="", flush=True)
-        if content := delta.get("content"):
-            print(content, end="", flush=True)
-            answer.append(content)
-    print()
+    try:
+        for delta in deltas:
+            if reasoning := delta.get("reasoning_content"):
+                print(f"{_DIM}{reasoning}{_PLAIN}" if dims else reasoning, end="", flush=True)
+            if content := delta.get("content"):
+                print(content, end="", flush=True)
+                answer.append(content)
+        print()
+    except KeyboardInterrupt:
+        if not sys.stdin.isatty():
+            raise
+        print(" (stopped)")
     return "".join(answer)
 
 
@@ -100,7 +122,7 @@ class _Server:
         kind = http.client.HTTPSConnection
         self._connect = kind if parts.scheme == "https" else http.client.HTTPConnection
         self._address = parts.netloc.rpartition("@")[2]
-        self._path = parts.path.rstrip("/").removesuffix("/v1") + "/v1/chat/completions"
+        self._root = parts.path.rstrip("/").removesuffix("/v1") + "/v1"
         self._headers = {"content-type": "application/json"}
         if key:
             self._headers["authorization"] = f"Bearer {key}"
@@ -111,17 +133,32 @@ class _Server:
         Raises:
             UserError: the server cannot be reached, or answers with an error.
         """
-        connection = self._connect(self._address)
-        try:
-            data = json.dumps({**body, "stream": True})
-            connection.request("POST", self._path, data, self._headers)
-            response = connection.getresponse()
-            if response.status != 200:
-                raise UserError(_problem(response.read(), response.status))
+        with self._answer("POST", "/chat/completions", {**body, "stream": True}) as response:
             for text in _data(response):
                 if text == "[DONE]":
                     return
                 yield from _deltas(text)
+
+    def model(self) -> str:
+        """The name of the server's first model; raises UserError as :meth:`chat` does."""
+        with self._answer("GET", "/models") as response:
+            try:
+                return str(json.loads(response.read())["data"][0]["id"])
+            except (ValueError, LookupError, TypeError):
+                raise UserError(f"{self._address}: the server lists no models") from None
+
+    @contextmanager
+    def _answer(
+        self, method: str, path: str, body: dict[str, Any] | None = None
+    ) -> Iterator[http.client.HTTPResponse]:
+        connection = self._connect(self._address)
+        try:
+            data = None if body is None else json.dumps(body)
+            connection.request(method, self._root + path, data, self._headers)
+            response = connection.getresponse()
+            if response.status != 200:
+                raise UserError(_problem(response.read(), response.status))
+            yield response
         except (OSError, http.client.HTTPException) as error:
             raise UserError(f"{self._address}: {error or type(error).__name__}") from error
         finally:

@@ -30,10 +30,13 @@ class SubParser(argparse.ArgumentParser):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         options.setdefault("formatter_class", _Formatter)
+        self._given: list[str] = []
         super().__init__(*args, **options)
 
     def error(self, message: str) -> NoReturn:
         """Refuse the command line."""
+        if message.endswith("required"):  # argparse says so before it says what it does not know
+            message += self._meant(text for text in self._given if not self._takes(text))
         more = "" if message.endswith("?") else f"; see {self.prog} --help"
         raise UserError(message + more)
 
@@ -41,10 +44,15 @@ class SubParser(argparse.ArgumentParser):
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
         """Parse, and refuse what is not known."""
+        self._given = sys.argv[1:] if args is None else list(args)
         parsed, unknown = super().parse_known_args(args, namespace)
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}{self._meant(unknown)}")
         return parsed, unknown
+
+    def _takes(self, text: str) -> bool:
+        name = text.partition("=")[0]
+        return any(known.startswith(name) for known in self._option_string_actions)
 
     def _meant(self, unknown: Iterable[str]) -> str:
         # dashes are no likeness

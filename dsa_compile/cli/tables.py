@@ -17,13 +17,20 @@ _PLAIN_WIDTH = 160
 _LEAST_WIDTH = 60  # a narrower terminal wraps lines, which is better than names cut short
 
 
+class _Console(Console):
+    """Leaves a reader who has left, as ``head`` does, to the command: nothing is wrong."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
 def console(stderr: bool = False) -> Console:
     """Console on standard output, or on standard error.
 
     In a terminal tables are as wide as that, or as COLUMNS says. Elsewhere they are as wide as they
     need to be, lines keep their length, and nothing has a colour. NO_COLOR is honoured.
     """
-    made = Console(stderr=stderr, highlight=False, soft_wrap=True)
+    made = _Console(stderr=stderr, highlight=False, soft_wrap=True)
     if not made.is_terminal and "COLUMNS" not in os.environ:
         made.width = _PLAIN_WIDTH
     made.width = max(made.width, _LEAST_WIDTH)

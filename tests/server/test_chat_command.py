@@ -7,6 +7,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
+from dsa_compile.cli import chat
 from dsa_compile.cli.chat import main
 from tests.server.serving import Server
 
@@ -35,6 +36,46 @@ def test_no_server(flags, words, monkeypatch, capsys) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("hi\n"))
     assert main(flags) == 2
     assert words in capsys.readouterr().err
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_dead_server_is_noticed_before_anything_is_typed(monkeypatch, capsys) -> None:
+    monkeypatch.setattr("sys.stdin", Terminal())
+    monkeypatch.setattr("builtins.input", lambda prompt: pytest.fail("asked for a line"))
+    assert main(["http://127.0.0.1:1"]) == 2
+    assert "refused" in capsys.readouterr().err
+
+
+def test_an_interrupt_stops_the_answer_and_not_the_program(monkeypatch, capsys) -> None:
+    """In a terminal; what was said of the answer stays in the conversation."""
+    typed = iter(["one", KeyboardInterrupt, "/help", "two", EOFError])
+    asked = []
+
+    def read(prompt: str) -> str:
+        line = next(typed)
+        if isinstance(line, str):
+            return line
+        raise line
+
+    def answer(self, body: dict):
+        asked.append(json.loads(json.dumps(body["messages"])))
+        yield {"content": "half"}
+        if len(asked) == 1:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("sys.stdin", Terminal())
+    monkeypatch.setattr("builtins.input", read)
+    monkeypatch.setattr(chat._Server, "chat", answer)
+    monkeypatch.setattr(chat._Server, "model", lambda self: "m")
+    assert main(["http://host"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("m at http://host; /help")
+    assert "half (stopped)\n\n(Ctrl-D ends)\n/new     begin anew" in said
+    assert [m["content"] for m in asked[1]] == ["one", "half", "two"]
 
 
 def test_an_error_of_the_server(server: Server, monkeypatch, capsys) -> None:

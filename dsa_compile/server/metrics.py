@@ -146,9 +146,9 @@ class Metrics:
         for layer, ratio in stats.busiest_experts.items():
             self._busiest_expert.labels(self._model, layer).set(ratio)
         self._engine.take(stats)
-        self._log(stats)
+        self._log(engine.running, engine.waiting)
 
-    def _log(self, stats: Stats) -> None:
+    def _log(self, running: int, waiting: int) -> None:
         """Say every few seconds, while there is work, how much of it gets done."""
         names = ("dsa:prompt_tokens_total", "dsa:generation_tokens_total")
         labels, now = {"model_name": self._model}, self._clock()
@@ -162,11 +162,11 @@ class Metrics:
                 _LOG.info(
                     "%.1f prompt tokens/s, %.1f generated; %d running, %d waiting, %.1f %% of the "
                     "cache in use",
-                    *(prompt, made, stats.running, stats.waiting),
+                    *(prompt, made, running, waiting),
                     100 * (self._registry.get_sample_value("dsa:kv_cache_usage_perc", labels) or 0),
                 )
             self._since, self._counted = now, counted
-        self._busy = stats.running + stats.waiting > 0
+        self._busy = running + waiting > 0
 
     def engine_state(self, up: bool, restarts: int) -> None:
         """Take the state of the engine process, and how many of its kind were replaced."""

@@ -70,7 +70,7 @@ def test_throughput_is_logged_while_there_is_work(caplog: pytest.LogCaptureFixtu
     times = iter([0.0, 1000.0, 5000.0, 5005.0, 5010.0, 5011.0, 5025.0, 9000.0])
     metrics = Metrics("m", clock=lambda: next(times))
     caplog.set_level(logging.INFO, "dsa_compile.server.metrics")
-    working, idle = stats([], 0.0), msgspec.structs.replace(stats([], 0.0), running=0, waiting=0)
+    working, idle = stats([], 0.0), Stats(engine(running=0, waiting=0), 0.0, {})
     for found, made in (
         (idle, 0), (working, 0), (working, 30), (working, 20), (working, 0), (idle, 150),
         (working, 0),

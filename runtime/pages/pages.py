@@ -240,12 +240,12 @@ class Pages:
             tier: one of :attr:`tiers`.
 
         Returns:
-            The nodes of all its full blocks but the last token's, in order; the tier is asked for
+            The nodes of what can be reused of it, a block each, in order; the tier is asked for
             those whose ``tier`` it is.
         """
         nodes: list[PrefixNode] = []
-        above, size = self.index.root, self._block_size
-        for start in range(0, request.prompt_len - size, size):
+        above, chunk = self.index.root, self._prompt_chunk or self._block_size
+        for start in range(0, (request.prompt_len - 1) // chunk * chunk, self._block_size):
             node = self.index.insert(above, request.token_ids, start, request.cache_salt)
             assert node is not None, "the nodes above are in the tree"
             if node.block < 0 and node.tier is None:

@@ -61,7 +61,10 @@ class Pages:
         cannot run out of blocks between two of its chunks. If that is not possible nothing is
         taken; if pages have yet to arrive the request holds them meanwhile.
         """
-        chain = self.arriving.get(request)
+        chain = self.arriving.pop(request, None)
+        if chain is not None and not all(map(self.index.knows, chain)):  # a page was lost
+            self.leave(request)
+            chain = None
         if chain is None:
             if not self._free_rows or self.blocks.num_available == 0:  # one token is never reused
                 return False
@@ -71,10 +74,6 @@ class Pages:
         if any(node.arriving for node in chain):
             self.arriving[request] = chain
             return False
-        self.arriving.pop(request, None)
-        if not all(map(self.index.knows, chain)):  # a page was lost on its way
-            self.leave(request)
-            return self.ready(request)
         if request.num_preemptions == 0:
             request.cached_tokens = request.num_computed
             request.scheduled_at = time.perf_counter()

@@ -9,41 +9,31 @@ from torch import Tensor
 
 from dsa_compile.kernels.triton.quantize import quantize_blocks
 from dsa_compile.kernels.triton.rope import rope_interleaved
-from dsa_compile.ops.head_products import check_absorb_rope_query, check_expand_output_quantize
-from dsa_compile.ops.library import bad_input
 
 
 def absorb_query(q_nope: Tensor, w_uk: Tensor) -> Tensor:
     """``dsa::absorb_query``."""
-    return _per_head("absorb_query", q_nope, w_uk)
+    return _per_head(q_nope, w_uk)
 
 
 def expand_output(o_latent: Tensor, w_uv: Tensor) -> Tensor:
     """``dsa::expand_output``."""
-    return _per_head("expand_output", o_latent, w_uv.transpose(1, 2))
+    return _per_head(o_latent, w_uv.transpose(1, 2))
 
 
 def absorb_rope_query(q: Tensor, w_uk: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     """``dsa::absorb_rope_query``: the product, then the rotation."""
-    check_absorb_rope_query(q, w_uk, cos, sin)
     nope, rope = q.split([w_uk.shape[1], cos.shape[-1]], -1)
     return absorb_query(nope, w_uk), rope_interleaved(rope, cos, sin)
 
 
 def expand_output_quantize(o_latent: Tensor, w_uv: Tensor, ue8m0: bool) -> tuple[Tensor, Tensor]:
     """``dsa::expand_output_quantize``: the product, then the quantisation."""
-    check_expand_output_quantize(o_latent, w_uv)
     return quantize_blocks(expand_output(o_latent, w_uv).flatten(1), ue8m0)
 
 
-def _per_head(op: str, x: Tensor, weight: Tensor) -> Tensor:
+def _per_head(x: Tensor, weight: Tensor) -> Tensor:
     """``[..., H, i] x [H, i, o] -> [..., H, o]``."""
-    if weight.dim() != 3 or x.shape[-2:] != weight.shape[:2] or x.dtype is not weight.dtype:
-        raise bad_input(
-            op,
-            f"one matrix a head in the dtype of the input, not {list(x.shape)} {x.dtype} and "
-            f"{list(weight.shape)} {weight.dtype}",
-        )
     out = x.new_empty((*x.shape[:-1], weight.shape[2]))
     flat = x.flatten(0, -3) if x.dim() > 3 else x
     torch.bmm(flat.transpose(0, 1), weight, out=out.view(-1, *out.shape[-2:]).transpose(0, 1))

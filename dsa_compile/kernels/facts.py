@@ -120,6 +120,11 @@ def dtype_in(name: str, *allowed: torch.dtype) -> Condition:
     return check
 
 
+def given(name: str) -> Condition:
+    """An optional tensor must be given."""
+    return lambda call: f"takes {name}" if call.args[name] is None else None
+
+
 def value_in(name: str, *allowed: float) -> Condition:
     """A number must be one of these."""
 

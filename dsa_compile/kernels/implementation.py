@@ -1,13 +1,16 @@
 """One kernel as the registry lists it."""
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+import torch
 
 from dsa_compile.errors import UserError
 from dsa_compile.kernels.facts import CallFacts, Condition
 from dsa_compile.kernels.providers import PROVIDERS
+from dsa_compile.ops.library import NAMESPACE, SIGNATURES, bad_input
 
 HOPPER = "sm_90a"
 BLACKWELL = "sm_100a"
@@ -60,7 +63,7 @@ class Implementation:
         return None
 
     def load(self) -> Callable[..., Any]:
-        """Load the function.
+        """Load the function, behind the check of the op's operands and of its own conditions.
 
         Raises:
             UserError: its provider is not installed here.
@@ -69,4 +72,9 @@ class Implementation:
             raise UserError(f"dsa::{self.op}: {problem}")
         module, _, name = self.function.partition(":")
         function: Callable[..., Any] = getattr(importlib.import_module(module), name)
-        return function
+        signature = SIGNATURES.get(getattr(getattr(torch.ops, NAMESPACE), self.op).default)
+        return function if signature is None else signature.checked(function, self._check)
+
+    def _check(self, values: Mapping[str, Any]) -> None:
+        if problem := self.refusal(CallFacts("", values)):
+            raise bad_input(self.op, f"{problem.removeprefix('takes ')} ({self.provider})")

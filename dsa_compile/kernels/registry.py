@@ -8,11 +8,14 @@ from collections.abc import Callable
 from math import inf
 from typing import Any
 
+from torch._ops import OpOverload
+
 from dsa_compile.kernels.facts import CallFacts
 from dsa_compile.kernels.implementation import GPUS, Implementation
 from dsa_compile.kernels.providers import PROVIDERS
 from dsa_compile.kernels.table import KERNELS
 from dsa_compile.ops import FACTS, REFERENCE
+from dsa_compile.ops.library import SIGNATURES
 
 __all__ = ["KERNELS", "covered_tokens", "implementations", "is_fallback", "load"]
 
@@ -74,8 +77,13 @@ def load(op: str, provider: str, target: str) -> Callable[..., Any] | None:
     """
     for kernel in implementations(op, target):
         if kernel.provider == provider:
-            return kernel.load() if kernel.function else REFERENCE[_BY_NAME[op]]
+            return kernel.load() if kernel.function else _checked_reference(_BY_NAME[op])
     return None
+
+
+def _checked_reference(op: OpOverload) -> Callable[..., Any]:
+    function = REFERENCE[op]
+    return SIGNATURES[op].checked(function) if op in SIGNATURES else function
 
 
 _BY_NAME = {str(op).split(".")[1]: op for op in REFERENCE}

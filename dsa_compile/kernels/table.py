@@ -11,6 +11,7 @@ from dsa_compile.kernels.entries import cuda_kernel, peer_kernel, torch_function
 from dsa_compile.kernels.facts import (
     Condition,
     dtype_in,
+    given,
     size_at_most,
     size_in,
     size_multiple,
@@ -22,6 +23,8 @@ from dsa_compile.kernels.facts import (
 from dsa_compile.kernels.implementation import HOPPER, Implementation
 
 _BF16 = torch.bfloat16
+_HALVES = (torch.bfloat16, torch.float16)
+_WEIGHTS = (torch.bfloat16, torch.float32)  # of weights and tables in our CUDA C++
 _WIDEST = 32768  # a row that one program of Triton's holds
 _INDEX_DIMS = (16, 32, 64, 128)  # vectors of the indexer that Triton's products transform
 
@@ -33,13 +36,25 @@ def _latent(name: str, dim: int) -> tuple[Condition, ...]:
 
 def _norm_quantize(op: str) -> tuple[Implementation, ...]:
     return (
-        cuda_kernel(op, "norm_quantize", dtype_in("x", _BF16), size_multiple("x", -1, 256)),
+        cuda_kernel(
+            op,
+            "norm_quantize",
+            dtype_in("x", _BF16),
+            dtype_in("weight", *_WEIGHTS),
+            size_multiple("x", -1, 256),
+        ),
         triton_kernel(op, "norm_quantize", size_at_most("x", -1, _WIDEST)),
     )
 
 
 def _latent_row(op: str) -> tuple[Implementation, ...]:
-    conditions = (dtype_in("kv", _BF16), size_multiple("weight", 0, 256), size_in("cos", -1, 64))
+    conditions = (
+        dtype_in("kv", _BF16),
+        size_multiple("weight", 0, 256),
+        size_in("cos", -1, 64),
+        dtype_in("weight", *_WEIGHTS),
+        dtype_in("cos", *_WEIGHTS),
+    )
     return (
         cuda_kernel(op, "latent_row", *conditions),
         triton_kernel(op, "latent_cache", *_latent("weight", 0), size_power_of_two("cos", -1)),
@@ -197,8 +212,12 @@ KERNELS: tuple[Implementation, ...] = (
         dtype_in("k", _BF16),
         size_in("k", 1, 128),
         size_in("cos", -1, 64),
+        dtype_in("weight", *_WEIGHTS),
+        dtype_in("cos", *_WEIGHTS),
     ),
-    triton_kernel("write_index_key_fp8", "index_key", size_in("k", 1, *_INDEX_DIMS)),
+    triton_kernel(
+        "write_index_key_fp8", "index_key", dtype_in("k", *_HALVES), size_in("k", 1, *_INDEX_DIMS)
+    ),
     cuda_kernel(
         "index_query_quantize",
         "index_quantize",
@@ -206,8 +225,14 @@ KERNELS: tuple[Implementation, ...] = (
         size_in("q", 2, 128),
         size_multiple("q", 1, 16),
         size_in("cos", -1, 64),
+        dtype_in("cos", *_WEIGHTS),
     ),
-    triton_kernel("index_query_quantize", "index_query", size_in("q", 2, *_INDEX_DIMS)),
+    triton_kernel(
+        "index_query_quantize",
+        "index_query",
+        dtype_in("q", *_HALVES),
+        size_in("q", 2, *_INDEX_DIMS),
+    ),
     # the parts of attention's first projection
     cuda_kernel(
         "attention_inputs_fp8",
@@ -217,6 +242,8 @@ KERNELS: tuple[Implementation, ...] = (
         size_in("k_weight", 0, 128),
         size_multiple("kv_weight", 0, 256),
         size_in("cos", -1, 64),
+        *(dtype_in(f"{name}_weight", *_WEIGHTS) for name in ("q", "k", "kv")),
+        dtype_in("cos", *_WEIGHTS),
         note="one launch up to 512 tokens",
     ),
     triton_kernel(
@@ -323,6 +350,8 @@ KERNELS: tuple[Implementation, ...] = (
         size_at_most("weight", 0, 512),
         value_in("n_group", 1, 2, 4, 8, 16, 32),
         value_at_most("top_k", 16),
+        value_at_most("shared_experts", 16),
+        given("bias"),
         value_in("zero_dropped", False),
         value_in("softmax", False),
         max_tokens=2,
@@ -330,6 +359,7 @@ KERNELS: tuple[Implementation, ...] = (
     ),
     triton_kernel(
         *("router", "router", size_at_most("weight", 0, 1024)),
+        given("bias"),
         value_in("zero_dropped", False),
         value_in("softmax", False),
     ),

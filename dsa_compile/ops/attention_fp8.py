@@ -16,10 +16,8 @@ import torch
 from torch import Tensor
 
 from dsa_compile.ops.attention import GATHER_BYTES, PAGED_ATTENTION
-from dsa_compile.ops.fused_cache import fp8_row_bytes
 from dsa_compile.ops.latent_rows import latent_rows_fp8, latent_rows_fp8_tensor
-from dsa_compile.ops.library import bad_input, define
-from dsa_compile.ops.quantize import E4M3
+from dsa_compile.ops.library import define
 
 Gather = Callable[[Tensor], Tensor]
 """Slots ``[N]`` to their rows in fp32, ``[N, R + dr]``; zeros for a negative one."""
@@ -54,12 +52,6 @@ def paged_latent_attention_fp8_lse(
         ``[T, H, R]`` and fp32 ``[T, H]``.
     """
     rank = q_latent.shape[2]
-    width = fp8_row_bytes(rank, q_pe.shape[2])
-    if cache.dtype is not torch.uint8 or cache.shape[2] != width:
-        raise bad_input(
-            "paged_latent_attention_fp8",
-            f"a uint8 cache with rows of {width} bytes, not {cache.dtype} rows of {cache.shape[2]}",
-        )
     return _attend(q_latent, q_pe, slots, scale, lambda rows: latent_rows_fp8(cache, rows, rank))
 
 
@@ -92,13 +84,6 @@ def paged_latent_attention_fp8_tensor_lse(
     Returns:
         ``[T, H, R]`` and fp32 ``[T, H]``.
     """
-    width = q_latent.shape[2] + q_pe.shape[2]
-    if cache.dtype not in (E4M3, torch.uint8) or cache.shape[2] != width:
-        raise bad_input(
-            "paged_latent_attention_fp8_tensor",
-            f"a float8_e4m3fn or uint8 cache with rows of {width}, "
-            f"not {cache.dtype} rows of {cache.shape[2]}",
-        )
 
     def gather(rows: Tensor) -> Tensor:
         return latent_rows_fp8_tensor(cache, rows, cache_scale)

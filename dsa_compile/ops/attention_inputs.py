@@ -13,7 +13,7 @@ from dsa_compile.ops.fused_cache import (
     norm_rope_write_latent_cache_fp8_tensor,
 )
 from dsa_compile.ops.index_fused import write_index_key_fp8
-from dsa_compile.ops.library import bad_input, define
+from dsa_compile.ops.library import define
 from dsa_compile.ops.quantize import rms_norm_quantize
 
 
@@ -65,10 +65,6 @@ def attention_inputs_fp8(
         q e4m3 ``[T, Rq]`` and scale fp32 ``[T, Rq / 128]``.
     """
     parts = (q_weight.shape[0], k_weight.shape[0], kv_weight.shape[0] + cos.shape[1])
-    if merged.dim() != 2 or merged.shape[1] != sum(parts):
-        raise bad_input(
-            "attention_inputs_fp8", f"merged [T, {sum(parts)}], not {list(merged.shape)}"
-        )
     q, k, kv = merged.split(parts, -1)
     write_index_key_fp8(
         k, k_weight, k_bias, k_eps, cos, sin, index_interleaved, index_cache, slot_mapping
@@ -88,7 +84,7 @@ ATTENTION_INPUTS_FP8 = define(
     " Tensor(b!) index_cache, Tensor slot_mapping, Tensor? latent_scale=None)"
     " -> (Tensor q, Tensor scale)",
     attention_inputs_fp8,
-    "(merged: f[T, Rq + D + R + dr], q_weight: f[Rq], k_weight: f[D], k_bias: f[D],"
+    "(merged: f[T, Rq + D + R + dr], q_weight: f[Rq], k_weight: f[D], k_bias: k_weight[D],"
     " kv_weight: f[R], cos: f[T, dr], sin: cos[T, dr],"
     " latent_cache: u8[P, bs, fp8_row_bytes(R, dr) if latent_scale is None else R + dr],"
     " index_cache: u8[P, bs, D + 4], slot_mapping: i64[T], latent_scale: f32[1])"

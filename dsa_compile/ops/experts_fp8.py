@@ -8,11 +8,9 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from dsa_compile.ops.facts import Family, OpFacts
-from dsa_compile.ops.library import bad_input, define
+from dsa_compile.ops.library import define
 from dsa_compile.ops.moe import experts_cost
 from dsa_compile.ops.quantize import (
-    E4M3,
-    block_count,
     dequantize_blocks,
     dequantize_weight,
     quantize_blocks,
@@ -53,7 +51,6 @@ def experts_fp8(
     Returns:
         bf16 ``[N, H]``.
     """
-    check_experts_fp8(x, x_scale, weights, indices, gate_up, gate_up_scale, down, down_scale)
     flat = indices.flatten()
     here = ((flat >= 0) & (flat < gate_up.shape[0])).nonzero().squeeze(1)
     ordered, order = flat[here].sort(stable=True)
@@ -103,50 +100,6 @@ def _runs(numbers: Sequence[int], most: int) -> Iterator[tuple[int, int]]:
         if whole or end - start == most:
             yield numbers[start], end - start
             start = end
-
-
-def check_experts_fp8(
-    x: Tensor,
-    x_scale: Tensor,
-    weights: Tensor,
-    indices: Tensor,
-    gate_up: Tensor,
-    gate_up_scale: Tensor,
-    down: Tensor,
-    down_scale: Tensor,
-) -> None:
-    """Refuse operands that do not fit together.
-
-    Raises:
-        ValueError: with what :func:`experts_fp8` takes and what it got.
-    """
-    if x.dim() != 2 or down.dim() != 3:
-        raise bad_input(
-            "experts_fp8",
-            f"x [N, H] and down [E, H, I], not {list(x.shape)} and {list(down.shape)}",
-        )
-    tokens, hidden = x.shape
-    experts, _, inner = down.shape
-    top_k = indices.shape[-1]
-    blocks, inner_blocks = block_count(hidden), block_count(inner)
-    expected = {
-        "x": (x, E4M3, [tokens, hidden]),
-        "x_scale": (x_scale, torch.float32, [tokens, blocks]),
-        "weights": (weights, torch.float32, [tokens, top_k]),
-        "indices": (indices, indices.dtype, [tokens, top_k]),
-        "gate_up": (gate_up, E4M3, [experts, 2 * inner, hidden]),
-        "gate_up_scale": (gate_up_scale, torch.float32, [experts, 2 * inner_blocks, blocks]),
-        "down": (down, E4M3, [experts, hidden, inner]),
-        "down_scale": (down_scale, torch.float32, [experts, blocks, inner_blocks]),
-    }
-    for name, (tensor, dtype, shape) in expected.items():
-        if tensor.dtype is not dtype or list(tensor.shape) != shape:
-            raise bad_input(
-                "experts_fp8",
-                f"{name} as {dtype} {shape}, not {tensor.dtype} {list(tensor.shape)}",
-            )
-    if indices.dtype not in (torch.int32, torch.int64):
-        raise bad_input("experts_fp8", f"indices as int32 or int64, not {indices.dtype}")
 
 
 _COST = replace(experts_cost("gate_up", "gate_up_scale", "down", "down_scale"), e4m3_products=True)

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from dsa_compile.ops.attention import absorb_query, expand_output
 from dsa_compile.ops.facts import CostFacts, Family, OpFacts, products
-from dsa_compile.ops.library import bad_input, define
-from dsa_compile.ops.quantize import BLOCK, quantize_blocks
+from dsa_compile.ops.library import define
+from dsa_compile.ops.quantize import quantize_blocks
 from dsa_compile.ops.rope import rope_interleaved
 
 
@@ -25,29 +25,8 @@ def absorb_rope_query(q: Tensor, w_uk: Tensor, cos: Tensor, sin: Tensor) -> tupl
     Returns:
         q_latent ``[T, H, R]`` and q_pe ``[T, H, dr]``.
     """
-    check_absorb_rope_query(q, w_uk, cos, sin)
     nope, rope = q.split([w_uk.shape[1], cos.shape[-1]], -1)
     return absorb_query(nope, w_uk), rope_interleaved(rope, cos, sin)
-
-
-def check_absorb_rope_query(q: Tensor, w_uk: Tensor, cos: Tensor, sin: Tensor) -> None:
-    """Refuse operands that do not fit together.
-
-    Raises:
-        ValueError: with what :func:`absorb_rope_query` takes and what it got.
-    """
-    fits = (
-        q.dim() == w_uk.dim() == 3
-        and cos.shape == sin.shape == (q.shape[0], q.shape[2] - w_uk.shape[1])
-        and q.shape[1] == w_uk.shape[0]
-        and q.dtype is w_uk.dtype is cos.dtype is sin.dtype
-    )
-    if not fits:
-        raise bad_input(
-            "absorb_rope_query",
-            "q [T, H, dn + dr], w_uk [H, dn, R], cos and sin [T, dr] of one dtype, not "
-            + ", ".join(f"{list(t.shape)} {t.dtype}" for t in (q, w_uk, cos, sin)),
-        )
 
 
 def expand_output_quantize(o_latent: Tensor, w_uv: Tensor, ue8m0: bool) -> tuple[Tensor, Tensor]:
@@ -61,29 +40,7 @@ def expand_output_quantize(o_latent: Tensor, w_uv: Tensor, ue8m0: bool) -> tuple
     Returns:
         e4m3 ``[T, H dv]`` and scale fp32 ``[T, H dv / 128]``.
     """
-    check_expand_output_quantize(o_latent, w_uv)
     return quantize_blocks(expand_output(o_latent, w_uv).flatten(1), ue8m0)
-
-
-def check_expand_output_quantize(o_latent: Tensor, w_uv: Tensor) -> None:
-    """Refuse operands that do not fit together.
-
-    Raises:
-        ValueError: with what :func:`expand_output_quantize` takes and what it got.
-    """
-    fits = (
-        o_latent.dim() == w_uv.dim() == 3
-        and o_latent.shape[1] == w_uv.shape[0]
-        and o_latent.shape[2] == w_uv.shape[2]
-        and o_latent.dtype is w_uv.dtype
-        and w_uv.shape[1] % BLOCK == 0
-    )
-    if not fits:
-        raise bad_input(
-            "expand_output_quantize",
-            f"o_latent [T, H, R] and w_uv [H, dv, R] of one dtype, dv a multiple of {BLOCK}, not "
-            f"{list(o_latent.shape)} {o_latent.dtype} and {list(w_uv.shape)} {w_uv.dtype}",
-        )
 
 
 ABSORB_ROPE_QUERY = define(

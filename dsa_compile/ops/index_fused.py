@@ -17,7 +17,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from dsa_compile.ops.facts import Family, OpFacts
-from dsa_compile.ops.library import bad_input, define
+from dsa_compile.ops.library import define
 from dsa_compile.ops.quantize import block_scale, saturate
 from dsa_compile.ops.rope import rope_half
 
@@ -50,15 +50,6 @@ def write_index_key_fp8(
         slot_mapping: int64 ``[T]``, distinct physical rows; tokens with -1 are skipped.
     """
     dim = k.shape[-1]
-    _check("write_index_key_fp8", dim, cos)
-    if weight.shape != (dim,) or bias.shape != (dim,):
-        raise bad_input("write_index_key_fp8", f"weight and bias [{dim}] for keys [T, {dim}]")
-    if cache.dtype is not torch.uint8 or cache.shape[2] != dim + SCALE_BYTES:
-        raise bad_input(
-            "write_index_key_fp8",
-            f"cache as uint8 [num_blocks, block_size, {dim + SCALE_BYTES}], not "
-            f"{list(cache.shape)} {cache.dtype}",
-        )
     normed = F.layer_norm(k.float(), (dim,), weight.float(), bias.float(), eps).to(k.dtype)
     q, scale = _turn_and_quantize(normed.unsqueeze(1), cos, sin, interleaved)
 
@@ -93,12 +84,6 @@ def index_query_quantize(
     Returns:
         e4m3 ``[T, H, D]``, and fp32 ``[T, H]``: ``weights * q_scale * scale``.
     """
-    _check("index_query_quantize", q.shape[-1], cos)
-    if weights.dtype is not torch.float32 or weights.shape != q.shape[:2]:
-        raise bad_input(
-            "index_query_quantize",
-            f"weights float32 {list(q.shape[:2])}, not {weights.dtype} {list(weights.shape)}",
-        )
     quantized, q_scale = _turn_and_quantize(q, cos, sin, interleaved)
     return quantized, (weights * q_scale * scale).contiguous()
 
@@ -136,20 +121,11 @@ def _rope_neighbours(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.stack((first * c - second * s, second * c + first * s), -1).flatten(-2)
 
 
-def _check(op: str, dim: int, cos: Tensor) -> None:
-    if dim & (dim - 1) or cos.dim() != 2 or cos.shape[-1] > dim or cos.shape[-1] % 2:
-        raise bad_input(
-            op,
-            f"vectors of a power of two and tables [T, dr] for its first dr, not {dim} and "
-            f"{list(cos.shape)}",
-        )
-
-
 WRITE_INDEX_KEY_FP8 = define(
     "write_index_key_fp8(Tensor k, Tensor weight, Tensor bias, float eps, Tensor cos, Tensor sin,"
     " bool interleaved, Tensor(a!) cache, Tensor slot_mapping) -> ()",
     write_index_key_fp8,
-    "(k: f[T, D], weight: f[D], bias: f[D], cos: f[T, dr], sin: cos[T, dr],"
+    "(k: f[T, D], weight: f[D], bias: weight[D], cos: f[T, dr], sin: cos[T, dr],"
     " cache: u8[P, bs, D + 4], slot_mapping: i64[T]) -> ()",
     OpFacts(Family.CACHE_WRITE, skips="slot_mapping", indexer_rope="interleaved"),
     where=(

@@ -37,7 +37,6 @@ def index_topk(q: Tensor, k: Tensor, weights: Tensor, topk: int, scale: float) -
     Returns:
         int32 ``[B, S, topk]``: positions, best first, -1 where fewer than ``topk`` are visible.
     """
-    _check("index_topk", q, weights)
     if q.dim() == 3:
         return index_topk(q[None], k[None], weights[None], topk, scale)[0]
     batch, length = k.shape[:2]
@@ -78,7 +77,6 @@ def paged_index_topk(
         implementations may choose another order, which means nothing to what reads them.
         Rows past ``cu_seqlens[-1]`` and rows before the start of their context are all -1.
     """
-    _check("paged_index_topk", q, weights)
     block_size = cache.shape[1]
     lengths = context_lens.numpy()
     if lengths.size and lengths.max() > block_tables.shape[1] * block_size:
@@ -116,14 +114,6 @@ def paged_index_topk(
         slots = block_rows(block_tables[r : r + 1], block_size, blocks)[0, :length]
         _select_sequence(q[rows_of], weights[rows_of], keys, slots, scale, out[rows_of])
     return out
-
-
-def _check(op: str, q: Tensor, weights: Tensor) -> None:
-    if weights.dtype is not torch.float32 or weights.shape != q.shape[:-1]:
-        raise bad_input(
-            op,
-            f"weights as float32 {list(q.shape[:-1])}, not {weights.dtype} {list(weights.shape)}",
-        )
 
 
 def _select_sequence(

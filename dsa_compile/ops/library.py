@@ -20,8 +20,9 @@ _LIBRARY = torch.library.Library(NAMESPACE, "DEF")
 REFERENCE: dict[OpOverload, Callable[..., Any]] = {}
 """The plain function behind every op, taking the op's arguments by position.
 
-Calling it saves the dispatcher's share of a call, which at decode sizes is a fair part of the op.
-It works in place on its own temporaries and knows no autograd: call it with gradients off.
+Calling it saves the dispatcher's share of a call, which at decode sizes is a fair part of the op,
+and the check of the operands' types. It works in place on its own temporaries and knows no
+autograd: call it with gradients off.
 """
 
 SIGNATURES: dict[OpOverload, Signature] = {}
@@ -53,11 +54,12 @@ def define(
     """
     name = schema.partition("(")[0]
     _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
-    _LIBRARY.impl(name, reference, "CompositeExplicitAutograd" if any_device else "CPU")
     overload: OpOverload = getattr(getattr(torch.ops, NAMESPACE), name).default
+    function = reference
     if isinstance(types, str):
         SIGNATURES[overload] = signature = Signature(overload._schema, types, where)
-        types = signature.fake
+        types, function = signature.fake, signature.checked(reference)
+    _LIBRARY.impl(name, function, "CompositeExplicitAutograd" if any_device else "CPU")
     torch.library.register_fake(f"{NAMESPACE}::{name}", types, lib=_LIBRARY)
     REFERENCE[overload] = reference
     FACTS[overload] = facts
@@ -83,5 +85,5 @@ def define_marker(schema: str, function: Callable[..., None]) -> OpOverload:
 
 
 def bad_input(op: str, takes: str) -> ValueError:
-    """The error for a call that would otherwise give a silently wrong result."""
+    """The error for a call whose types are right but not its values, strides or addresses."""
     return ValueError(f"{NAMESPACE}::{op} takes {takes}")

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from dsa_compile.ops.facts import CostFacts, Family, OpFacts, products
-from dsa_compile.ops.library import bad_input, define
+from dsa_compile.ops.library import define
 from dsa_compile.ops.quantize import BLOCK, block_count
 
 
@@ -23,7 +23,6 @@ def linear_fp8(x: Tensor, x_scale: Tensor, weight: Tensor, weight_scale: Tensor)
     Returns:
         bf16 ``[T, N]``.
     """
-    check_linear_fp8(x, x_scale, weight, weight_scale)
     tokens, k = x.shape
     rows = weight.shape[0]
     by_row = weight_scale.repeat_interleave(BLOCK, 0)[:rows]
@@ -33,31 +32,6 @@ def linear_fp8(x: Tensor, x_scale: Tensor, weight: Tensor, weight_scale: Tensor)
         part = x[:, columns].float() @ weight[:, columns].float().T
         out += part * (x_scale[:, block, None] * by_row[None, :, block])
     return out.bfloat16()
-
-
-def check_linear_fp8(x: Tensor, x_scale: Tensor, weight: Tensor, weight_scale: Tensor) -> None:
-    """Refuse operands that do not fit together.
-
-    Raises:
-        ValueError: with what :func:`linear_fp8` takes and what it got.
-    """
-    if x.dim() != 2 or weight.dim() != 2 or x.shape[1] != weight.shape[1]:
-        raise bad_input(
-            "linear_fp8",
-            f"x [T, K] and weight [N, K], not {list(x.shape)} and {list(weight.shape)}",
-        )
-    if x.dtype != torch.float8_e4m3fn or weight.dtype != torch.float8_e4m3fn:
-        raise bad_input("linear_fp8", f"e4m3 operands, not {x.dtype} and {weight.dtype}")
-    blocks = block_count(x.shape[1])
-    scales = [x.shape[0], blocks], [block_count(weight.shape[0]), blocks]
-    if [list(x_scale.shape), list(weight_scale.shape)] != list(scales):
-        raise bad_input(
-            "linear_fp8",
-            f"x_scale {scales[0]} and weight_scale {scales[1]}, "
-            f"not {list(x_scale.shape)} and {list(weight_scale.shape)}",
-        )
-    if x_scale.dtype != torch.float32 or weight_scale.dtype != torch.float32:
-        raise bad_input("linear_fp8", f"fp32 scales, not {x_scale.dtype} and {weight_scale.dtype}")
 
 
 LINEAR_FP8 = define(

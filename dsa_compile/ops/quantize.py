@@ -11,7 +11,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from dsa_compile.ops.facts import Family, OpFacts
-from dsa_compile.ops.library import bad_input, define
+from dsa_compile.ops.library import define
 from dsa_compile.ops.operand_types import size_function
 
 E4M3 = torch.float8_e4m3fn
@@ -47,17 +47,6 @@ def quantize_blocks(x: Tensor, ue8m0: bool) -> tuple[Tensor, Tensor]:
 def block_count(width: int) -> int:
     """Blocks of a row; the last may be partial."""
     return (width + BLOCK - 1) // BLOCK
-
-
-def require_whole_blocks(op: str, **widths: int) -> None:
-    """Check widths for kernels that take whole blocks only.
-
-    Raises:
-        ValueError: a width that is no multiple of 128.
-    """
-    for name, width in widths.items():
-        if width % BLOCK:
-            raise bad_input(op, f"{name} as a multiple of {BLOCK}, not {width}")
 
 
 def dequantize_blocks(q: Tensor, scale: Tensor) -> Tensor:
@@ -131,10 +120,6 @@ def rms_norm_quantize_keep(
     Returns:
         normed ``[..., D]`` in ``x.dtype``, and what :func:`quantize_blocks` makes of it.
     """
-    if weight.shape != x.shape[-1:]:
-        raise bad_input(
-            "rms_norm_quantize_keep", f"weight [{x.shape[-1]}], not {list(weight.shape)}"
-        )
     normed = _norm(x.float(), weight, eps, x.dtype).contiguous()
     return normed, *quantize_blocks(normed, ue8m0)
 
@@ -160,12 +145,6 @@ def add_rms_norm_quantize(
     Returns:
         normed, q and scale as in :func:`rms_norm_quantize_keep`, and the sum in ``x.dtype``.
     """
-    if weight.shape != x.shape[-1:] or x.shape != residual.shape or x.dtype != residual.dtype:
-        raise bad_input(
-            "add_rms_norm_quantize",
-            f"x and residual alike and weight [{x.shape[-1]}], not {list(x.shape)} {x.dtype}, "
-            f"{list(residual.shape)} {residual.dtype} and {list(weight.shape)}",
-        )
     total = x.float() + residual.float()
     normed = _norm(total, weight, eps, x.dtype).contiguous()
     q, scale = quantize_blocks(normed, ue8m0)
@@ -183,8 +162,6 @@ def swiglu_packed_quantize(gate_up: Tensor, ue8m0: bool) -> tuple[Tensor, Tensor
     Returns:
         q e4m3 ``[..., I]`` and scale fp32 ``[..., ceil(I / 128)]``.
     """
-    if gate_up.shape[-1] % 2:
-        raise bad_input("swiglu_packed_quantize", f"two halves, not {gate_up.shape[-1]} columns")
     gate, up = gate_up.float().chunk(2, -1)
     return quantize_blocks((F.silu(gate) * up).to(gate_up.dtype), ue8m0)
 

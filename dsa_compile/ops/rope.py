@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dsa_compile.ops.facts import Family, Form, OpFacts
-from dsa_compile.ops.library import bad_input, define
+from dsa_compile.ops.library import define
 
 
 def rope_tables(
@@ -25,8 +25,6 @@ def rope_tables(
     Returns:
         cos and sin, ``[..., D]`` in ``dtype``.
     """
-    if inv_freq.dtype is not torch.float32:
-        raise bad_input("rope_tables", f"inv_freq as float32, not {inv_freq.dtype}")
     angles = positions.unsqueeze(-1).float() * inv_freq
     cos, sin = angles.cos(), angles.sin()
     if scaling != 1.0:
@@ -47,7 +45,6 @@ def rope_interleaved(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         ``[..., H, D]``: ``cat(x0*cos - x1*sin, x1*cos + x0*sin)`` with ``x0 = x[..., 0::2]`` and
         ``x1 = x[..., 1::2]``.
     """
-    _check("rope_interleaved", x, cos)
     half = x.shape[-1] // 2
     c, s = cos[..., None, :half], sin[..., None, :half]
     first, second = x[..., 0::2], x[..., 1::2]
@@ -65,20 +62,9 @@ def rope_half(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     Returns:
         ``[..., H, D]``: ``x*cos + cat(-x[..., D/2:], x[..., :D/2])*sin``.
     """
-    _check("rope_half", x, cos)
     first, second = x.chunk(2, -1)
     rotated = torch.cat((-second, first), -1)
     return (x * cos.unsqueeze(-2)).add_(rotated.mul_(sin.unsqueeze(-2))).contiguous()
-
-
-def _check(op: str, x: Tensor, cos: Tensor) -> None:
-    # a wider table or one without its token dimensions would broadcast to a wrong answer
-    if x.shape[-1] != cos.shape[-1] or x.dim() != cos.dim() + 1 or x.dtype is not cos.dtype:
-        raise bad_input(
-            op,
-            f"x [..., heads, D] with tables [..., D] of one dtype, not {list(x.shape)} {x.dtype} "
-            f"with {list(cos.shape)} {cos.dtype}",
-        )
 
 
 ROPE_TABLES = define(

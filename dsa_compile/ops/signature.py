@@ -2,8 +2,9 @@
 
     (x: f[*L, D], weight: f[D]) -> promote(x, weight)[*L, D]
 
-From it comes the op's fake: every call that is typed is checked, rank, sizes and dtypes, before its
-results are. Arguments that are no tensors (see the schema) need no entry.
+From it come the op's fake and the check of its calls (:meth:`Signature.checked`): rank, sizes and
+dtypes, wherever a call is typed or run. The functions that compute check none of it again.
+Arguments that are no tensors (see the schema) need no entry.
 
 Sizes are names, numbers and arithmetic over them. A name that stands alone takes the size that it
 finds first; every other must agree. ``*L`` is any number of sizes in front. An argument's name is
@@ -18,6 +19,7 @@ specialises; a size without one, which depends on data, is not compared.
 """
 
 import ast
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -35,6 +37,9 @@ from dsa_compile.ops.operand_types import (
     parse_size,
     parse_type,
 )
+
+_MOST_TAKEN = 4096
+"""Calls of a function that are known to be right, by dtypes, shapes and numbers."""
 
 
 class OperandError(UserError):
@@ -85,10 +90,46 @@ class Signature:
         Raises:
             OperandError: the op does not take these operands.
         """
-        values = {**self.arguments, **dict(zip(self.arguments, args, strict=False)), **kwargs}
+        values = self.values(*args, **kwargs)
         like = next(values[name] for name in self.operands)
         made = tuple(like.new_empty(shape, dtype=dtype) for dtype, shape in self.outcome(values))
         return made if len(made) > 1 else made[0] if made else None
+
+    def values(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """All arguments of a call by name, defaults included."""
+        return {**self.arguments, **dict(zip(self.arguments, args, strict=False)), **kwargs}
+
+    def checked(
+        self,
+        function: Callable[..., Any],
+        check: Callable[[Mapping[str, Any]], None] | None = None,
+    ) -> Callable[..., Any]:
+        """A function of the op's arguments by position that checks them first.
+
+        Args:
+            function: computes the op.
+            check: raises what else is wrong with a call, from dtypes, shapes and numbers alone.
+
+        Returns:
+            ``function`` behind the check, which raises OperandError. A call like an earlier one, by
+            dtypes, shapes and numbers, is not checked again.
+        """
+        taken: set[tuple[Any, ...]] = set()
+
+        @functools.wraps(function)
+        def call(*args: Any) -> Any:
+            kind = tuple([(a.dtype, a.shape) if isinstance(a, Tensor) else a for a in args])
+            if kind not in taken:
+                values = self.values(*args)
+                self.outcome(values)
+                if check is not None:
+                    check(values)
+                if len(taken) == _MOST_TAKEN:
+                    taken.clear()
+                taken.add(kind)
+            return function(*args)
+
+        return call
 
     def outcome(
         self, values: Mapping[str, Any], size_text: Callable[[Any], str] = str
@@ -123,7 +164,7 @@ class _Bound:
         self, signature: Signature, values: Mapping[str, Any], size_text: Callable[[Any], str]
     ) -> None:
         self.sizes: dict[str, Any] = {}
-        self._op = signature.op
+        self._op, self._operands = signature.op, signature.operands
         self._values = values
         self._size_text = size_text
         self._examples = {n: _example(v) for n, v in values.items() if isinstance(v, int)}
@@ -184,8 +225,12 @@ class _Bound:
         names += [name for size in type_.sizes for name in size.names]
         others = {n: self._from[n] for n in names if self._from.get(n, operand) != operand}
         known = [f"{n} = {self._text(self.sizes[n])} as in {other}" for n, other in others.items()]
-        expected = f"{dtypes}{type_.text}" + (f" with {', '.join(known)}" if known else "")
         value = self._values[operand]
+        typed_by = next((word for word in type_.dtypes if word in self._operands), None)
+        if typed_by and isinstance(value, Tensor) and value.dtype != self._values[typed_by].dtype:
+            known.insert(0, f"dtype as in {typed_by}")
+            others["dtype"] = typed_by
+        expected = f"{dtypes}{type_.text}" + (f" with {', '.join(known)}" if known else "")
         got = type(value).__name__
         if isinstance(value, Tensor):
             got = f"{dtype_name(value.dtype)}{self._text(tuple(value.shape))}"

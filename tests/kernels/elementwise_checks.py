@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from dsa_compile.kernels.registry import load
 from dsa_compile.kernels.triton import (
     activation,
     attention_inputs,
@@ -65,6 +66,12 @@ if INTERPRETED:
 
 def reference(name: str):
     return REFERENCE[getattr(torch.ops.dsa, name).default]
+
+
+def kernel(name: str) -> Callable:
+    found = load(name, "triton", "sm_90a")
+    assert found is not None
+    return found
 
 
 def to(device: str, args):
@@ -362,19 +369,22 @@ def test_dense_slots() -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: norm.rms_norm(bf16(2, 8), bf16(1), EPS), "dsa::rms_norm takes weight"),
-        (lambda: rope.rope_half(bf16(2, 3, 8), bf16(2, 16), bf16(2, 16)), "dsa::rope_half takes"),
+        (lambda: kernel("rms_norm")(bf16(2, 8), bf16(1), EPS), "dsa::rms_norm takes weight"),
         (
-            lambda: index_query.index_query_quantize(
-                torch.randn(2, 4, 128), torch.randn(2, 4), bf16(2, 64), bf16(2, 64), True, 1.0
-            ),
-            "of 16 bits",
+            lambda: kernel("rope_half")(bf16(2, 3, 8), bf16(2, 16), bf16(2, 16)),
+            "dsa::rope_half takes",
         ),
         (
-            lambda: index_query.index_query_quantize(
+            lambda: kernel("index_query_quantize")(
+                torch.randn(2, 4, 128), torch.randn(2, 4), bf16(2, 64), bf16(2, 64), True, 1.0
+            ),
+            "takes q in bfloat16, float16, not float32",
+        ),
+        (
+            lambda: kernel("index_query_quantize")(
                 bf16(2, 4, 48), torch.randn(2, 4), bf16(2, 16), bf16(2, 16), True, 1.0
             ),
-            "a power of two",
+            "D & D - 1 == 0, not D = 48",
         ),
         (
             lambda: latent_cache.write_index_cache(

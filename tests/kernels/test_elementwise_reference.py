@@ -220,28 +220,28 @@ def test_a_head_scale_is_a_power_of_two_in_the_weight() -> None:
 @pytest.mark.parametrize(
     ("name", "args", "message"),
     [
-        ("rms_norm_quantize", (bf16(2, 128), torch.ones(1), EPS, False), r"weight \[128\]"),
-        ("swiglu_packed_quantize", (bf16(2, 383), False), "two halves, not 383 columns"),
+        ("rms_norm_quantize", (bf16(2, 128), torch.ones(1), EPS, False), r"weight as .* D = 128"),
+        ("swiglu_packed_quantize", (bf16(2, 383), False), "W % 2 == 0, not W = 383"),
         (
             "write_index_key_fp8",
             (bf16(1, 128), torch.ones(128), torch.ones(128), EPS, bf16(1, 64), bf16(1, 64), False,
              torch.zeros(1, 16, 128, dtype=torch.uint8), torch.tensor([0])),
-            r"uint8 \[num_blocks, block_size, 132\]",
+            r"cache as uint8\[P, bs, D \+ 4\] with D = 128",
         ),
         (
             "norm_rope_write_latent_cache_fp8",
             (bf16(1, 576), torch.ones(512), EPS, bf16(1, 64), bf16(1, 64), True, False,
              torch.zeros(1, 16, 576, dtype=torch.uint8), torch.tensor([0])),
-            "cache rows of 656",
+            "cache as uint8.* with R = 512 as in weight, dr = 64 as in cos",
         ),
         (
             "norm_rope_write_latent_cache_fp8_tensor",
             (bf16(1, 576), torch.ones(512), EPS, bf16(1, 64), bf16(1, 64), True, torch.ones(2),
              torch.zeros(1, 16, 576, dtype=torch.uint8), torch.tensor([0])),
-            "one float32 scale",
+            r"scale as float32\[1\], not float32\[2\]",
         ),
     ],
 )  # fmt: skip
 def test_wrong_input_is_refused(name: str, args: tuple, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        op(name)(*args)
+        getattr(torch.ops.dsa, name)(*args)

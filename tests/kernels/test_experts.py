@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from dsa_compile.kernels.cuda import experts_fp8 as cuda_experts
 from dsa_compile.kernels.cuda import experts_fp8_one as one
 from dsa_compile.kernels.cuda.compiler import build
+from dsa_compile.kernels.registry import load
 from dsa_compile.ops.experts_fp8 import experts_fp8
 from dsa_compile.ops.quantize import quantize_blocks
 
@@ -95,19 +96,19 @@ def test_reference_is_the_formula(hidden, inner):
 @pytest.mark.parametrize(
     ("place", "change", "message"),
     [
-        (0, lambda t: t.float(), "x as torch.float8_e4m3fn"),
-        (0, lambda t: t[:, :200], r"gate_up as .* \[3, 256, 200\]"),
-        (1, lambda t: t[:, :1], r"x_scale as torch.float32 \[5, 2\], not torch.float32 \[5, 1\]"),
-        (2, lambda t: t.bfloat16(), "weights as torch.float32"),
+        (0, lambda t: t.float(), "x as float8_e4m3fn"),
+        (0, lambda t: t[:, :200], r"x_scale as .* H = 200 as in x|gate_up as .* H = 200 as in x"),
+        (1, lambda t: t[:, :1], r"x_scale as float32.* H = 256 as in x, not float32\[5, 1\]"),
+        (2, lambda t: t.bfloat16(), "weights as float32"),
         (3, lambda t: t.short(), "indices as int32 or int64"),
-        (4, lambda t: t[:, :128], r"gate_up as .* \[3, 256, 256\]"),
-        (7, lambda t: t.half(), "down_scale as torch.float32"),
+        (4, lambda t: t[:, :128], r"gate_up as .* not float8_e4m3fn\[3, 128, 256\]"),
+        (7, lambda t: t.half(), "down_scale as float32"),
     ],
 )
 def test_bad_input(place, change, message):
     args = arguments()
     args[place] = change(args[place])
-    for implementation in (experts_fp8, cuda_experts.experts_fp8):
+    for implementation in (torch.ops.dsa.experts_fp8, load("experts_fp8", "cuda", "sm_90a")):
         with pytest.raises(ValueError, match=f"dsa::experts_fp8 takes .*{message}"):
             implementation(*args)
 

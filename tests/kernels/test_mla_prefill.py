@@ -11,6 +11,7 @@ import torch
 from dsa_compile.kernels import absorb
 from dsa_compile.kernels.cuda import mla_prefill
 from dsa_compile.kernels.cuda.compiler import build
+from dsa_compile.kernels.registry import load
 from dsa_compile.ops import attention as ops
 from dsa_compile.ops.latent_rows import latent_rows_fp8, latent_rows_fp8_tensor
 
@@ -50,9 +51,12 @@ def test_rows_are_dequantised_by_one_scale():
 
 @pytest.mark.parametrize("width", [140, 656])
 def test_rows_of_another_format_are_refused(width):
-    cache = torch.zeros(1, 1, width, dtype=torch.uint8)
-    with pytest.raises(ValueError, match="fp8 takes a uint8 cache with rows of 256"):
-        latent_rows.latent_rows_fp8(cache[..., : width - 1], torch.zeros(1, dtype=torch.int32), 256)
+    queries = torch.zeros(1, 1, 256), torch.zeros(1, 1, 16)
+    cache = torch.zeros(1, 1, width - 1, dtype=torch.uint8)
+    with pytest.raises(ValueError, match=r"fp8 takes cache as uint8.* with R = 256"):
+        load("paged_latent_attention_fp8", "triton", "sm_90a")(
+            *queries, cache, torch.zeros(1, 1, dtype=torch.int32), SCALE
+        )
 
 
 @pytest.mark.parametrize("shape", [(5,), (2, 9)], ids=str)
@@ -61,8 +65,8 @@ def test_products_per_head(shape):
     torch.testing.assert_close(absorb.absorb_query(x, w_uk), ops.absorb_query(x, w_uk))
     o, w_uv = torch.randn(*shape, 3, 16), torch.randn(3, 8, 16)
     torch.testing.assert_close(absorb.expand_output(o, w_uv), ops.expand_output(o, w_uv))
-    with pytest.raises(ValueError, match="absorb_query takes one matrix a head"):
-        absorb.absorb_query(x, w_uv.transpose(1, 2))
+    with pytest.raises(ValueError, match=r"absorb_query takes w_uk as .* dn = 8 as in q_nope"):
+        load("absorb_query", "torch", "sm_90a")(x, w_uv.transpose(1, 2))
 
 
 # ---- under Triton's interpreter --------------------------------------------------------------

@@ -98,11 +98,11 @@ def test_a_nan_row_stays_with_the_tokens_that_chose_it():
 
 def test_caches_of_another_format_are_refused():
     q_latent, q_pe, slots = inputs(2, 4)
-    with pytest.raises(ValueError, match="uint8 cache with rows of 296 bytes"):
+    with pytest.raises(ValueError, match=r"takes cache as uint8.* with R = 256"):
         dsa.paged_latent_attention_fp8(q_latent, q_pe, torch.randn(4, 4, R + DR), slots, 0.2)
-    with pytest.raises(ValueError, match=r"rows of 280 bytes, not torch\.uint8 rows of 296"):
+    with pytest.raises(ValueError, match=r"dr = 8 as in q_pe, not uint8\[.*296\]"):
         dsa.paged_latent_attention_fp8(q_latent, q_pe[..., :8], fp8_cache(), slots, 0.2)
-    with pytest.raises(ValueError, match=f"rows of {R + DR}"):
+    with pytest.raises(ValueError, match="takes cache as float8_e4m3fn or uint8"):
         dsa.paged_latent_attention_fp8_tensor(
             q_latent, q_pe, torch.randn(4, 4, R + DR), slots, 0.2, torch.ones(1)
         )

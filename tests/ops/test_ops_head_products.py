@@ -54,17 +54,17 @@ def test_head_weights_are_a_product_in_fp32():
         (
             "absorb_rope_query",
             (torch.zeros(2, 3, 12), torch.zeros(3, 8, 6), torch.zeros(2, 2), torch.zeros(2, 2)),
-            r"takes q \[T, H, dn \+ dr\], .* not \[2, 3, 12\]",
+            r"takes q as .*dn = 8 as in w_uk, dr = 2 as in cos, not float32\[2, 3, 12\]",
         ),
         (
             "expand_output_quantize",
             (torch.zeros(2, 3, 6), torch.zeros(3, 64, 6), True),
-            r"dv a multiple of 128, not \[2, 3, 6\]",
+            "takes w_uv as sizes with dv % 128 == 0, not dv = 64",
         ),
         (
             "index_head_weights",
             (torch.zeros(2, 8), torch.zeros(3, 8).bfloat16(), 1.0),
-            r"weight float32 \[heads, H\], not .* torch.bfloat16",
+            "takes weight as float32.*, not bfloat16",
         ),
     ],
 )

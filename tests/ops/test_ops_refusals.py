@@ -162,8 +162,8 @@ def test_the_message_names_op_operand_expected_and_got():
             tensor("bf16 6 3 5"), tensor("bf16 6 3 2"), tensor("f16 4 4 7"), tensor("i32 6 3"), 1.0
         )
     assert str(error.value) == (
-        "dsa::paged_latent_attention takes cache as bfloat16[P, bs, R + dr] with R = 5 as in "
-        "q_latent, dr = 2 as in q_pe, not float16[4, 4, 7]"
+        "dsa::paged_latent_attention takes cache as bfloat16[P, bs, R + dr] with dtype as in "
+        "q_latent, R = 5 as in q_latent, dr = 2 as in q_pe, not float16[4, 4, 7]"
     )
     with pytest.raises(OperandError, match=re.escape("sizes with W % 2 == 0, not W = 63")):
         dsa.swiglu_packed(tensor("f32 2 63"))

@@ -6,11 +6,10 @@ import torch
 from torch import Tensor
 
 from dsa_compile.kernels.cuda.compiler import Defines
-from dsa_compile.kernels.cuda.index_quantize import DIM, KEY_ROWS, ROPE_DIM, write_index_key_fp8
+from dsa_compile.kernels.cuda.index_quantize import DIM, KEY_ROWS, write_index_key_fp8
 from dsa_compile.kernels.cuda.latent_row import (
     FP8,
     FP8_TENSOR,
-    RANK_STEP,
     norm_rope_write_latent_cache_fp8,
     norm_rope_write_latent_cache_fp8_tensor,
 )
@@ -18,15 +17,11 @@ from dsa_compile.kernels.cuda.launch import CudaKernel, Int64
 from dsa_compile.kernels.cuda.norm_quantize import rms_norm_quantize, threads_for
 from dsa_compile.kernels.cuda.operands import (
     C_TYPES,
-    require_constant,
+    require_constants,
     require_pages,
     rows_of_16_bytes,
-    slots_of,
     tables,
 )
-from dsa_compile.ops.fused_cache import fp8_row_bytes
-from dsa_compile.ops.index_fused import SCALE_BYTES
-from dsa_compile.ops.library import bad_input
 from dsa_compile.ops.quantize import BLOCK, E4M3
 
 _NAME = "attention_inputs_fp8"
@@ -82,27 +77,8 @@ def attention_inputs_fp8(
 ) -> tuple[Tensor, Tensor]:
     """``dsa::attention_inputs_fp8`` for bf16, ranks of multiples of 256 and index keys of 128."""
     rank, latent_rank = q_weight.shape[0], kv_weight.shape[0]
-    width = rank + DIM + latent_rank + ROPE_DIM
-    if merged.dtype is not torch.bfloat16 or merged.dim() != 2 or merged.shape[1] != width:
-        raise bad_input(
-            _NAME, f"merged bfloat16 [T, {width}], not {merged.dtype} {list(merged.shape)}"
-        )
-    if not threads_for(rank, 1) or latent_rank % RANK_STEP:
-        raise bad_input(_NAME, f"ranks of multiples of 256, not {rank} and {latent_rank}")
-    for name, weight, size in (
-        ("q_weight", q_weight, rank),
-        ("k_weight", k_weight, DIM),
-        ("k_bias", k_bias, DIM),
-        ("kv_weight", kv_weight, latent_rank),
-    ):
-        require_constant(_NAME, name, weight, size)
-    if k_weight.dtype is not k_bias.dtype:
-        raise bad_input(_NAME, "k_weight and k_bias of one dtype")
-    row_format = _row_format(latent_scale)
-    one_scale = latent_rank + ROPE_DIM
-    row_width = fp8_row_bytes(latent_rank, ROPE_DIM) if row_format == FP8 else one_scale
-    require_pages(_NAME, latent_cache, torch.uint8, row_width)
-    require_pages(_NAME, index_cache, torch.uint8, DIM + SCALE_BYTES)
+    require_constants(_NAME, q_weight, k_weight, k_bias, kv_weight)
+    require_pages(_NAME, latent_cache, index_cache)
     if merged.shape[0] > _FEW:
         latent = (merged[:, rank + DIM :], kv_weight, kv_eps, cos, sin, interleaved)
         if latent_scale is not None:
@@ -116,7 +92,7 @@ def attention_inputs_fp8(
         return rms_norm_quantize(merged[:, :rank], q_weight, q_eps, ue8m0)
     rows = rows_of_16_bytes(_NAME, merged)
     tokens = rows.shape[0]
-    cos, sin = tables(_NAME, cos, sin, tokens, ROPE_DIM)
+    cos, sin = tables(_NAME, cos, sin)
 
     q = torch.empty((tokens, rank), dtype=E4M3, device=merged.device)
     scale = torch.empty((tokens, rank // BLOCK), dtype=torch.float32, device=merged.device)
@@ -125,7 +101,7 @@ def attention_inputs_fp8(
     key_blocks, latent_blocks = -(-tokens // (KEY_ROWS * warps)), -(-tokens // warps)
     types = (q_weight.dtype, kv_weight.dtype, k_weight.dtype, cos.dtype)
     layouts = (interleaved, index_interleaved)
-    _kernel(rank, latent_rank, row_format, layouts, types)(
+    _kernel(rank, latent_rank, FP8 if latent_scale is None else FP8_TENSOR, layouts, types)(
         (key_blocks + latent_blocks + tokens, 1, 1),
         threads,
         rows,
@@ -145,7 +121,7 @@ def attention_inputs_fp8(
         index_cache,
         Int64(index_cache.shape[0] * index_cache.shape[1]),
         index_cache.shape[1],
-        slots_of(_NAME, slot_mapping, tokens),
+        slot_mapping.contiguous(),
         q,
         scale,
         tokens,
@@ -155,11 +131,3 @@ def attention_inputs_fp8(
         Int64(cos.stride(0)),
     )
     return q, scale
-
-
-def _row_format(scale: Tensor | None) -> int:
-    if scale is None:
-        return FP8
-    if scale.dtype is not torch.float32 or scale.numel() != 1:
-        raise bad_input(_NAME, f"one float32 latent_scale, not {scale.dtype} {list(scale.shape)}")
-    return FP8_TENSOR

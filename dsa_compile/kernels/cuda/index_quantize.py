@@ -11,14 +11,11 @@ from dsa_compile.kernels.cuda.launch import CudaKernel, Int64
 from dsa_compile.kernels.cuda.operands import (
     C_TYPES,
     heads_of_16_bytes,
-    require_constant,
+    require_constants,
     require_pages,
     rows_of_16_bytes,
-    slots_of,
     tables,
 )
-from dsa_compile.ops.index_fused import SCALE_BYTES
-from dsa_compile.ops.library import bad_input
 from dsa_compile.ops.quantize import E4M3
 
 DIM, ROPE_DIM = 128, 64
@@ -84,17 +81,7 @@ def query_operands(
     op: str, q: Tensor, weights: Tensor, cos: Tensor, sin: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Index queries, weights and tables as the kernels take them."""
-    if q.dim() != 3 or q.shape[2] != DIM or q.shape[1] % ROWS or q.dtype is not torch.bfloat16:
-        raise bad_input(
-            op,
-            f"index queries bfloat16 [T, a multiple of {ROWS}, {DIM}], not {q.dtype} "
-            f"{list(q.shape)}",
-        )
-    if weights.dtype is not torch.float32 or weights.shape != q.shape[:2]:
-        raise bad_input(
-            op, f"weights float32 {list(q.shape[:2])}, not {weights.dtype} {list(weights.shape)}"
-        )
-    cos, sin = tables(op, cos, sin, q.shape[0], ROPE_DIM)
+    cos, sin = tables(op, cos, sin)
     weights = weights if weights.stride(1) == 1 else weights.contiguous()
     return heads_of_16_bytes(op, q), weights, cos, sin
 
@@ -112,16 +99,11 @@ def write_index_key_fp8(
 ) -> None:
     """``dsa::write_index_key_fp8`` for bf16 keys of 128, of which 64 are rotated."""
     name = "write_index_key_fp8"
-    if k.dim() != 2 or k.shape[1] != DIM or k.dtype is not torch.bfloat16:
-        raise bad_input(name, f"k bfloat16 [T, {DIM}], not {k.dtype} {list(k.shape)}")
-    require_constant(name, "weight", weight, DIM)
-    require_constant(name, "bias", bias, DIM)
-    if weight.dtype is not bias.dtype:
-        raise bad_input(name, f"weight and bias of one dtype, not {weight.dtype} and {bias.dtype}")
-    require_pages(name, cache, torch.uint8, DIM + SCALE_BYTES)
+    require_constants(name, weight, bias)
+    require_pages(name, cache)
     rows = rows_of_16_bytes(name, k)
     tokens = rows.shape[0]
-    cos, sin = tables(name, cos, sin, tokens, ROPE_DIM)
+    cos, sin = tables(name, cos, sin)
     _key_kernel(cos.dtype, weight.dtype, interleaved)(
         (-(-tokens // KEY_ROWS), 1, 1),
         32,
@@ -130,7 +112,7 @@ def write_index_key_fp8(
         bias,
         cos,
         sin,
-        slots_of(name, slot_mapping, tokens),
+        slot_mapping.contiguous(),
         cache,
         tokens,
         Int64(cache.shape[0] * cache.shape[1]),

@@ -7,8 +7,7 @@ from torch import Tensor
 
 from dsa_compile.kernels.cuda.compiler import Defines
 from dsa_compile.kernels.cuda.launch import CudaKernel, Int64
-from dsa_compile.kernels.cuda.operands import C_TYPES, require_constant, rows_of_16_bytes
-from dsa_compile.ops.library import bad_input
+from dsa_compile.kernels.cuda.operands import C_TYPES, require_constants, rows_of_16_bytes
 from dsa_compile.ops.quantize import BLOCK, E4M3
 
 CHUNK = 8
@@ -66,11 +65,6 @@ def add_rms_norm_quantize(
     """``dsa::add_rms_norm_quantize`` for bf16 rows of a multiple of 256 values."""
     name = "add_rms_norm_quantize"
     q, scale = _outputs(name, x, weight)
-    if x.shape != residual.shape or x.dtype is not residual.dtype:
-        raise bad_input(
-            name,
-            f"residual {list(x.shape)} {x.dtype}, not {list(residual.shape)} {residual.dtype}",
-        )
     normed, total = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for _ in range(2))
     rows, residuals = rows_of_16_bytes(name, x), rows_of_16_bytes(name, residual)
     _launch(rows, residuals, weight, normed, q, scale, total, eps, ue8m0)
@@ -79,11 +73,7 @@ def add_rms_norm_quantize(
 
 def _outputs(op: str, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     width = x.shape[-1]
-    if x.dtype is not torch.bfloat16:
-        raise bad_input(op, f"x as bfloat16, not {x.dtype}")
-    require_constant(op, "weight", weight, width)
-    if width % BLOCK or not threads_for(width, 1):
-        raise bad_input(op, f"rows of a multiple of 256, not {width}")
+    require_constants(op, weight)
     q = torch.empty(x.shape, dtype=E4M3, device=x.device)
     return q, torch.empty((*x.shape[:-1], width // BLOCK), dtype=torch.float32, device=x.device)
 

@@ -43,53 +43,27 @@ def require_16_bytes(op: str, x: Tensor) -> None:
         )
 
 
-def tables(op: str, cos: Tensor, sin: Tensor, tokens: int, width: int) -> tuple[Tensor, Tensor]:
+def tables(op: str, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     """Cosines and sines as rows with one stride."""
-    if cos.shape != (tokens, width) or sin.shape != cos.shape or sin.dtype is not cos.dtype:
-        raise bad_input(
-            op,
-            f"cos and sin [{tokens}, {width}] of one dtype, not {list(cos.shape)} {cos.dtype} and "
-            f"{list(sin.shape)} {sin.dtype}",
-        )
-    if cos.dtype not in C_TYPES:
-        raise bad_input(op, f"tables as bfloat16 or float32, not {cos.dtype}")
     cos, sin = rows_of_16_bytes(op, cos), rows_of_16_bytes(op, sin)
     if cos.stride(0) != sin.stride(0):
         cos, sin = cos.contiguous(), sin.contiguous()
     return cos, sin
 
 
-def require_constant(op: str, name: str, weight: Tensor, width: int) -> None:
-    """Refuse a weight that a kernel cannot load as it stands, ahead of its other operands."""
-    if weight.shape != (width,) or weight.dtype not in C_TYPES or not weight.is_contiguous():
-        raise bad_input(
-            op,
-            f"{name} contiguous bfloat16 or float32 [{width}], not {weight.dtype} "
-            f"{list(weight.shape)}",
-        )
-    require_16_bytes(op, weight)
+def require_constants(op: str, *weights: Tensor) -> None:
+    """Refuse weights that a kernel cannot load as they stand, ahead of its other operands."""
+    for weight in weights:
+        if not weight.is_contiguous():
+            raise bad_input(op, f"contiguous weights, not strides {weight.stride()}")
+        require_16_bytes(op, weight)
 
 
-def slots_of(op: str, slot_mapping: Tensor, tokens: int) -> Tensor:
-    """Slots of the tokens, dense."""
-    if slot_mapping.dtype is not torch.int64 or slot_mapping.shape != (tokens,):
-        raise bad_input(
-            op,
-            f"slot_mapping int64 [{tokens}], not {slot_mapping.dtype} {list(slot_mapping.shape)}",
-        )
-    return slot_mapping.contiguous()
-
-
-def require_pages(op: str, cache: Tensor, dtype: torch.dtype, width: int) -> None:
-    """Refuse a cache other than ``[num_blocks, block_size, width]`` of a dtype, contiguous, whose
-    pages start at multiples of 8 bytes, the least that is written at once."""
-    if cache.dtype is not dtype or cache.shape[2:] != (width,) or not cache.is_contiguous():
-        raise bad_input(
-            op,
-            f"a contiguous cache {dtype} [num_blocks, block_size, {width}], not {cache.dtype} "
-            f"{list(cache.shape)}",
-        )
-    if cache.data_ptr() % 16 or cache.shape[1] * width * cache.element_size() % 8:
-        raise bad_input(
-            op, f"pages that start at multiples of 8 bytes, not {cache.shape[1]} rows of {width}"
-        )
+def require_pages(op: str, *caches: Tensor) -> None:
+    """Refuse caches that are not contiguous, or whose pages do not start at multiples of 8 bytes,
+    the least that is written at once."""
+    for cache in caches:
+        if not cache.is_contiguous():
+            raise bad_input(op, f"contiguous caches, not strides {cache.stride()}")
+        if cache.data_ptr() % 16 or cache[:1].nbytes % 8:
+            raise bad_input(op, f"pages that start at multiples of 8 bytes, not {cache.shape[1:]}")

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from dsa_compile.kernels.cuda.launch import CudaKernel, Int64
-from dsa_compile.kernels.cuda.operands import require_16_bytes, rows_of_16_bytes, slots_of
-from dsa_compile.ops.library import bad_input
+from dsa_compile.kernels.cuda.operands import require_16_bytes, rows_of_16_bytes
 
 _THREADS = 256
 _BLOCK_EXPERTS, _BLOCK_TOKENS = 2, 4
@@ -55,31 +54,12 @@ def router(
     Raises:
         ValueError: operands do not fit together or are not supported.
     """
-    if zero_dropped or softmax or bias is None:
-        raise bad_input("router", "sigmoids and a bias, and groups that are not scored zero")
+    assert bias is not None  # a condition in the table
     tokens, hidden = x.shape
     experts = weight.shape[0]
     columns = top_k + shared_experts
-    if bias.dtype is not torch.float32:
-        raise bad_input(
-            "router", f"bias as float32 (rounding it changes choices), not {bias.dtype}"
-        )
-    if not x.dtype is weight.dtype is torch.bfloat16 or hidden % _CHUNK or hidden > 8 * _CHUNK:
-        raise bad_input(
-            "router",
-            f"bfloat16 rows of a multiple of {_CHUNK} up to {8 * _CHUNK} on CUDA, not {x.dtype} "
-            f"{hidden}",
-        )
-    grouped = n_group in (1, 2, 4, 8, 16, 32) and experts % _WARP == 0 and experts <= 512
-    if not grouped or min(topk_group, n_group) * experts < top_k * n_group or columns > _WARP:
-        raise bad_input(
-            "router",
-            f"a multiple of {_WARP} experts up to 512 on CUDA, in a power of two of groups, of "
-            f"which those kept hold top_k, up to {_WARP}; not {experts} in {n_group}, {topk_group} "
-            f"kept, for {columns}",
-        )
     if slot_mapping is not None:
-        slot_mapping = slots_of("router", slot_mapping, tokens)
+        slot_mapping = slot_mapping.contiguous()
     x, weight, bias = rows_of_16_bytes("router", x), weight.contiguous(), bias.contiguous()
     require_16_bytes("router", weight)
     weights = torch.empty(tokens, columns, dtype=torch.float32, device=x.device)

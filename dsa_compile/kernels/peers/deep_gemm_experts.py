@@ -13,8 +13,6 @@ from torch import Tensor
 
 from dsa_compile.kernels.triton.activation import swiglu_packed_quantize
 from dsa_compile.kernels.triton.experts_rows import combine, sort_pairs
-from dsa_compile.ops.experts_fp8 import check_experts_fp8
-from dsa_compile.ops.quantize import require_whole_blocks
 
 ALIGNMENT = 128
 
@@ -108,8 +106,6 @@ def experts_fp8(
     Raises:
         ValueError: operands do not fit together.
     """
-    check_experts_fp8(x, x_scale, weights, indices, gate_up, gate_up_scale, down, down_scale)
-    require_whole_blocks("experts_fp8", H=x.shape[1], I=down.shape[2])
     out = torch.empty(x.shape, dtype=torch.bfloat16, device=x.device)
     if indices.numel() == 0:
         return out.zero_()

@@ -8,7 +8,6 @@ from torch import Tensor
 from dsa_compile.kernels.triton.e4m3 import block_scale, reciprocal
 from dsa_compile.kernels.triton.quantize import groups_per_program
 from dsa_compile.kernels.triton.rows import as_rows
-from dsa_compile.ops.library import bad_input
 from dsa_compile.ops.quantize import BLOCK, E4M3, block_count
 
 
@@ -72,19 +71,11 @@ def swiglu_packed_quantize_kernel(
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """``dsa::swiglu``."""
-    if gate.shape != up.shape or gate.dtype is not up.dtype:
-        raise bad_input(
-            "swiglu",
-            f"gate and up alike, not {list(gate.shape)} {gate.dtype} and {list(up.shape)} "
-            f"{up.dtype}",
-        )
     return _swiglu(as_rows(gate), as_rows(up), gate.shape)
 
 
 def swiglu_packed(gate_up: Tensor) -> Tensor:
     """``dsa::swiglu_packed``."""
-    if gate_up.shape[-1] % 2:
-        raise bad_input("swiglu_packed", f"an even last dimension, not {gate_up.shape[-1]}")
     gate, up = as_rows(gate_up).chunk(2, -1)
     return _swiglu(gate, up, torch.Size((*gate_up.shape[:-1], gate.shape[1])))
 
@@ -102,10 +93,6 @@ def _swiglu(gate: Tensor, up: Tensor, shape: torch.Size) -> Tensor:
 def swiglu_packed_quantize(gate_up: Tensor, ue8m0: bool) -> tuple[Tensor, Tensor]:
     """``dsa::swiglu_packed_quantize``."""
     half = gate_up.shape[-1] // 2
-    if gate_up.shape[-1] % 2:
-        raise bad_input(
-            "swiglu_packed_quantize", f"an even last dimension, not {gate_up.shape[-1]}"
-        )
     rows = as_rows(gate_up)
     shape = gate_up.shape[:-1]
     q = torch.empty((*shape, half), dtype=E4M3, device=gate_up.device)

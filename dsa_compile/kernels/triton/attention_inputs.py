@@ -8,7 +8,6 @@ from dsa_compile.kernels.triton.latent_cache import (
     norm_rope_write_latent_cache_fp8_tensor,
 )
 from dsa_compile.kernels.triton.norm_quantize import rms_norm_quantize
-from dsa_compile.ops.library import bad_input
 
 
 def attention_inputs_fp8(
@@ -32,10 +31,6 @@ def attention_inputs_fp8(
 ) -> tuple[Tensor, Tensor]:
     """``dsa::attention_inputs_fp8``, three launches."""
     parts = (q_weight.shape[0], k_weight.shape[0], kv_weight.shape[0] + cos.shape[1])
-    if merged.dim() != 2 or merged.shape[1] != sum(parts):
-        raise bad_input(
-            "attention_inputs_fp8", f"merged [T, {sum(parts)}], not {list(merged.shape)}"
-        )
     q, k, kv = merged.split(parts, -1)
     write_index_key_fp8(
         k, k_weight, k_bias, k_eps, cos, sin, index_interleaved, index_cache, slot_mapping

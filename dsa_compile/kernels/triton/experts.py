@@ -11,8 +11,6 @@ from torch import Tensor
 
 from dsa_compile.kernels.triton.e4m3 import block_scale, reciprocal, saturate
 from dsa_compile.kernels.triton.experts_rows import combine, sort_pairs, tile_rows, tiles_most
-from dsa_compile.ops.experts_fp8 import check_experts_fp8
-from dsa_compile.ops.library import bad_input
 from dsa_compile.ops.quantize import block_count
 
 _FP8_BLOCK = 128
@@ -151,15 +149,6 @@ def experts(x: Tensor, weights: Tensor, indices: Tensor, gate_up: Tensor, down: 
     Raises:
         ValueError: weights are not float32, or operands are of several dtypes.
     """
-    if weights.dtype is not torch.float32 or weights.shape != indices.shape:
-        raise bad_input(
-            "experts",
-            f"weights as float32 {list(indices.shape)}, not {weights.dtype} {list(weights.shape)}",
-        )
-    if not x.dtype == gate_up.dtype == down.dtype:
-        raise bad_input(
-            "experts", f"operands of one dtype, not {x.dtype}, {gate_up.dtype} and {down.dtype}"
-        )
     block = 64 if x.dtype is torch.bfloat16 else 32
     return _run(x, x, weights, indices, gate_up, gate_up, down, down, block, fp8=False)
 
@@ -180,7 +169,6 @@ def experts_fp8(
         ValueError: operands do not fit together.
     """
     operands = (x, x_scale, weights, indices, gate_up, gate_up_scale, down, down_scale)
-    check_experts_fp8(*operands)
     return _run(*operands, _FP8_BLOCK, fp8=True)
 
 

@@ -7,11 +7,9 @@ from torch import Tensor
 
 from dsa_compile.kernels.triton.hadamard import partners, quantize_rows, rotate, transform
 from dsa_compile.kernels.triton.rows import as_rows
-from dsa_compile.ops.index_fused import SCALE_BYTES
 from dsa_compile.ops.library import bad_input
 from dsa_compile.ops.quantize import E4M3
 
-NARROWEST, WIDEST = 16, 128
 """Sizes of a key between which a product on the tensor cores transforms it."""
 ROWS, WARPS = 16, 4
 """Keys of a program, the fewest that such a product takes, and its warps."""
@@ -88,21 +86,9 @@ def write_index_key_fp8(
     slot_mapping: Tensor,
 ) -> None:
     """``dsa::write_index_key_fp8`` for 16-bit keys of 16, 32, 64 or 128."""
-    name = "write_index_key_fp8"
     dim, rope_dim = k.shape[-1], cos.shape[-1]
-    check_vectors(name, k, 2, cos)
-    if weight.shape != (dim,) or bias.shape != (dim,):
-        raise bad_input(name, f"weight and bias [{dim}] for keys [T, {dim}]")
-    if (
-        cache.dtype is not torch.uint8
-        or cache.shape[2] != dim + SCALE_BYTES
-        or not cache.is_contiguous()
-    ):
-        raise bad_input(
-            name,
-            f"cache uint8 [num_blocks, block_size, {dim + SCALE_BYTES}], contiguous, not "
-            f"{cache.dtype} {list(cache.shape)}",
-        )
+    if not cache.is_contiguous():
+        raise bad_input("write_index_key_fp8", "a contiguous cache")
     rows, cos, sin = as_rows(k), as_rows(cos), as_rows(sin)
     if cos.stride(0) != sin.stride(0):
         cos, sin = cos.contiguous(), sin.contiguous()
@@ -128,19 +114,3 @@ def write_index_key_fp8(
         ROWS=ROWS,
         num_warps=WARPS,
     )
-
-
-def check_vectors(op: str, vectors: Tensor, dims: int, cos: Tensor) -> None:
-    """Refuse what the indexer's kernels do not take.
-
-    Raises:
-        ValueError: other vectors than 16-bit ones of 16, 32, 64 or 128, or tables wider than these.
-    """
-    dim, rope_dim = vectors.shape[-1], cos.shape[-1]
-    sizes = NARROWEST <= dim <= WIDEST and not dim & (dim - 1) and rope_dim <= dim
-    if vectors.dim() != dims or vectors.element_size() != 2 or not sizes or rope_dim % 2:
-        raise bad_input(
-            op,
-            f"vectors of 16 bits, {NARROWEST} to {WIDEST} and a power of two, and tables no wider, "
-            f"not {list(vectors.shape)} {vectors.dtype} and {list(cos.shape)}",
-        )

@@ -6,9 +6,8 @@ import triton.language as tl
 from torch import Tensor
 
 from dsa_compile.kernels.triton.hadamard import partners, quantize_rows, rotate, transform
-from dsa_compile.kernels.triton.index_key import ROWS, WARPS, check_vectors
+from dsa_compile.kernels.triton.index_key import ROWS, WARPS
 from dsa_compile.kernels.triton.rows import as_rows
-from dsa_compile.ops.library import bad_input
 from dsa_compile.ops.quantize import E4M3
 
 
@@ -54,12 +53,6 @@ def index_query_quantize(
     q: Tensor, weights: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, scale: float
 ) -> tuple[Tensor, Tensor]:
     """``dsa::index_query_quantize`` for 16-bit heads of 16, 32, 64 or 128."""
-    check_vectors("index_query_quantize", q, 3, cos)
-    if weights.dtype is not torch.float32 or weights.shape != q.shape[:2]:
-        raise bad_input(
-            "index_query_quantize",
-            f"weights float32 {list(q.shape[:2])}, not {weights.dtype} {list(weights.shape)}",
-        )
     tokens, heads, _ = q.shape
     out = torch.empty(q.shape, dtype=E4M3, device=q.device)
     weights_out = torch.empty(weights.shape, dtype=torch.float32, device=q.device)

@@ -14,7 +14,6 @@ from dsa_compile.ops.quantize import BLOCK, E4M3, block_count
 
 FP8, FP8_TENSOR = (tl.constexpr(i) for i in range(2))
 """Row formats, see :mod:`dsa_compile.ops.fused_cache`."""
-_NARROWEST = 16
 
 
 @triton.jit(do_not_specialize=["tokens", "cache_rows"])
@@ -137,8 +136,6 @@ def norm_rope_write_latent_cache_fp8(
 ) -> None:
     """``dsa::norm_rope_write_latent_cache_fp8`` for a rank of 16, 32, 64, …."""
     name = "norm_rope_write_latent_cache_fp8"
-    if kv.dtype is not torch.bfloat16 or cache.dtype is not torch.uint8:
-        raise bad_input(name, f"kv bfloat16 and cache uint8, not {kv.dtype} and {cache.dtype}")
     views = (cache.view(E4M3), cache.view(torch.float32), cache.view(torch.bfloat16))
     rank = weight.shape[0]
     width = fp8_row_bytes(rank, kv.shape[1] - rank)
@@ -160,12 +157,6 @@ def norm_rope_write_latent_cache_fp8_tensor(
 ) -> None:
     """``dsa::norm_rope_write_latent_cache_fp8_tensor`` for a rank of 16, 32, 64, …."""
     name = "norm_rope_write_latent_cache_fp8_tensor"
-    if cache.dtype not in (E4M3, torch.uint8) or scale.dtype is not torch.float32:
-        raise bad_input(
-            name,
-            f"cache as float8_e4m3fn or uint8 and a float32 scale, not {cache.dtype} and "
-            f"{scale.dtype}",
-        )
     views = (cache.view(E4M3),) * 3
     width = kv.shape[1]
     _launch(
@@ -201,18 +192,6 @@ def _launch(
     static_scale: Tensor | None = None,
 ) -> None:
     cache, rank, rope_dim = views[0], weight.shape[0], cos.shape[-1]
-    if rank & (rank - 1) or rank < _NARROWEST or rope_dim & (rope_dim - 1) or rope_dim < 2:
-        raise bad_input(
-            op,
-            f"a power of two from {_NARROWEST} to norm and a power of two to rotate, not {rank} "
-            f"and {rope_dim}",
-        )
-    if kv.dim() != 2 or kv.shape[1] != rank + rope_dim or cache.shape[2] != row_width:
-        raise bad_input(
-            op,
-            f"kv [T, {rank + rope_dim}] and cache rows of {row_width}, not {list(kv.shape)} and "
-            f"rows of {cache.shape[2]}",
-        )
     if not cache.is_contiguous():
         raise bad_input(op, "a cache whose pages lie side by side (contiguous)")
     rows, cos, sin = as_rows(kv), as_rows(cos), as_rows(sin)
@@ -256,13 +235,6 @@ def write_index_cache(k: Tensor, cache: Tensor, slot_mapping: Tensor) -> None:
 
 
 def _copy(op: str, left: Tensor, right: Tensor, cache: Tensor, slot_mapping: Tensor) -> None:
-    width = left.shape[1] + right.shape[1]
-    if cache.shape[2] != width or not left.dtype is right.dtype is cache.dtype:
-        raise bad_input(
-            op,
-            f"a cache of rows as wide as the values and of their dtype, not {cache.shape[2]} of "
-            f"{cache.dtype} for {width} of {left.dtype}",
-        )
     if not cache.is_contiguous():
         raise bad_input(op, "a cache whose pages lie side by side (contiguous)")
     copy_rows_kernel[(left.shape[0],)](

@@ -105,16 +105,6 @@ def latent_rows_fp8(
         ValueError: the cache is none of that format.
     """
     rope_dim = (cache.shape[2] - fp8_row_bytes(rank, 0)) // 2
-    if (
-        cache.dtype is not torch.uint8
-        or rope_dim <= 0
-        or fp8_row_bytes(rank, rope_dim) != cache.shape[2]
-    ):
-        raise bad_input(
-            "paged_latent_attention_fp8",
-            f"a uint8 cache with rows of {rank} e4m3, their scales and bf16, "
-            f"not {cache.dtype} rows of {cache.shape[2]}",
-        )
     if rank & (rank - 1) or rope_dim & (rope_dim - 1) or not cache.is_contiguous():
         raise bad_input(
             "paged_latent_attention_fp8", "on the GPU: a contiguous cache, widths of 2^n"

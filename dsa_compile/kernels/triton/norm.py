@@ -6,10 +6,6 @@ import triton.language as tl
 from torch import Tensor
 
 from dsa_compile.kernels.triton.rows import as_rows
-from dsa_compile.ops.library import bad_input
-
-MAX_WIDTH = 32768
-"""Most values of a row, which is held in registers."""
 
 
 @triton.jit
@@ -69,7 +65,6 @@ def layer_norm_kernel(
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """``dsa::rms_norm`` for widths up to 32,768."""
-    _check("rms_norm", x, weight)
     dtype = torch.promote_types(x.dtype, weight.dtype)
     out = torch.empty(x.shape, dtype=dtype, device=x.device)
     rows = as_rows(x)
@@ -79,9 +74,6 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """``dsa::add_rms_norm`` for widths up to 32,768."""
-    _check("add_rms_norm", x, weight)
-    if x.shape != residual.shape:
-        raise bad_input("add_rms_norm", f"residual {list(x.shape)}, not {list(residual.shape)}")
     dtype = torch.promote_types(x.dtype, residual.dtype)
     total = torch.empty(x.shape, dtype=dtype, device=x.device)
     out = torch.empty_like(total, dtype=torch.promote_types(dtype, weight.dtype))
@@ -91,8 +83,6 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """``dsa::layer_norm`` over the last dimension, for widths up to 32,768."""
-    _check("layer_norm", x, weight)
-    _check("layer_norm", x, bias)
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     rows, width = as_rows(x), x.shape[-1]
     layer_norm_kernel[(rows.shape[0],)](
@@ -145,12 +135,3 @@ def _launch_rms_norm(
         BLOCK=triton.next_power_of_2(width),
         num_warps=warps_for(width, rows, 2 if add else 1),
     )
-
-
-def _check(op: str, x: Tensor, weight: Tensor) -> None:
-    if weight.shape != x.shape[-1:] or x.shape[-1] > MAX_WIDTH:
-        raise bad_input(
-            op,
-            f"weights [{x.shape[-1]}] and widths up to {MAX_WIDTH}, not {list(weight.shape)} for "
-            f"{list(x.shape)}",
-        )

@@ -6,9 +6,8 @@ import triton.language as tl
 from torch import Tensor
 
 from dsa_compile.kernels.triton.e4m3 import block_scale, reciprocal
-from dsa_compile.kernels.triton.norm import MAX_WIDTH, warps_for
+from dsa_compile.kernels.triton.norm import warps_for
 from dsa_compile.kernels.triton.rows import as_rows
-from dsa_compile.ops.library import bad_input
 from dsa_compile.ops.quantize import BLOCK, E4M3, block_count
 
 
@@ -58,7 +57,7 @@ def norm_quantize_kernel(
 
 def rms_norm_quantize(x: Tensor, weight: Tensor, eps: float, ue8m0: bool) -> tuple[Tensor, Tensor]:
     """``dsa::rms_norm_quantize`` for widths up to 32,768."""
-    q, scale = _outputs("rms_norm_quantize", x, weight)
+    q, scale = _outputs(x)
     rows = as_rows(x)
     _launch(rows, rows, weight, eps, ue8m0, rows, q, scale, rows, add=False, keep=False)
     return q, scale
@@ -68,7 +67,7 @@ def rms_norm_quantize_keep(
     x: Tensor, weight: Tensor, eps: float, ue8m0: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """``dsa::rms_norm_quantize_keep`` for widths up to 32,768."""
-    q, scale = _outputs("rms_norm_quantize_keep", x, weight)
+    q, scale = _outputs(x)
     normed = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     rows = as_rows(x)
     _launch(rows, rows, weight, eps, ue8m0, normed, q, scale, rows, add=False, keep=True)
@@ -79,12 +78,7 @@ def add_rms_norm_quantize(
     x: Tensor, residual: Tensor, weight: Tensor, eps: float, ue8m0: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """``dsa::add_rms_norm_quantize`` for widths up to 32,768."""
-    q, scale = _outputs("add_rms_norm_quantize", x, weight)
-    if x.shape != residual.shape or x.dtype is not residual.dtype:
-        raise bad_input(
-            "add_rms_norm_quantize",
-            f"residual {list(x.shape)} {x.dtype}, not {list(residual.shape)} {residual.dtype}",
-        )
+    q, scale = _outputs(x)
     normed, total = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for _ in range(2))
     _launch(
         as_rows(x),
@@ -102,13 +96,8 @@ def add_rms_norm_quantize(
     return normed, q, scale, total
 
 
-def _outputs(op: str, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+def _outputs(x: Tensor) -> tuple[Tensor, Tensor]:
     width = x.shape[-1]
-    if weight.shape != (width,) or width > MAX_WIDTH:
-        raise bad_input(
-            op,
-            f"weight as wide as x, up to {MAX_WIDTH}, not {list(weight.shape)} and {list(x.shape)}",
-        )
     q = torch.empty(x.shape, dtype=E4M3, device=x.device)
     shape = (*x.shape[:-1], block_count(width))
     return q, torch.empty(shape, dtype=torch.float32, device=x.device)

@@ -6,7 +6,6 @@ import triton.language as tl
 from torch import Tensor
 
 from dsa_compile.kernels.triton.rows import as_rows
-from dsa_compile.ops.library import bad_input
 
 
 @triton.jit
@@ -60,24 +59,16 @@ def rope_kernel(
 
 def rope_interleaved(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """``dsa::rope_interleaved`` for a power of two of values per head."""
-    return _rope("rope_interleaved", x, cos, sin, interleaved=True)
+    return _rope(x, cos, sin, interleaved=True)
 
 
 def rope_half(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """``dsa::rope_half`` for a power of two of values per head."""
-    return _rope("rope_half", x, cos, sin, interleaved=False)
+    return _rope(x, cos, sin, interleaved=False)
 
 
-def _rope(op: str, x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:
-    if not x.dtype is cos.dtype is sin.dtype:
-        raise bad_input(op, f"x and tables of one dtype, not {x.dtype} with {cos.dtype}")
+def _rope(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:
     heads, width = x.shape[-2:]
-    if width & (width - 1) or width < 2 or cos.shape != (*x.shape[:-2], width):
-        raise bad_input(
-            op,
-            f"x [..., heads, D] with tables [..., D], D a power of two, not {list(x.shape)} with "
-            f"{list(cos.shape)}",
-        )
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     # a slice of wider heads stays a view, its heads and tokens lying apart
     flat = x.reshape(-1, heads, width)

@@ -5,8 +5,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dsa_compile.ops.library import bad_input
-
 
 @triton.jit(do_not_specialize=["rows"])
 def rope_tables_kernel(
@@ -40,8 +38,6 @@ def rope_tables(
     positions: Tensor, inv_freq: Tensor, scaling: float, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
     """``dsa::rope_tables``."""
-    if inv_freq.dtype is not torch.float32 or inv_freq.dim() != 1:
-        raise bad_input("rope_tables", "inv_freq as float32 [D/2]")
     half = inv_freq.shape[0]
     cos, sin = (
         torch.empty((*positions.shape, 2 * half), dtype=dtype, device=positions.device)

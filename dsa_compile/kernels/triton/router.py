@@ -5,11 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dsa_compile.ops.library import bad_input
-
 _FILL = 132  # programs that keep a Hopper GPU's memory busy
 _BLOCK_K = 128
-_MAX_EXPERTS = 1024
 
 
 # Numbers that differ from step to step are neither constants nor specialise a kernel: it would be
@@ -156,25 +153,10 @@ def router(
     Raises:
         ValueError: operands do not fit together or are not supported.
     """
-    if zero_dropped or softmax or bias is None:
-        raise bad_input("router", "sigmoids and a bias, and groups that are not scored zero")
+    assert bias is not None  # a condition in the table
     tokens, hidden = x.shape
     experts = weight.shape[0]
-    if bias.dtype is not torch.float32:
-        raise bad_input(
-            "router", f"bias as float32 (rounding it changes choices), not {bias.dtype}"
-        )
     size = experts // n_group
-    if (
-        experts != size * n_group
-        or experts > _MAX_EXPERTS
-        or min(topk_group * size, experts) < top_k
-    ):
-        raise bad_input(
-            "router",
-            f"at most {_MAX_EXPERTS} experts in equal groups of which those kept hold top_k, "
-            f"not {experts} in {n_group}, {topk_group} kept, for {top_k}",
-        )
     columns = top_k + shared_experts
     weights = torch.empty(tokens, columns, dtype=torch.float32, device=x.device)
     indices = torch.empty(tokens, columns, dtype=torch.int64, device=x.device)

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from dsa_compile.facts import config as configuration
-from dsa_compile.facts import layout
-from dsa_compile.facts.config import RECIPES, TARGETS, CompileConfig
+from dsa_compile.facts import formats, layout
+from dsa_compile.facts.config import TARGETS, CompileConfig
+from dsa_compile.facts.formats import Formats, recipes_with
 from dsa_compile.passes.order import ORDER, class_name
 
 GROUP = "dsa_compile.passes"
@@ -22,7 +23,7 @@ GROUP = "dsa_compile.passes"
 Value = bool | int | float | str
 
 _FOLDER = Path(__file__).parent
-_NAMES = vars(configuration) | vars(layout)  # what those assignments may refer to
+_NAMES = vars(configuration) | vars(formats) | vars(layout)  # what those assignments may refer to
 
 
 @dataclass(frozen=True)
@@ -40,12 +41,17 @@ class PassFacts:
     name: str
     numerics: str
     requires: tuple[str, ...]
-    recipes: tuple[str, ...]
+    formats: Formats
     targets: tuple[str, ...]
     options: dict[str, Value]
     about: str
     package: str = ""
     cuts: str = ""
+
+    @property
+    def recipes(self) -> tuple[str, ...]:
+        """Names of the recipes that it is for."""
+        return recipes_with(self.formats)
 
     def runs(self, config: CompileConfig) -> bool:
         """Whether it runs in a compilation."""
@@ -54,7 +60,7 @@ class PassFacts:
     def fits(self, config: CompileConfig) -> bool:
         """Whether it is for the recipe, target and layout of a compilation."""
         return (
-            config.recipe in self.recipes
+            config.formats.has(self.formats)
             and config.target in self.targets
             and (not self.cuts or config.layout.along(self.cuts) > 1)
         )
@@ -94,13 +100,13 @@ def _declared(name: str) -> PassFacts:
         elif isinstance(node, ast.FunctionDef) and node.name == "__init__":
             options = _options(node.args)
     numerics = ast.unparse(said["numerics"]) if "numerics" in said else "Numerics.BITWISE"
-    names = ("requires", "recipes", "targets", "cuts")
+    names = ("requires", "formats", "targets", "cuts")
     values = {name: _value(said[name]) for name in names if name in said}
     return PassFacts(
         name,
         numerics.rpartition(".")[2].lower(),
         values.get("requires", ()),
-        values.get("recipes", tuple(RECIPES)),
+        values.get("formats", {}),
         values.get("targets", TARGETS),
         options,
         ast.get_docstring(tree) or "",
@@ -115,4 +121,8 @@ def _options(arguments: ast.arguments) -> dict[str, Value]:
 
 
 def _value(node: ast.expr) -> Any:
+    if isinstance(node, ast.Call):  # kept_in(activations=E4M3_ROWS)
+        return {str(group.arg): _value(group.value) for group in node.keywords}
+    if isinstance(node, ast.Tuple):
+        return tuple(map(_value, node.elts))
     return _NAMES[node.id] if isinstance(node, ast.Name) else ast.literal_eval(node)

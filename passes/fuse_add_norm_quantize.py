@@ -14,7 +14,7 @@ Declines: summands and a weight that are not of one dtype.
 import torch
 from torch import fx
 
-from dsa_compile.facts.config import FP8_RECIPES
+from dsa_compile.facts.formats import E4M3_ROWS, kept_in
 from dsa_compile.ir.edit import Editor
 from dsa_compile.ir.match import Call, Const, Node, calls, getitem
 from dsa_compile.ir.passes import Numerics, RegionPass
@@ -51,7 +51,7 @@ class FuseAddNormQuantize(RegionPass):
 
     numerics = Numerics.TOLERANCE
     requires = ("fuse_add_norm", "quantize_projections")
-    recipes = FP8_RECIPES
+    formats = kept_in(activations=E4M3_ROWS)
 
     def expects(self, program: Program, region: Region) -> int | None:
         """The norm between attention and MLP, unless experts in bf16 alone read it."""

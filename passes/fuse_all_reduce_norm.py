@@ -14,7 +14,7 @@ Leaves out: widths that only the fallback kernel would take.
 
 import torch
 
-from dsa_compile.facts.config import FP8_RECIPES
+from dsa_compile.facts.formats import E4M3_ROWS, kept_in
 from dsa_compile.facts.layout import TP
 from dsa_compile.ir.edit import Editor
 from dsa_compile.ir.match import Call, Const, Node
@@ -34,7 +34,7 @@ class FuseAllReduceNorm(RegionPass):
 
     numerics = Numerics.BITWISE
     requires = ("place", "fuse_add_norm_quantize")
-    recipes = FP8_RECIPES
+    formats = kept_in(activations=E4M3_ROWS)
     cuts = TP
 
     def expects(self, program: Program, region: Region) -> int | None:

@@ -19,7 +19,7 @@ it.
 import torch
 from torch._ops import OpOverload
 
-from dsa_compile.facts.config import FP8_RECIPES
+from dsa_compile.facts.formats import E4M3_ROWS, kept_in
 from dsa_compile.ir.edit import Editor
 from dsa_compile.ir.match import Call, Const, Node
 from dsa_compile.ir.passes import RegionPass
@@ -53,8 +53,8 @@ def _pattern(attention: OpOverload) -> Call:
 class FuseAttentionExpand(RegionPass):
     """Attention, product and quantisation become one op."""
 
-    requires = ("quantize_latent_cache", "quantize_latent_cache_tensor", "fuse_expand_quantize")
-    recipes = FP8_RECIPES
+    requires = ("quantize_latent_cache", "fuse_expand_quantize")
+    formats = kept_in(activations=E4M3_ROWS)
 
     def expects(self, program: Program, region: Region) -> int | None:
         """Attention in every layer, if its heads are whole blocks."""

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from dsa_compile.facts.config import FP8_RECIPES
+from dsa_compile.facts.formats import E4M3_ROWS, kept_in
 from dsa_compile.ir.edit import Editor
 from dsa_compile.ir.match import Call, Const, Match, Node, getitem
 from dsa_compile.ir.passes import RegionPass
@@ -78,9 +78,8 @@ class FuseAttentionInputs(RegionPass):
         "fuse_norm_quantize",
         "quantize_indexer",
         "quantize_latent_cache",
-        "quantize_latent_cache_tensor",
     )
-    recipes = FP8_RECIPES
+    formats = kept_in(activations=E4M3_ROWS, index_rows=E4M3_ROWS)
 
     def expects(self, program: Program, region: Region) -> int | None:
         """One in every layer that has an indexer."""

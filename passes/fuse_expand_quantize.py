@@ -13,7 +13,7 @@ Declines: heads that are not, and results that something else reads as well.
 
 import torch
 
-from dsa_compile.facts.config import FP8_RECIPES
+from dsa_compile.facts.formats import E4M3_ROWS, kept_in
 from dsa_compile.ir.edit import Editor
 from dsa_compile.ir.match import ANY, Call, Const, Node
 from dsa_compile.ir.passes import RegionPass
@@ -29,7 +29,7 @@ class FuseExpandQuantize(RegionPass):
     """Product and quantisation become ``dsa.expand_output_quantize``."""
 
     requires = ("absorb_mla", "quantize_projections")
-    recipes = FP8_RECIPES
+    formats = kept_in(activations=E4M3_ROWS)
 
     def expects(self, program: Program, region: Region) -> int | None:
         """Attention's result in every layer, if its heads are whole blocks."""

@@ -14,7 +14,7 @@ Declines: a norm whose weight promotes its result to another dtype than that of 
 import torch
 from torch import fx
 
-from dsa_compile.facts.config import FP8_RECIPES
+from dsa_compile.facts.formats import E4M3_ROWS, kept_in
 from dsa_compile.ir.dims import describe
 from dsa_compile.ir.edit import Editor
 from dsa_compile.ir.match import Call, Const, Node
@@ -58,7 +58,7 @@ class FuseNormQuantize(RegionPass):
 
     numerics = Numerics.TOLERANCE
     requires = ("recognize_rms_norm", "quantize_projections")
-    recipes = FP8_RECIPES
+    formats = kept_in(activations=E4M3_ROWS)
 
     def expects(self, program: Program, region: Region) -> int | None:
         """The norm of the queries' low rank; a layer's opening norm too where it is not moved."""

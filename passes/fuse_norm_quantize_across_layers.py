@@ -22,7 +22,7 @@ import operator
 import torch
 from torch import fx
 
-from dsa_compile.facts.config import FP8_RECIPES
+from dsa_compile.facts.formats import E4M3_ROWS, kept_in
 from dsa_compile.ir.edit import Editor, miss_at
 from dsa_compile.ir.match import Call, Const, Match, find
 from dsa_compile.ir.passes import Numerics, Pass, PassRecord
@@ -44,7 +44,7 @@ class FuseNormQuantizeAcrossLayers(Pass):
 
     numerics = Numerics.TOLERANCE
     requires = ("fuse_add_norm_across_layers", "quantize_projections")
-    recipes = FP8_RECIPES
+    formats = kept_in(activations=E4M3_ROWS)
 
     def expects(self, program: Program, region: Region) -> int | None:
         """The end of every layer."""

@@ -13,7 +13,7 @@ Declines: an activation that something else reads as well.
 
 import torch
 
-from dsa_compile.facts.config import FP8_RECIPES
+from dsa_compile.facts.formats import E4M3_ROWS, kept_in
 from dsa_compile.ir.edit import Editor
 from dsa_compile.ir.match import Call, Const, Node
 from dsa_compile.ir.passes import Numerics, RegionPass
@@ -29,7 +29,7 @@ class FuseSwigluQuantize(RegionPass):
 
     numerics = Numerics.TOLERANCE
     requires = ("pack_swiglu", "quantize_projections")
-    recipes = FP8_RECIPES
+    formats = kept_in(activations=E4M3_ROWS)
 
     def expects(self, program: Program, region: Region) -> int | None:
         """The dense MLP, or the shared expert where it is not one of the grouped ones."""

@@ -17,7 +17,7 @@ import operator
 
 import torch
 
-from dsa_compile.facts.config import FP8_RECIPES
+from dsa_compile.facts.formats import E4M3_ROWS, kept_in
 from dsa_compile.facts.layout import DP
 from dsa_compile.ir.edit import Editor
 from dsa_compile.ir.match import ANY, Call, Const, argument
@@ -34,7 +34,7 @@ class GatherQuantized(RegionPass):
 
     numerics = Numerics.BITWISE
     requires = ("place", "quantize_experts")
-    recipes = FP8_RECIPES
+    formats = kept_in(activations=E4M3_ROWS)
     cuts = DP
 
     def expects(self, program: Program, region: Region) -> int | None:

@@ -3,7 +3,7 @@
 import textwrap
 from collections.abc import Iterator
 
-from dsa_compile.facts.config import RECIPES, TARGETS
+from dsa_compile.facts.config import TARGETS
 from dsa_compile.facts.layout import DP, TP, WORLD
 from dsa_compile.passes.facts import LevelFacts, passes_of
 from dsa_compile.passes.selection import RUNTIME_REQUIRES
@@ -31,7 +31,7 @@ def listing() -> Iterator[str]:
             continue
         users = [other.name for other in passes if step.name in other.requires]
         users += ["the runtime"] if step.name in RUNTIME_REQUIRES else []
-        recipes = "" if step.recipes == tuple(RECIPES) else f"; recipe {', '.join(step.recipes)}"
+        recipes = f"; recipe {', '.join(step.recipes)}" if step.formats else ""
         targets = "" if step.targets == TARGETS else f"; target {', '.join(step.targets)}"
         ranks = f"; with {_OPTIONS[step.cuts]}" if step.cuts else ""
         package = f"; {step.package}" if step.package else ""

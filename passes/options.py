@@ -72,7 +72,7 @@ def facts_of(step: Pass, package: str = "") -> PassFacts:
         step.name,
         step.numerics.value,
         step.requires,
-        step.recipes,
+        step.formats,
         step.targets,
         options_of(step),
         step.about,

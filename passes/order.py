@@ -50,7 +50,6 @@ ORDER = (
     "quantize_experts",
     "gather_quantized",
     "quantize_latent_cache",
-    "quantize_latent_cache_tensor",
     "quantize_indexer",
     "fuse_norm_quantize",
     "fuse_add_norm_quantize",

@@ -15,7 +15,7 @@ parameters.
 
 import torch
 
-from dsa_compile.facts.config import FP8_RECIPES
+from dsa_compile.facts.formats import E4M3_MATRIX, E4M3_ROWS, kept_in
 from dsa_compile.ir.dims import describe
 from dsa_compile.ir.edit import Editor
 from dsa_compile.ir.match import calls
@@ -37,7 +37,7 @@ class QuantizeExperts(RegionPass):
 
     numerics = Numerics.TOLERANCE
     requires = ("recognize_experts", "flatten_tokens")
-    recipes = FP8_RECIPES
+    formats = kept_in(weights=E4M3_MATRIX, activations=E4M3_ROWS)
 
     def expects(self, program: Program, region: Region) -> int | None:
         """The experts of every MoE layer."""

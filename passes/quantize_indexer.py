@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from dsa_compile.facts.config import FP8_RECIPES
+from dsa_compile.facts.formats import E4M3_ROWS, kept_in
 from dsa_compile.ir.edit import Editor
 from dsa_compile.ir.match import Call, Const, Match, Node, getitem
 from dsa_compile.ir.passes import Numerics, RegionPass
@@ -68,7 +68,7 @@ class QuantizeIndexer(RegionPass):
         "recognize_rope_half",
         "recognize_rope_interleaved",
     )
-    recipes = FP8_RECIPES
+    formats = kept_in(index_rows=E4M3_ROWS, index_queries=E4M3_ROWS)
 
     def expects(self, program: Program, region: Region) -> int | None:
         """The indexer of every layer."""

@@ -16,7 +16,7 @@ otherwise than by reading a parameter.
 import torch
 from torch import fx
 
-from dsa_compile.facts.config import FP8_RECIPES
+from dsa_compile.facts.formats import E4M3_MATRIX, E4M3_ROWS, kept_in
 from dsa_compile.ir.edit import Editor
 from dsa_compile.ir.match import calls
 from dsa_compile.ir.passes import Numerics, RegionPass
@@ -37,7 +37,7 @@ class QuantizeProjections(RegionPass):
 
     numerics = Numerics.TOLERANCE
     requires = ("recognize_linear", "flatten_tokens")
-    recipes = FP8_RECIPES
+    formats = kept_in(weights=E4M3_MATRIX, activations=E4M3_ROWS)
 
     def expects(self, program: Program, region: Region) -> int | None:
         """The merged low ranks, the queries' and the output's, the index queries', two of the MLP;

@@ -17,7 +17,7 @@ import operator
 import torch
 from torch import fx
 
-from dsa_compile.facts.config import FP8_RECIPES
+from dsa_compile.facts.formats import E4M3_ROWS, kept_in
 from dsa_compile.ir.edit import Editor
 from dsa_compile.ir.match import argument, calls
 from dsa_compile.ir.passes import Numerics, RegionPass
@@ -38,7 +38,7 @@ class SkipPadding(RegionPass):
     # A token's expert sums fewer rows, so in another order on some processors.
     numerics = Numerics.TOLERANCE
     requires = ("recognize_router", "insert_paged_caches")
-    recipes = FP8_RECIPES
+    formats = kept_in(activations=E4M3_ROWS)
 
     def expects(self, program: Program, region: Region) -> int | None:
         """The router of every MoE layer whose experts can skip a token."""

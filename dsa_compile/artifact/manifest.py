@@ -22,7 +22,7 @@ from dsa_compile.artifact.records import (
 from dsa_compile.common.regular_files import read_regular
 from dsa_compile.common.strict_json import load_json, parse
 from dsa_compile.errors import ArtifactError, UserError
-from dsa_compile.facts.config import RECIPES, CompileConfig
+from dsa_compile.facts.config import CompileConfig
 from dsa_compile.ir.dtype_names import DTYPE_NAMES
 from dsa_compile.ir.plan import MODEL, VARIANTS, Call, Plan
 
@@ -97,7 +97,7 @@ class Manifest:
             producer=Producer.current(),
             target=config.target,
             recipe=config.recipe,
-            dtype=RECIPES[config.recipe],
+            dtype=config.formats.compute.values,
             block_size=config.block_size,
             compile=config,
             compile_digest=config.digest(),
@@ -157,7 +157,12 @@ class Manifest:
             yield "compile_digest does not match compile"
         stated = (self.target, self.recipe, self.dtype, self.block_size)
         config = self.compile
-        if stated != (config.target, config.recipe, RECIPES[config.recipe], config.block_size):
+        if stated != (
+            config.target,
+            config.recipe,
+            config.formats.compute.values,
+            config.block_size,
+        ):
             yield "target, recipe, dtype or block_size differs from compile"
         for file in self.files:
             if not is_plain(file.path) or file.path == MANIFEST:

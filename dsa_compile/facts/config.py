@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from dsa_compile.common.option_keywords import has_options
 from dsa_compile.common.options import Option, check, option
 from dsa_compile.errors import OptionValueError, UserError
+from dsa_compile.facts.formats import E4M3_TENSOR, RECIPES, Recipe, recipes_with
 from dsa_compile.facts.gpus import AUTO, choose_target
 from dsa_compile.facts.layout import ONE_RANK, Layout
 
@@ -26,16 +27,6 @@ _MACHINES = {
     "sm_100a": "Blackwell: B200",
 }
 WEIGHT_MODES = ("reference", "pack", "none")
-# The compute dtype of each recipe, before any quantisation. A few parameters stay fp32 whatever
-# the recipe: see ``dsa_compile.weights.canonical``.
-RECIPES = {
-    "fp32": "float32",
-    "bf16": "bfloat16",
-    "fp8": "bfloat16",
-    "fp8-kv-tensor": "bfloat16",
-}
-# Those with FP8 weights and activations; they differ in the rows of the latent cache.
-FP8_RECIPES = ("fp8", "fp8-kv-tensor")
 DRAFTS = ("mtp",)
 # Guesses of a step; more than the published models are trained for gain nothing.
 MOST_DRAFTS = 4
@@ -181,15 +172,23 @@ class CompileConfig:
             raise UserError(f"layers {self.layers} should be the first and the last to keep")
         if self.num_speculative_tokens is not None and self.draft is None:
             raise OptionValueError("{num_speculative_tokens} needs a way to draft: --draft mtp")
-        if self.kv_scale != 1.0 and self.recipe != "fp8-kv-tensor":
-            raise UserError(f"recipe {self.recipe} takes no kv scale; fp8-kv-tensor does")
+        one_scale = {"latent_rows": E4M3_TENSOR}
+        if self.kv_scale != 1.0 and not self.formats.has(one_scale):
+            known = ", ".join(recipes_with(one_scale))
+            raise UserError(f"recipe {self.recipe} takes no kv scale; {known} does")
+
+    @property
+    def formats(self) -> Recipe:
+        """The formats of the recipe."""
+        return RECIPES[self.recipe]
 
     @property
     def dtype(self) -> "torch.dtype":
-        """Compute and cache dtype of the recipe."""
+        """Compute dtype of the recipe. A few parameters stay fp32 whatever it is: see
+        ``dsa_compile.weights.canonical``."""
         import torch
 
-        dtype: torch.dtype = getattr(torch, RECIPES[self.recipe])
+        dtype: torch.dtype = getattr(torch, self.formats.compute.values)
         return dtype
 
     def to_json(self) -> dict[str, Any]:

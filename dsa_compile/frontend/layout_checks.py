@@ -3,10 +3,9 @@
 from collections.abc import Iterator
 
 from dsa_compile.errors import UserError
-from dsa_compile.facts.config import FP8_RECIPES
+from dsa_compile.facts.formats import RECIPES
 from dsa_compile.facts.layout import Layout
 from dsa_compile.facts.model_spec import LayerKind, ModelSpec
-from dsa_compile.weights.block_fp8 import BLOCK
 
 
 def check_layout(spec: ModelSpec, layout: Layout, recipe: str) -> None:
@@ -29,10 +28,10 @@ def check_layout(spec: ModelSpec, layout: Layout, recipe: str) -> None:
             "them their heads' learned scales of queries; leave out --tp, --dp and --ep"
         )
     for name, size, ranks, quantised in _shared(spec, layout):
-        unit = BLOCK if quantised and recipe in FP8_RECIPES else 1
+        unit = max(RECIPES[recipe].weights.block, default=1) if quantised else 1
         if ranks > 1 and size % (ranks * unit):
             flag = _flag(name, layout)
-            blocks = f" in whole blocks of {BLOCK}, as recipe {recipe} keeps" if unit > 1 else ""
+            blocks = f" in whole blocks of {unit}, as recipe {recipe} keeps" if unit > 1 else ""
             raise UserError(
                 f"{flag}={ranks}: {name}={size} of the model does not divide by {ranks}{blocks}; "
                 f"give {_ways(flag)} that divides it{_others(name, layout, blocks)}"

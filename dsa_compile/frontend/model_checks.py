@@ -4,7 +4,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dsa_compile.errors import ConfigError, UserError, shown
-from dsa_compile.facts.config import RECIPES, TARGETS
+from dsa_compile.facts.config import TARGETS
+from dsa_compile.facts.formats import FP32, RECIPES
 
 MODEL_TYPES = {
     "deepseek_v32": "DeepSeek-V3.2",
@@ -133,7 +134,7 @@ def check_expert_widths(recipe: str, **sizes: int) -> None:
         sizes: fields of the configuration: elements in a row that the product reads.
     """
     for name, size in sizes.items():
-        if RECIPES[recipe] != "float32" and size % 8:
+        if RECIPES[recipe].compute != FP32 and size % 8:
             raise ConfigError(
                 f"config.json: {name}={size}: recipe {recipe} takes experts whose rows are "
                 "multiples of 8, as torch's product of groups does; compile with --recipe fp32"

@@ -13,7 +13,8 @@ from collections.abc import Callable
 from typing import ClassVar
 
 from dsa_compile.errors import CompileError
-from dsa_compile.facts.config import RECIPES, TARGETS, CompileConfig
+from dsa_compile.facts.config import TARGETS, CompileConfig
+from dsa_compile.facts.formats import Formats
 from dsa_compile.ir.edit import Editor
 from dsa_compile.ir.graph_json import region_to_json
 from dsa_compile.ir.journal import Journal, SiteLimit
@@ -32,14 +33,15 @@ class Pass:
     """A rewrite of a program.
 
     Subclasses set ``numerics``, name the passes whose results they build on in ``requires``, and
-    implement :meth:`run`; most derive from :class:`RegionPass`. ``recipes`` and ``targets`` are
-    what a pass is for: under any other recipe or target it does not run. One that is for several
-    ranks names their axis in ``cuts``, and runs where the layout has more than one along it.
+    implement :meth:`run`; most derive from :class:`RegionPass`. ``formats`` are those that a pass
+    reads or makes, by group of tensors, and ``targets`` what it is for: under a recipe with other
+    formats, or for another target, it does not run. One that is for several ranks names their axis
+    in ``cuts``, and runs where the layout has more than one along it.
     """
 
     numerics: ClassVar[Numerics] = Numerics.BITWISE
     requires: ClassVar[tuple[str, ...]] = ()
-    recipes: ClassVar[tuple[str, ...]] = tuple(RECIPES)
+    formats: ClassVar[Formats] = {}
     targets: ClassVar[tuple[str, ...]] = TARGETS
     cuts: ClassVar[str] = ""
 
@@ -64,7 +66,7 @@ class Pass:
         """Whether this pass runs in a compilation."""
         return (
             self.name not in config.disable
-            and config.recipe in self.recipes
+            and config.formats.has(self.formats)
             and config.target in self.targets
             and (not self.cuts or config.layout.along(self.cuts) > 1)
         )

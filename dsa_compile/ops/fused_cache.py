@@ -14,18 +14,19 @@ Row formats, for R = 512 and dr = 64:
 import torch
 from torch import Tensor
 
+from dsa_compile.facts.formats import BF16, E4M3_ROWS
 from dsa_compile.ops.cache import write_rows
 from dsa_compile.ops.facts import Family, OpFacts
 from dsa_compile.ops.library import define
 from dsa_compile.ops.operand_types import size_function
-from dsa_compile.ops.quantize import block_count, quantize_blocks, quantize_tensor
+from dsa_compile.ops.quantize import quantize_blocks, quantize_tensor
 from dsa_compile.ops.rope import rope_half, rope_interleaved
 
 
 @size_function
 def fp8_row_bytes(rank: int, rope_dim: int) -> int:
     """Bytes of one row in the ``fp8`` format: 656 for 512 and 64."""
-    return rank + block_count(rank) * 4 + rope_dim * 2
+    return E4M3_ROWS.row_bytes(rank) + BF16.row_bytes(rope_dim)
 
 
 def norm_rope_write_latent_cache_fp8(

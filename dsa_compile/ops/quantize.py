@@ -10,13 +10,14 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from dsa_compile.facts.formats import E4M3_ROWS
 from dsa_compile.ops.facts import Family, OpFacts
 from dsa_compile.ops.library import define
 from dsa_compile.ops.operand_types import size_function
 
-E4M3 = torch.float8_e4m3fn
-E4M3_MAX = 448.0
-BLOCK = 128
+E4M3: torch.dtype = getattr(torch, E4M3_ROWS.values)
+E4M3_MAX = E4M3_ROWS.largest
+(BLOCK,) = E4M3_ROWS.block
 """Values that share a scale: the width DeepSeek-V3's FP8 GEMMs take along K."""
 MIN_AMAX = 1e-4
 """Floor under a block's largest magnitude, so that a block of zeros has a scale."""

@@ -3,9 +3,11 @@
 import torch
 from torch import Tensor
 
-BLOCK = 128
-E4M3 = torch.float8_e4m3fn
-_E4M3_MAX = 448.0
+from dsa_compile.facts.formats import E4M3_MATRIX
+
+BLOCK = E4M3_MATRIX.block[0]
+E4M3: torch.dtype = getattr(torch, E4M3_MATRIX.values)
+_E4M3_MAX = E4M3_MATRIX.largest
 
 
 def blocks(size: int) -> int:

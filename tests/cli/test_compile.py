@@ -14,7 +14,8 @@ from dsa_compile.cli import generate
 from dsa_compile.cli.compile import build_parser, main
 from dsa_compile.cli.progress import Display
 from dsa_compile.errors import ArtifactError
-from dsa_compile.facts.config import BLOCK_SIZES, RECIPES, TARGETS, WEIGHT_MODES, CompileConfig
+from dsa_compile.facts.config import BLOCK_SIZES, TARGETS, WEIGHT_MODES, CompileConfig
+from dsa_compile.facts.formats import RECIPES
 from dsa_compile.facts.layout import Layout
 from dsa_compile.lowering import compile_model as compiling
 from dsa_compile.passes.manager import pass_names

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.docs import cli_page, options_page
+from tests.docs import cli_page, options_page, recipes_table
 from tests.docs.commands import ROOT
 from tests.docs.compared import matches
 from tests.docs.pages import PAGES, run_page, wrong
@@ -21,7 +21,7 @@ _ELIDED = "…"
 
 def main(pages: Sequence[str]) -> int:
     """Update pages, all of them if none is named; 1 if something failed for another reason."""
-    for made in (cli_page, options_page):
+    for made in (cli_page, options_page, recipes_table):
         if not pages or made.PAGE in pages:
             (ROOT / made.PAGE).write_text(made.page(), encoding="utf-8")
     failed = False

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dsa_compile.facts.config import FP8_RECIPES
+from dsa_compile.facts.formats import E4M3_MATRIX, recipes_with
 from dsa_compile.lowering.compile_model import compile_model
 from dsa_compile.measure.eval.indexer_overlap import measure_overlap, references
 from dsa_compile.measure.eval.loaded_artifact import LoadedArtifact
@@ -22,7 +22,7 @@ from tests.trained import trained_model
 
 pytestmark = pytest.mark.gpu(capability=(9, 0))
 EXAMPLES = Path(__file__).parents[2] / "examples"
-RECIPES = ("fp32", "bf16", *FP8_RECIPES)
+RECIPES = ("fp32", "bf16", *recipes_with({"weights": E4M3_MATRIX}))
 # Of the perplexity on the CPU. A key exchanged at the cut of the top-k moves single tokens.
 PERPLEXITY = {"fp32": 1e-3, "bf16": 0.01, "fp8": 0.01, "fp8-kv-tensor": 0.01}
 OPTIONS = Options(distances=(200,), prompts=8, context=512, tokens=2048, sequences=1)

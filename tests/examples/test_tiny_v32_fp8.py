@@ -7,7 +7,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from dsa_compile.facts.config import FP8_RECIPES, CompileConfig
+from dsa_compile.facts.config import CompileConfig
+from dsa_compile.facts.formats import E4M3_MATRIX, recipes_with
 from dsa_compile.frontend.build import build_program
 from dsa_compile.kernels.implementation import HOPPER
 from dsa_compile.lowering.binding import bind_kernels
@@ -52,7 +53,7 @@ def test_it_can_be_committed(exported: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recipe", FP8_RECIPES)
+@pytest.mark.parametrize("recipe", recipes_with({"weights": E4M3_MATRIX}))
 def test_kernels_made_for_the_released_model_take_it(exported: Path, recipe: str) -> None:
     """All ops that have a kernel in CUDA C++ get it, but two that want rows of 1,024 values."""
     program = build_program(

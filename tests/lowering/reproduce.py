@@ -10,7 +10,8 @@ from tests.exports import keep_exports
 
 keep_exports()  # before the compiler takes what is wrapped
 
-from dsa_compile.facts.config import RECIPES, TARGETS  # noqa: E402
+from dsa_compile.facts.config import TARGETS  # noqa: E402
+from dsa_compile.facts.formats import RECIPES  # noqa: E402
 from dsa_compile.lowering.compile_model import compile_model  # noqa: E402
 
 CASES = [(target, recipe) for target in TARGETS for recipe in RECIPES]

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 from transformers import DeepseekV32Config
 
-from dsa_compile.facts.config import RECIPES, CompileConfig
+from dsa_compile.facts.config import CompileConfig
+from dsa_compile.facts.formats import RECIPES
 from dsa_compile.frontend.build import build_program
 from dsa_compile.ir.program import Program
 from dsa_compile.kernels.implementation import GPUS

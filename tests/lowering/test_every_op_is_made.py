@@ -8,7 +8,8 @@ import pytest
 import torch
 from transformers import DeepseekV32Config
 
-from dsa_compile.facts.config import RECIPES, CompileConfig
+from dsa_compile.facts.config import CompileConfig
+from dsa_compile.facts.formats import RECIPES
 from dsa_compile.facts.layout import Layout
 from dsa_compile.frontend.build import build_program
 from dsa_compile.ir.program import Program

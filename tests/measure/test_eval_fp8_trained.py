@@ -2,7 +2,7 @@
 
 import pytest
 
-from dsa_compile.facts.config import FP8_RECIPES
+from dsa_compile.facts.formats import E4M3_MATRIX, recipes_with
 from dsa_compile.lowering.compile_model import compile_model
 from dsa_compile.measure.eval.indexer_overlap import measure_overlap, references
 from dsa_compile.measure.eval.loaded_artifact import LoadedArtifact
@@ -12,10 +12,10 @@ from dsa_compile.measure.eval.perplexity import measure_perplexity
 from dsa_compile.measure.eval.recall_accuracy import measure_recall
 from tests.trained import trained_model
 
-RECIPES = ("fp32", *FP8_RECIPES)
+RECIPES = ("fp32", *recipes_with({"weights": E4M3_MATRIX}))
 # The rotary key in e4m3 is what the smaller rows cost this model: all scales from 0.25 to 4 agree.
 PERPLEXITY = {"fp8": 0.01, "fp8-kv-tensor": 0.03}
-fp8_recipe = pytest.mark.parametrize("recipe", FP8_RECIPES)
+fp8_recipe = pytest.mark.parametrize("recipe", recipes_with({"weights": E4M3_MATRIX}))
 pytestmark = pytest.mark.slow
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from benchmarks.plain_drafter import attention_scale
-from dsa_compile.facts.config import RECIPES
+from dsa_compile.facts.formats import RECIPES
 from dsa_compile.ir.match import calls
 from dsa_compile.ir.plan import PROMPTS
 from dsa_compile.lowering.compile_model import compile_model

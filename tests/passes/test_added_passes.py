@@ -36,6 +36,7 @@ Declines: results of fewer dimensions than ``least``.
 
 import torch
 
+from dsa_compile.facts.formats import BF16, FP32, kept_in
 from dsa_compile.ir.edit import Editor
 from dsa_compile.ir.match import ANY, Call, Node
 from dsa_compile.ir.passes import RegionPass
@@ -50,7 +51,7 @@ class ViewReshapes(RegionPass):
     """``reshape`` becomes ``view``."""
 
     requires = ("absorb_mla",)
-    recipes = ("fp32", "bf16")
+    formats = kept_in(activations=(FP32, BF16))
 
     def __init__(self, least: int = 2) -> None:
         """Leave results of fewer dimensions alone."""

@@ -28,7 +28,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Program:
 def test_every_pass_of_the_recipe_ran_and_met_its_contract(program: Program) -> None:
     assert list(records(program)) == list(pass_names(config=program.config))
     assert all(r.rewrites >= r.expected for r in records(program).values() if r.expected)
-    for name in ("quantize_latent_cache_tensor", "fuse_attention_inputs"):
+    for name in ("quantize_latent_cache", "fuse_attention_inputs"):
         assert records(program)[name].rewrites == LAYERS
 
 

@@ -57,18 +57,7 @@ def paged_latent_attention_fp8_tensor_expand(
 ) -> tuple[Tensor, Tensor]:
     """``paged_latent_attention_fp8_tensor``, then ``expand_output_quantize`` of its result.
 
-    Args:
-        q_latent: ``[T, H, R]``.
-        q_pe: ``[T, H, dr]``.
-        cache: e4m3, or the same bytes as uint8, ``[num_blocks, block_size, R + dr]``.
-        slots: int32 ``[T, K]``, physical rows; -1 names none.
-        scale: on the dot products.
-        cache_scale: fp32 ``[1]``; a value is ``q * cache_scale``.
-        w_uv: ``[H, dv, R]`` in the queries' dtype, dv a multiple of 128.
-        ue8m0: round the result's scales up to powers of two.
-
-    Returns:
-        e4m3 ``[T, H dv]`` and scale fp32 ``[T, H dv / 128]``.
+    Args as of both ops. Returns as :func:`paged_latent_attention_fp8_expand`.
     """
     out = paged_latent_attention_fp8_tensor(q_latent, q_pe, cache, slots, scale, cache_scale)
     return expand_output_quantize(out, w_uv, ue8m0)

@@ -10,17 +10,12 @@ The log-sum-exp is natural, of the scaled scores. Attention to a set of rows is 
 parts of it with weights ``exp(lse_part - lse)``.
 """
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
 from dsa_compile.ops.attention import GATHER_BYTES, PAGED_ATTENTION
-from dsa_compile.ops.latent_rows import latent_rows_fp8, latent_rows_fp8_tensor
+from dsa_compile.ops.latent_rows import latent_rows
 from dsa_compile.ops.library import define
-
-Gather = Callable[[Tensor], Tensor]
-"""Slots ``[N]`` to their rows in fp32, ``[N, R + dr]``; zeros for a negative one."""
 
 _ARGUMENTS = "Tensor q_latent, Tensor q_pe, Tensor cache, Tensor slots, float scale"
 
@@ -40,77 +35,42 @@ def paged_latent_attention_fp8(
     Returns:
         ``[T, H, R]``.
     """
-    return paged_latent_attention_fp8_lse(q_latent, q_pe, cache, slots, scale)[0]
-
-
-def paged_latent_attention_fp8_lse(
-    q_latent: Tensor, q_pe: Tensor, cache: Tensor, slots: Tensor, scale: float
-) -> tuple[Tensor, Tensor]:
-    """:func:`paged_latent_attention_fp8`, and the log-sum-exp of each row's scores.
-
-    Returns:
-        ``[T, H, R]`` and fp32 ``[T, H]``.
-    """
-    rank = q_latent.shape[2]
-    return _attend(q_latent, q_pe, slots, scale, lambda rows: latent_rows_fp8(cache, rows, rank))
+    return paged_latent_attention_lse(q_latent, q_pe, cache, slots, scale)[0]
 
 
 def paged_latent_attention_fp8_tensor(
     q_latent: Tensor, q_pe: Tensor, cache: Tensor, slots: Tensor, scale: float, cache_scale: Tensor
 ) -> Tensor:
-    """Latent attention to e4m3 rows under one scale.
+    """:func:`paged_latent_attention_fp8` to e4m3 rows under one scale.
+
+    Args as there, and
 
     Args:
-        q_latent: ``[T, H, R]``.
-        q_pe: ``[T, H, dr]``.
         cache: e4m3, or the same bytes as uint8, ``[num_blocks, block_size, R + dr]``.
-        slots: int32 ``[T, K]``, physical rows.
-        scale: on the dot products.
         cache_scale: fp32 ``[1]``; a value is ``q * cache_scale``.
-
-    Returns:
-        ``[T, H, R]``.
     """
-    return paged_latent_attention_fp8_tensor_lse(q_latent, q_pe, cache, slots, scale, cache_scale)[
-        0
-    ]
-
-
-def paged_latent_attention_fp8_tensor_lse(
-    q_latent: Tensor, q_pe: Tensor, cache: Tensor, slots: Tensor, scale: float, cache_scale: Tensor
-) -> tuple[Tensor, Tensor]:
-    """:func:`paged_latent_attention_fp8_tensor`, and the log-sum-exp of each row's scores.
-
-    Returns:
-        ``[T, H, R]`` and fp32 ``[T, H]``.
-    """
-
-    def gather(rows: Tensor) -> Tensor:
-        return latent_rows_fp8_tensor(cache, rows, cache_scale)
-
-    return _attend(q_latent, q_pe, slots, scale, gather)
+    return paged_latent_attention_lse(q_latent, q_pe, cache, slots, scale, cache_scale)[0]
 
 
 def paged_latent_attention_lse(
-    q_latent: Tensor, q_pe: Tensor, cache: Tensor, slots: Tensor, scale: float
+    q_latent: Tensor,
+    q_pe: Tensor,
+    cache: Tensor,
+    slots: Tensor,
+    scale: float,
+    cache_scale: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """``dsa::paged_latent_attention``, and the log-sum-exp of each row's scores.
+    """Latent attention to rows of any format, and the log-sum-exp of each row's scores.
+
+    Args as of :func:`paged_latent_attention_fp8`, and
+
+    Args:
+        cache: rows as :func:`~dsa_compile.ops.latent_rows.latent_rows` tells them apart.
+        cache_scale: fp32 ``[1]`` where it is for the whole cache.
 
     Returns:
         ``[T, H, R]`` and fp32 ``[T, H]``.
     """
-
-    def gather(rows: Tensor) -> Tensor:
-        # what an absent slot happens to read may be NaN, and 0 * NaN spreads
-        picked = cache.view(-1, cache.shape[2]).index_select(0, rows.clamp(min=0)).float()
-        return picked.masked_fill_((rows < 0).unsqueeze(1), 0.0)
-
-    return _attend(q_latent, q_pe, slots, scale, gather)
-
-
-def _attend(
-    q_latent: Tensor, q_pe: Tensor, slots: Tensor, scale: float, gather: Gather
-) -> tuple[Tensor, Tensor]:
     tokens, heads, rank = q_latent.shape
     out = torch.zeros_like(q_latent, memory_format=torch.contiguous_format)
     lse = torch.full((tokens, heads), float("-inf"), dtype=torch.float32, device=q_latent.device)
@@ -121,7 +81,8 @@ def _attend(
     for start in range(0, tokens, step):
         chunk = slice(start, start + step)
         absent = slots[chunk] < 0
-        keys = gather(slots[chunk].flatten()).view(*absent.shape, width)
+        keys = latent_rows(cache, slots[chunk].flatten(), rank, cache_scale)
+        keys = keys.view(*absent.shape, width)
         query = torch.cat((q_latent[chunk], q_pe[chunk]), -1).float()
         scores = torch.matmul(query, keys.transpose(1, 2)).mul_(scale)
         scores.masked_fill_(absent.unsqueeze(1), float("-inf"))

@@ -1,4 +1,4 @@
-"""Rows of an FP8 latent cache, gathered and dequantised to fp32.
+"""Rows of a latent cache in any format, gathered and brought to fp32.
 
 The formats are those of :mod:`dsa_compile.ops.fused_cache`.
 """
@@ -7,6 +7,27 @@ import torch
 from torch import Tensor
 
 from dsa_compile.ops.quantize import E4M3, block_count, dequantize_blocks
+
+
+def latent_rows(
+    cache: Tensor, rows: Tensor, rank: int, cache_scale: Tensor | None = None
+) -> Tensor:
+    """Rows in the format that the cache's dtype tells, or a scale for all of it.
+
+    Args:
+        cache: ``[num_blocks, block_size, W]``: floating, or as below.
+        rows: int32 or int64 ``[N]``, physical rows; a negative one gives zeros.
+        rank: R.
+        cache_scale: fp32 ``[1]`` where it is for the whole cache.
+
+    Returns:
+        fp32 ``[N, R + dr]``.
+    """
+    if cache_scale is not None:
+        return latent_rows_fp8_tensor(cache, rows, cache_scale)
+    if cache.dtype is torch.uint8:
+        return latent_rows_fp8(cache, rows, rank)
+    return _pick(cache, rows).float()
 
 
 def latent_rows_fp8(cache: Tensor, rows: Tensor, rank: int) -> Tensor:
@@ -42,6 +63,6 @@ def latent_rows_fp8_tensor(cache: Tensor, rows: Tensor, scale: Tensor) -> Tensor
 
 
 def _pick(cache: Tensor, rows: Tensor) -> Tensor:
-    """uint8 ``[N, width]``, zeros where a row is negative (as FP8, fp32 and bf16 they are 0)."""
+    """``[N, width]`` in the cache's dtype, zeros where a row is negative (0 in every format)."""
     picked = cache.view(-1, cache.shape[2]).index_select(0, rows.clamp(min=0))
     return picked.masked_fill_((rows < 0).unsqueeze(1), 0)

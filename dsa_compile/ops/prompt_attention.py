@@ -100,19 +100,10 @@ def paged_prompt_attention_fp8(
 ) -> Tensor:
     """:func:`paged_prompt_attention` to ``fp8`` rows.
 
-    Args:
-        q_nope: as there, and so are the others.
-        q_pe: ``[T, H, dr]``.
-        cache: uint8 ``[num_blocks, block_size, fp8_row_bytes(R, dr)]``.
-        slot_mapping: int64 ``[T]``.
-        positions: int64 ``[T]``.
-        w_uk: ``[H, dn, R]``.
-        w_uv: ``[H, dv, R]``.
-        scale: on the dot products.
-        selected_slots: int32 ``[T, K]``, or None.
+    Args as there, and
 
-    Returns:
-        ``[T, H, dv]``.
+    Args:
+        cache: uint8 ``[num_blocks, block_size, fp8_row_bytes(R, dr)]``.
     """
     rows = latent_rows_fp8(cache, slot_mapping, w_uk.shape[2])
     unseen = _Unseen(cache, slot_mapping, positions, selected_slots)
@@ -133,20 +124,11 @@ def paged_prompt_attention_fp8_tensor(
 ) -> Tensor:
     """:func:`paged_prompt_attention` to rows of e4m3 under one scale.
 
-    Args:
-        q_nope: as there, and so are the others.
-        q_pe: ``[T, H, dr]``.
-        cache: e4m3, or the same bytes as uint8, ``[num_blocks, block_size, R + dr]``.
-        slot_mapping: int64 ``[T]``.
-        positions: int64 ``[T]``.
-        w_uk: ``[H, dn, R]``.
-        w_uv: ``[H, dv, R]``.
-        scale: on the dot products.
-        cache_scale: fp32 ``[1]``; a value is ``q * cache_scale``.
-        selected_slots: int32 ``[T, K]``, or None.
+    Args as there, and
 
-    Returns:
-        ``[T, H, dv]``.
+    Args:
+        cache: e4m3, or the same bytes as uint8, ``[num_blocks, block_size, R + dr]``.
+        cache_scale: fp32 ``[1]``; a value is ``q * cache_scale``.
     """
     rows = latent_rows_fp8_tensor(cache, slot_mapping, cache_scale)
     unseen = _Unseen(cache, slot_mapping, positions, selected_slots)

@@ -48,13 +48,13 @@ def attention_fp8(tokens, count, one_scale):
     slots = torch.randint(-2, 256, (tokens, count)).clamp(min=-1).int()
     if one_scale:
         cache, scale = torch.randn(4, 64, 272).to(torch.float8_e4m3fn), torch.tensor([0.4])
-        got, lse = mla_fp8.attend_fp8_tensor(q, pe, cache, slots, SCALE, scale)
-        wide = attention_fp8_reference.paged_latent_attention_fp8_tensor_lse
+        got, lse = mla_fp8.attend_fp8(q, pe, cache, slots, SCALE, scale)
+        wide = attention_fp8_reference.paged_latent_attention_lse
         expected, expected_lse = wide(q, pe, cache, slots, SCALE, scale)
     else:
         cache = fp8_cache(4, 64)
         got, lse = mla_fp8.attend_fp8(q, pe, cache, slots, SCALE)
-        wide = attention_fp8_reference.paged_latent_attention_fp8_lse
+        wide = attention_fp8_reference.paged_latent_attention_lse
         expected, expected_lse = wide(q, pe, cache, slots, SCALE)
     torch.testing.assert_close(lse, expected_lse, rtol=0, atol=1e-2)
     return error(got, expected) if tokens else 0.0

@@ -24,15 +24,7 @@ from dsa_compile.kernels.cuda.mla_decode import (
     paged_latent_attention_fp8,
     paged_latent_attention_fp8_tensor,
 )
-from dsa_compile.ops.attention_fp8 import (
-    paged_latent_attention_fp8_lse as reference_fp8,
-)
-from dsa_compile.ops.attention_fp8 import (
-    paged_latent_attention_fp8_tensor_lse as reference_fp8_tensor,
-)
-from dsa_compile.ops.attention_fp8 import (
-    paged_latent_attention_lse as reference_bf16,
-)
+from dsa_compile.ops.attention_fp8 import paged_latent_attention_lse
 from dsa_compile.ops.quantize import quantize_blocks
 
 triton = pytest.importorskip("triton")
@@ -163,11 +155,8 @@ def cache_of(form: Format, rows: int) -> tuple[torch.Tensor, torch.Tensor | None
 
 def reference(form: Format, q_latent, q_pe, cache, slots, cache_scale):
     query = (q_latent.float(), q_pe.float())
-    if form is Format.BF16:
-        return reference_bf16(*query, cache, slots, SCALE)
-    if form is Format.FP8:
-        return reference_fp8(*query, cache, slots, SCALE)
-    return reference_fp8_tensor(*query, cache, slots, SCALE, cache_scale)
+    one_scale = cache_scale if form is Format.FP8_TENSOR else None
+    return paged_latent_attention_lse(*query, cache, slots, SCALE, one_scale)
 
 
 def poison(tokens: int, heads: int) -> None:
@@ -241,7 +230,9 @@ def test_magnitudes_far_from_one():
     slots = torch.arange(256, dtype=torch.int32, device="cuda")[None]
     args = (q_latent, q_pe, cache, slots)
     scale = 3e-6  # scores of some ten
-    expected, expected_lse = reference_fp8(q_latent.float(), q_pe.float(), cache, slots, scale)
+    expected, expected_lse = paged_latent_attention_lse(
+        q_latent.float(), q_pe.float(), cache, slots, scale
+    )
     out, lse = attend(Format.FP8, *args, scale)
     assert (out.float() - expected).norm() < 8e-3 * expected.norm()
     torch.testing.assert_close(lse, expected_lse, rtol=2e-3, atol=5e-3)

@@ -303,7 +303,7 @@ def test_hopper_kernel_over_fp8(tokens, most, monkeypatch):
     cache = fp8_cache(128)
     every = torch.arange(8192, dtype=torch.int32, device="cuda")
     wide = latent_rows_fp8(cache, every, 512).bfloat16().view(128, 64, 576)
-    out, lse = mla_fp8.attend_fp8(q, pe, cache, slots, scale, mla_prefill.attend)
+    out, lse = mla_fp8.attend_fp8(q, pe, cache, slots, scale, attend=mla_prefill.attend)
     for token, (value, total) in enumerate(expected(q, pe, wide, slots, scale)):
         assert (out[token] - value).norm() <= 6e-3 * value.norm(), token
         torch.testing.assert_close(lse[token].double(), total, rtol=0, atol=1e-3)

@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from dsa_compile.ops.attention_fp8 import (
-    paged_latent_attention_fp8_lse,
     paged_latent_attention_lse,
 )
 
@@ -59,9 +58,9 @@ def test_parts_are_put_together_by_their_log_sum_exp():
     q_latent, q_pe, slots = inputs(6, 32)
     slots[3] = -1
     slots[4, :16] = -1
-    whole, lse = paged_latent_attention_fp8_lse(q_latent, q_pe, cache, slots, 0.2)
+    whole, lse = paged_latent_attention_lse(q_latent, q_pe, cache, slots, 0.2)
     parts = [
-        paged_latent_attention_fp8_lse(q_latent, q_pe, cache, half.contiguous(), 0.2)
+        paged_latent_attention_lse(q_latent, q_pe, cache, half.contiguous(), 0.2)
         for half in slots.chunk(2, 1)
     ]
     joined = torch.logaddexp(parts[0][1], parts[1][1])

@@ -32,21 +32,16 @@ def paged_latent_attention_fp8(
     q_latent: Tensor, q_pe: Tensor, cache: Tensor, slots: Tensor, scale: float
 ) -> Tensor:
     """``dsa::paged_latent_attention_fp8``."""
-    few = takes_few_fp8(q_latent, slots)
-    attend = (
-        mla_decode.paged_latent_attention_fp8 if few else mla_prefill_fp8.paged_latent_attention_fp8
-    )
-    return attend(q_latent, q_pe, cache, slots, scale)
+    if takes_few_fp8(q_latent, slots):
+        return mla_decode.paged_latent_attention_fp8(q_latent, q_pe, cache, slots, scale)
+    return mla_prefill_fp8.paged_latent_attention_fp8(q_latent, q_pe, cache, slots, scale)
 
 
 def paged_latent_attention_fp8_tensor(
     q_latent: Tensor, q_pe: Tensor, cache: Tensor, slots: Tensor, scale: float, cache_scale: Tensor
 ) -> Tensor:
     """``dsa::paged_latent_attention_fp8_tensor``."""
-    few = takes_few_fp8(q_latent, slots)
-    attend = (
-        mla_decode.paged_latent_attention_fp8_tensor
-        if few
-        else mla_prefill_fp8.paged_latent_attention_fp8_tensor
-    )
-    return attend(q_latent, q_pe, cache, slots, scale, cache_scale)
+    args = (q_latent, q_pe, cache, slots, scale, cache_scale)
+    if takes_few_fp8(q_latent, slots):
+        return mla_decode.paged_latent_attention_fp8_tensor(*args)
+    return mla_prefill_fp8.paged_latent_attention_fp8(*args)

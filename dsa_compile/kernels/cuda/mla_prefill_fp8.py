@@ -8,23 +8,16 @@ cores.
 from torch import Tensor
 
 from dsa_compile.kernels.cuda.mla_prefill import attend
-from dsa_compile.kernels.triton.mla_fp8 import attend_fp8, attend_fp8_tensor
+from dsa_compile.kernels.triton.mla_fp8 import attend_fp8
 
 
 def paged_latent_attention_fp8(
-    q_latent: Tensor, q_pe: Tensor, cache: Tensor, slots: Tensor, scale: float
-) -> Tensor:
-    """``dsa::paged_latent_attention_fp8``."""
-    return attend_fp8(q_latent, q_pe, cache, slots, scale, attend)[0]
-
-
-def paged_latent_attention_fp8_tensor(
     q_latent: Tensor,
     q_pe: Tensor,
     cache: Tensor,
     slots: Tensor,
     scale: float,
-    cache_scale: Tensor,
+    cache_scale: Tensor | None = None,
 ) -> Tensor:
-    """``dsa::paged_latent_attention_fp8_tensor``."""
-    return attend_fp8_tensor(q_latent, q_pe, cache, slots, scale, cache_scale, attend)[0]
+    """``dsa::paged_latent_attention_fp8``, with a scale ``…_fp8_tensor``."""
+    return attend_fp8(q_latent, q_pe, cache, slots, scale, cache_scale, attend)[0]

@@ -87,6 +87,20 @@ def _tensor_kernel(
         start += tl.num_programs(0) * ROWS
 
 
+def latent_rows(
+    cache: Tensor,
+    rows: Tensor,
+    rank: int,
+    cache_scale: Tensor | None = None,
+    *,
+    count: Tensor | None = None,
+) -> Tensor:
+    """Rows under a scale for all of the cache if one is given, else in the ``fp8`` format."""
+    if cache_scale is not None:
+        return latent_rows_fp8_tensor(cache, rows, cache_scale, count=count)
+    return latent_rows_fp8(cache, rows, rank, count=count)
+
+
 def latent_rows_fp8(
     cache: Tensor, rows: Tensor, rank: int, *, count: Tensor | None = None
 ) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dsa_compile.kernels.triton import mla
-from dsa_compile.kernels.triton.latent_rows import latent_rows_fp8, latent_rows_fp8_tensor
+from dsa_compile.kernels.triton.latent_rows import latent_rows
 from dsa_compile.kernels.triton.row_sets import distinct_rows
 
 Results = tuple[Tensor, Tensor]
@@ -31,44 +31,17 @@ def attend_fp8(
     cache: Tensor,
     slots: Tensor,
     scale: float,
+    cache_scale: Tensor | None = None,
     attend: Attend = mla.attend,
 ) -> tuple[Tensor, Tensor]:
-    """``dsa::paged_latent_attention_fp8`` with an attention over bf16 rows, and the log-sum-exp."""
+    """``dsa::paged_latent_attention_fp8``, with a scale ``…_fp8_tensor``, and the log-sum-exp.
+
+    An attention over bf16 rows attends, to as many tokens at a time as the memory for rows allows.
+    """
 
     def dequantize(rows: Tensor, count: Tensor | None) -> Tensor:
-        return latent_rows_fp8(cache, rows, q_latent.shape[2], count=count)
+        return latent_rows(cache, rows, q_latent.shape[2], cache_scale, count=count)
 
-    return _attend(q_latent, q_pe, cache, slots, scale, dequantize, attend)
-
-
-def attend_fp8_tensor(
-    q_latent: Tensor,
-    q_pe: Tensor,
-    cache: Tensor,
-    slots: Tensor,
-    scale: float,
-    cache_scale: Tensor,
-    attend: Attend = mla.attend,
-) -> tuple[Tensor, Tensor]:
-    """``dsa::paged_latent_attention_fp8_tensor`` with an attention over bf16 rows, and the
-    log-sum-exp."""
-
-    def dequantize(rows: Tensor, count: Tensor | None) -> Tensor:
-        return latent_rows_fp8_tensor(cache, rows, cache_scale, count=count)
-
-    return _attend(q_latent, q_pe, cache, slots, scale, dequantize, attend)
-
-
-def _attend(
-    q_latent: Tensor,
-    q_pe: Tensor,
-    cache: Tensor,
-    slots: Tensor,
-    scale: float,
-    dequantize: Dequantize,
-    attend: Attend,
-) -> tuple[Tensor, Tensor]:
-    """Attend, as many tokens at a time as the memory for rows allows."""
     tokens, heads, latent = q_latent.shape
     out = q_latent.new_empty((tokens, heads, latent))
     lse = torch.empty((tokens, heads), dtype=torch.float32, device=q_latent.device)
@@ -120,4 +93,4 @@ def paged_latent_attention_fp8_tensor(
     cache_scale: Tensor,
 ) -> Tensor:
     """``dsa::paged_latent_attention_fp8_tensor``."""
-    return attend_fp8_tensor(q_latent, q_pe, cache, slots, scale, cache_scale)[0]
+    return attend_fp8(q_latent, q_pe, cache, slots, scale, cache_scale)[0]

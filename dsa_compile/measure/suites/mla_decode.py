@@ -9,8 +9,6 @@ from dsa_compile.kernels.cuda.mla_decode import Format, attend
 from dsa_compile.kernels.providers import PROVIDERS
 from dsa_compile.measure.case import Call, Case, Plan
 from dsa_compile.ops.attention_fp8 import (
-    paged_latent_attention_fp8_lse,
-    paged_latent_attention_fp8_tensor_lse,
     paged_latent_attention_lse,
 )
 from dsa_compile.ops.quantize import quantize_blocks, quantize_tensor
@@ -109,12 +107,8 @@ def _reference(
     cache_scale: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     query = (q_latent.float(), q_pe.float())
-    if form is Format.BF16:
-        return paged_latent_attention_lse(*query, cache, slots, SCALE)
-    if form is Format.FP8:
-        return paged_latent_attention_fp8_lse(*query, cache, slots, SCALE)
-    assert cache_scale is not None
-    return paged_latent_attention_fp8_tensor_lse(*query, cache, slots, SCALE, cache_scale)
+    one_scale = cache_scale if form is Format.FP8_TENSOR else None
+    return paged_latent_attention_lse(*query, cache, slots, SCALE, one_scale)
 
 
 def _check(expected: Tensor, expected_lse: Tensor) -> Callable[[tuple[Tensor, Tensor]], str | None]:

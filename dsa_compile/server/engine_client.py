@@ -1,6 +1,7 @@
 """The HTTP process's end of the socket to one engine process."""
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -21,6 +22,7 @@ from dsa_compile.server.protocol import (
     Lost,
     Ready,
     Rejected,
+    ReportStats,
     Stats,
     Step,
     ToEngine,
@@ -41,6 +43,7 @@ class EngineClient:
         limits: of the engine's scheduler, once :meth:`ready` has returned.
         vocab_size: likewise.
         eos_token_ids: likewise.
+        heard: when the engine sent something last, by ``time.monotonic``.
     """
 
     def __init__(self, address: str, on_stats: Callable[[Stats], None]) -> None:
@@ -48,6 +51,7 @@ class EngineClient:
         self.vocab_size: int
         self.eos_token_ids: tuple[int, ...]
         self.lost: str | None = None
+        self.heard = time.monotonic()
         self._on_stats = on_stats
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.PAIR)
@@ -64,6 +68,7 @@ class EngineClient:
         """Wait until the engine is loaded."""
         message = self._decoder.decode(await self._socket.recv())
         assert isinstance(message, Ready), message
+        self.heard = time.monotonic()
         self.limits = message.limits
         self.vocab_size = message.vocab_size
         self.eos_token_ids = message.eos_token_ids
@@ -71,7 +76,13 @@ class EngineClient:
     async def receive(self) -> None:
         """Hand out what the engine sends until it is lost; to be run as a task."""
         while self.lost is None:
-            self._handle(self._decoder.decode(await self._socket.recv()))
+            data = await self._socket.recv()
+            self.heard = time.monotonic()
+            self._handle(self._decoder.decode(data))
+
+    def ask(self) -> None:
+        """Have the engine send its statistics, to hear whether it goes on."""
+        self._send(ReportStats())
 
     def add(
         self,

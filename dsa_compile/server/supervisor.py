@@ -9,11 +9,13 @@ import asyncio
 import logging
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
 
 import msgspec
+import zmq
 
 from dsa_compile.server.engine_client import EngineClient
 from dsa_compile.server.errors import ApiError
@@ -23,6 +25,7 @@ _LOG = logging.getLogger(__name__)
 _ATTEMPTS = 5
 _LONGEST_DELAY = 30  # seconds between two starts
 _LONGEST_END = 5  # seconds that an engine process may take to end, before it is killed
+_SILENCE = 60.0  # seconds after which an engine that sends nothing counts as hung
 _LAST_WORDS = 1.0  # seconds in which a failed engine's last message is read after its process ended
 _RETRY_AFTER = 5  # seconds, for clients while there is no engine
 
@@ -32,6 +35,7 @@ class State(Enum):
 
     LOADING = "loading"
     READY = "ready"
+    HUNG = "hung"  # it answers nothing; it may again
     RESTARTING = "restarting"
     FAILED = "failed"
     STOPPED = "stopped"
@@ -89,7 +93,11 @@ class Supervisor:
         failures = 0
         try:
             while not self._stopping.is_set():
-                was_ready, status = await self._run_once()
+                try:
+                    was_ready, status = await self._run_once()
+                except (OSError, zmq.ZMQError) as error:  # no descriptor or process is left for one
+                    _LOG.error("no engine process can be made: %s", error)
+                    was_ready, status = False, 1
                 if self._stopping.is_set():
                     break
                 failures = 0 if was_ready else failures + 1
@@ -117,9 +125,14 @@ class Supervisor:
         address = f"ipc://{Path(self._folder.name, f'engine-{self._starts}')}"
         client = EngineClient(address, self._on_stats)
         module = "dsa_compile.server.engine_process"
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", module), stdin=asyncio.subprocess.PIPE, start_new_session=True
-        )
+        command = (sys.executable, "-m", module)
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *command, stdin=asyncio.subprocess.PIPE, start_new_session=True
+            )
+        except OSError:
+            client.close("it was not started")
+            raise
         assert process.stdin is not None
         self.pid = process.pid
         options = msgspec.structs.replace(self._options, address=address)
@@ -137,7 +150,10 @@ class Supervisor:
                 )
         finally:
             self._client = self.pid = None
-            if self.state is State.READY:  # no longer, however long the process takes to end
+            if self.state in (
+                State.READY,
+                State.HUNG,
+            ):  # no longer, however long the process takes to end
                 self.state = State.STOPPED if self._stopping.is_set() else State.RESTARTING
             reason = _describe(process.returncode) if ended.done() else "it was stopped"
             client.close(client.lost or reason)
@@ -162,7 +178,22 @@ class Supervisor:
             "the engine is ready: caches of %d tokens for up to %d requests of up to %d",
             *(limits.capacity, limits.max_running, limits.max_model_len),
         )
-        await client.receive()
+        watching = asyncio.create_task(self._watch(client))
+        try:
+            await client.receive()
+        finally:
+            watching.cancel()
+
+    async def _watch(self, client: EngineClient) -> None:
+        """Note when the engine is silent although it is asked, and when it is not any more."""
+        while True:
+            await asyncio.sleep(_SILENCE / 12)
+            silent = time.monotonic() - client.heard
+            if (silent > _SILENCE) is (self.state is State.READY):
+                self.state = State.HUNG if self.state is State.READY else State.READY
+                _LOG.error("the engine is %s: silent for %d s", self.state.value, silent)
+            if self.state is State.READY and silent > _SILENCE / 12:
+                client.ask()
 
     async def _wait_for_stop(self, seconds: float) -> None:
         waiting = asyncio.create_task(self._stopping.wait())

@@ -140,3 +140,42 @@ def test_an_engine_that_takes_its_time_to_end_is_not_ready(started: list[StubPro
                 _ = supervised.engine
 
     asyncio.run(run())
+
+
+def test_a_silent_engine_counts_as_hung_until_it_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "_SILENCE", 0.012)
+
+    class Client:
+        heard, asked = 0.0, 0
+
+        def ask(self) -> None:
+            self.asked += 1
+
+    async def watch() -> None:
+        made, client = Supervisor(EngineOptions("", "", {}), lambda: None, lambda _: None), Client()
+        made.state = State.READY
+        watching = asyncio.create_task(made._watch(client))  # type: ignore[arg-type]
+        for heard, state in ((0.0, State.HUNG), (1e12, State.READY), (0.0, State.HUNG)):
+            client.heard = heard
+            async with asyncio.timeout(PATIENCE):
+                while made.state is not state:
+                    await asyncio.sleep(0)
+        watching.cancel()
+
+    asyncio.run(watch())
+
+
+def test_an_engine_that_cannot_be_started_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def start(*_: Any, **__: Any) -> None:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
+    monkeypatch.setattr(supervisor, "_LONGEST_DELAY", 0)
+
+    async def run() -> Supervisor:
+        made = Supervisor(EngineOptions("", "", {}), lambda: None, lambda _: None)
+        await made.run()
+        return made
+
+    made = asyncio.run(run())
+    assert (made.state, made.exit_status) == (State.FAILED, 1)

@@ -232,7 +232,7 @@ def test_help_names_every_choice_and_default():
         assert all(str(choice) in text for choice in choices)
     for option in ("target", "recipe", "weights", "block_size"):
         described = text[text.index(f"--{option.replace('_', '-')} ") :]
-        stated = re.search(r"\(default: (\w+)[,)]", described)
+        stated = re.search(r"\(default: (\w+)[,:)]", described)
         assert stated
         assert stated[1] == str(getattr(CompileConfig, option))
     assert all(len(line) <= 80 for line in build_parser().format_help().splitlines())

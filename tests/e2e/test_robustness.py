@@ -28,15 +28,16 @@ class Recorder:
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
         self.logits: list[torch.Tensor] = []
-        self._execute = runner.execute
-        runner.execute = self.execute  # type: ignore[method-assign]
+        self._forward = runner.forward
+        runner.forward = self.forward  # type: ignore[method-assign]
 
     def __getattr__(self, name: str):
         return getattr(self._runner, name)
 
-    def execute(self, batch):
-        self.logits.append(self._execute(batch))
-        return self.logits[-1]
+    def forward(self, batch):
+        logits = self._forward(batch)
+        self.logits.append(logits.float().cpu())
+        return logits
 
 
 def run(engine: Engine, prompts: list[list[int]], params: SamplingParams) -> list[list[int]]:

@@ -243,12 +243,12 @@ def test_a_request_that_its_op_refuses_fails_alone(artifact, planted, overlap):
 
 def hungry(engine, faults, context):
     """Let the planted op find no memory in steps with a context of so many tokens or more."""
-    execute, longest = engine._runner.execute, [0]
+    forward, longest = engine._runner.forward, [0]
     left = []
 
     def watched(batch):
         longest[0] = int(batch.context_lens.max())
-        return execute(batch)
+        return forward(batch)
 
     def starved(function):
         def call(hidden, *rest):
@@ -259,7 +259,7 @@ def hungry(engine, faults, context):
 
         return call
 
-    engine._runner.execute = watched
+    engine._runner.forward = watched
     for fault in faults:
         fault.function = starved(fault.function)
     return left
@@ -285,13 +285,13 @@ def test_nothing_of_a_step_without_memory_is_held_when_it_is_tried_again(artifac
     engine = Engine.load(artifact, num_gpu_blocks_override=32)
     left = hungry(engine, faults, context=6)
     held = []
-    execute = engine._runner.execute
+    forward = engine._runner.forward
 
     def tried(batch):
         held.append(sum(tensor() is not None for tensor in left))
-        return execute(batch)
+        return forward(batch)
 
-    engine._runner.execute = tried
+    engine._runner.forward = tried
     assert engine.generate([PROMPTS[1]], GREEDY)[0].finish_reason == "error"
     assert len(left) >= 4
     assert set(held) == {0}

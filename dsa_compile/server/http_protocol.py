@@ -7,7 +7,7 @@ MOST_HEAD = 256 * 1024
 MOST_HEADERS = 1000
 
 
-def bounded_protocol(seconds: float) -> type[asyncio.Protocol] | str:
+def bounded_protocol(seconds: float, unread: float | None = None) -> type[asyncio.Protocol] | str:
     """Protocol for uvicorn's ``http``; without httptools h11's, which has limits of its own.
 
     A head that is longer or has more headers is answered with 431, and so is a body with that much
@@ -15,8 +15,11 @@ def bounded_protocol(seconds: float) -> type[asyncio.Protocol] | str:
     of a header however long it gets. Trailers are left out. A connection is closed if the head of
     its first request, or of another that has begun, does not come in time.
 
+    A client that reads too little of what is sent to it is dropped, and its request ends.
+
     Args:
         seconds: that a head may take to arrive.
+        unread: seconds that a full buffer of what is sent may take to empty; None for any time.
     """
     try:
         from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -28,6 +31,7 @@ def bounded_protocol(seconds: float) -> type[asyncio.Protocol] | str:
         _too_many = False
         _aside = 0  # bytes since the last one of a body, or of a request
         _late: asyncio.TimerHandle | None = None
+        _unread: asyncio.TimerHandle | None = None
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
@@ -35,7 +39,22 @@ def bounded_protocol(seconds: float) -> type[asyncio.Protocol] | str:
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._head_is_there()
+            self._is_read()
             super().connection_lost(exc)
+
+        def pause_writing(self) -> None:
+            super().pause_writing()
+            if unread is not None:
+                self._unread = self.loop.call_later(unread, self.transport.abort)
+
+        def resume_writing(self) -> None:
+            self._is_read()
+            super().resume_writing()
+
+        def _is_read(self) -> None:
+            if self._unread is not None:
+                self._unread.cancel()
+                self._unread = None
 
         def data_received(self, data: bytes) -> None:
             self._aside += len(data)

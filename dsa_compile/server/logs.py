@@ -3,15 +3,23 @@
 No record holds text of prompts or answers.
 """
 
+import contextlib
 import json
 import logging
+import os
+import queue
 import sys
+import threading
 from collections.abc import Mapping
 from contextvars import ContextVar
 from typing import Any
 
 FORMATS = ("text", "json")
 LEVELS = ("debug", "info", "warning", "error")
+
+_MOST_LINES = 4096
+"""Lines that wait for whoever reads standard error; more are left out, and counted."""
+_LAST_LINES = 1.0  # seconds that the last lines may take at the end of the process
 
 request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
 """The id of the HTTP request being served; log records of its task carry it."""
@@ -26,13 +34,56 @@ def set_up_logging(log_format: str, level: str) -> None:
         log_format: one of :data:`FORMATS`.
         level: one of :data:`LEVELS`.
     """
-    handler = logging.StreamHandler(sys.stderr)
+    handler = _Handler(sys.stderr.fileno() if sys.stderr else -1)
     handler.setFormatter(_JsonLines() if log_format == "json" else _TextLines())
     for name in ("dsa_compile", "uvicorn"):
         logger = logging.getLogger(name)
         logger.handlers = [handler]
         logger.setLevel(level.upper())
         logger.propagate = False
+
+
+class _Handler(logging.Handler):
+    """Writes lines in a thread of its own: nobody waits for whoever reads them.
+
+    Args:
+        descriptor: of the file, which is written without the interpreter's buffers: a thread that
+            waited with one of these would keep the process from ending.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        super().__init__()
+        self._lines: queue.Queue[str] = queue.Queue(_MOST_LINES)
+        self._left_out = 0
+        threading.Thread(target=self._write, args=(descriptor,), name="log", daemon=True).start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Add a line."""
+        try:
+            if self._left_out:
+                text = f"{self._left_out} lines were left out: nobody has read this log"
+                said = {"name": __name__, "levelname": "WARNING", "msg": text}
+                self._lines.put_nowait(self.format(logging.makeLogRecord(said)))
+                self._left_out = 0
+            self._lines.put_nowait(self.format(record))
+        except queue.Full:
+            self._left_out += 1
+        except Exception:
+            self.handleError(record)
+
+    def flush(self) -> None:
+        """Wait for a short time until all lines are written; for the end of the process."""
+        lines = self._lines
+        with lines.all_tasks_done:
+            lines.all_tasks_done.wait_for(lambda: not lines.unfinished_tasks, _LAST_LINES)
+
+    def _write(self, descriptor: int) -> None:
+        while True:
+            left = f"{self._lines.get()}\n".encode(errors="backslashreplace")
+            with contextlib.suppress(OSError):  # nobody can read them any more
+                while left:
+                    left = left[os.write(descriptor, left) :]
+            self._lines.task_done()
 
 
 def _fields(record: logging.LogRecord) -> Mapping[str, Any]:

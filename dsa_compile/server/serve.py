@@ -114,11 +114,11 @@ class _Server:
     def __init__(self, service: Service, listener: socket.socket) -> None:
         self._service = service
         self._listener = listener
-        seconds = service.settings.timeout_graceful_shutdown
-        self._drain = Drain(service.admission, self._abort, seconds)
+        settings = service.settings
+        self._drain = Drain(service.admission, self._abort, settings.timeout_graceful_shutdown)
         config = uvicorn.Config(
             create_app(service),
-            http=bounded_protocol(service.settings.request_read_timeout),
+            http=bounded_protocol(settings.request_read_timeout, settings.request_timeout),
             log_config=None,
             access_log=False,
             server_header=False,

@@ -1,6 +1,7 @@
 """Clients that leave, dawdle or break off, an engine that is killed, and signals under load."""
 
 import asyncio
+import contextlib
 import json
 import os
 import random
@@ -62,6 +63,26 @@ def test_a_client_that_reads_slowly_holds_up_nobody(server: Server) -> None:
     texts = re.findall(rb'"text":"((?:[^"\\]|\\.)*)"', data)
     whole = server.post(COMPLETIONS, **LONG_BODY).json()["choices"][0]["text"]
     assert "".join(json.loads(b'"' + text + b'"') for text in texts) == whole
+
+
+@pytest.mark.slow
+def test_a_client_that_never_reads_is_dropped(artifact) -> None:
+    """More is sent to it than all buffers hold, and its requests have more time of their own."""
+    body = {**LONG_BODY, "max_tokens": 900, "n": 8, "logprobs": 20, "stream": True, "timeout": 1e6}
+    with serving(artifact, "--request-timeout", "1", "--max-num-seqs", "8") as server:
+        deaf = socket.socket()
+        deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+        deaf.connect(server.address)
+        data = json.dumps(body).encode()
+        head = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        deaf.sendall(f"{head}content-length: {len(data)}\r\n\r\n".encode() + data)
+        server.wait_for_log(r"POST /v1/completions .*status=200")  # it is over
+        server.wait_for_idle()
+        assert not any("Traceback" in line for line in server.log), "\n".join(server.log)
+        with contextlib.suppress(ConnectionResetError):
+            while part := deaf.recv(1 << 20):
+                assert b"[DONE]" not in part  # what the server still had was thrown away
+        deaf.close()
 
 
 def test_a_request_that_is_sent_by_half(server: Server) -> None:

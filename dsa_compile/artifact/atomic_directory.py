@@ -155,13 +155,22 @@ def _clear_leftovers(out: Path) -> None:
         if match is None or path.is_symlink() or not path.is_dir():
             continue
         with contextlib.suppress(FileNotFoundError):  # another process clears them, too
-            others = path.stat().st_uid != os.geteuid()  # whoever may write here may plant one
-            if others or _is_alive(int(match[2])) or _is_locked(path):
+            if not is_abandoned(path, int(match[2])):
                 continue
             if match[1] == "old" and not os.path.lexists(out):
                 path.rename(out)
             else:
                 shutil.rmtree(path, ignore_errors=True)
+
+
+def is_abandoned(folder: Path, pid: int) -> bool:
+    """Whether a folder is this user's, and of a process that is gone and held a lock on it.
+
+    Raises:
+        OSError: it cannot be looked at.
+    """
+    others = folder.stat().st_uid != os.geteuid()  # whoever may write beside it may plant one
+    return not (others or _is_alive(pid) or _is_locked(folder))
 
 
 def _is_alive(pid: int) -> bool:

@@ -6,7 +6,12 @@ loaded engine the supervisor gives up, for whoever watches the server to take ov
 """
 
 import asyncio
+import contextlib
+import fcntl
 import logging
+import os
+import re
+import shutil
 import sys
 import tempfile
 import time
@@ -17,11 +22,13 @@ from pathlib import Path
 import msgspec
 import zmq
 
+from dsa_compile.artifact.atomic_directory import is_abandoned
 from dsa_compile.server.engine_client import EngineClient
 from dsa_compile.server.errors import ApiError
 from dsa_compile.server.protocol import ENGINE_FAILED, EngineOptions, Stats
 
 _LOG = logging.getLogger(__name__)
+_FOLDER = "dsa-serve-"  # of sockets; the server's process number follows
 _ATTEMPTS = 5
 _LONGEST_DELAY = 30  # seconds between two starts
 _LONGEST_END = 5  # seconds that an engine process may take to end, before it is killed
@@ -72,7 +79,11 @@ class Supervisor:
         self._on_start = on_start
         self._on_stats = on_stats
         self._client: EngineClient | None = None
-        self._folder = tempfile.TemporaryDirectory(prefix="dsa-serve-")  # mode 0700
+        _clear_leftovers()
+        prefix = f"{_FOLDER}{os.getpid()}-"
+        self._folder = tempfile.TemporaryDirectory(prefix=prefix)  # mode 0700
+        self._lock = os.open(self._folder.name, os.O_RDONLY | os.O_DIRECTORY)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
         self._starts = 0
         self._stopping = asyncio.Event()
 
@@ -114,6 +125,7 @@ class Supervisor:
             self.state = State.STOPPED
         finally:
             self._folder.cleanup()
+            os.close(self._lock)
 
     def stop(self) -> None:
         """End the engine process, whatever it does."""
@@ -199,6 +211,17 @@ class Supervisor:
         waiting = asyncio.create_task(self._stopping.wait())
         await asyncio.wait({waiting}, timeout=seconds)
         waiting.cancel()
+
+
+def _clear_leftovers() -> None:
+    """Remove the folders of this user's servers that were killed."""
+    for path in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*"):
+        match = re.fullmatch(rf"{_FOLDER}([0-9]{{1,10}})-\w+", path.name)
+        if match is None or path.is_symlink() or not path.is_dir():
+            continue
+        with contextlib.suppress(OSError):  # another server clears them, too
+            if is_abandoned(path, int(match[1])):
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def _describe(status: int | None) -> str:

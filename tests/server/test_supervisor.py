@@ -2,7 +2,13 @@
 
 import asyncio
 import contextlib
+import fcntl
+import os
+import subprocess
+import sys
+import tempfile
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -179,3 +185,29 @@ def test_an_engine_that_cannot_be_started_is_no_traceback(monkeypatch: pytest.Mo
 
     made = asyncio.run(run())
     assert (made.state, made.exit_status) == (State.FAILED, 1)
+
+
+@pytest.mark.parametrize("kept", ["", "alive", "locked", "link", "another user's", "another name"])
+def test_folders_of_killed_servers_are_removed(
+    kept: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    pid = os.getppid() if kept == "alive" else ended.pid
+    left = tmp_path / f"dsa-serve-{'x' if kept == 'another name' else pid}-abc_123"
+    folder = tmp_path / "elsewhere" if kept == "link" else left
+    folder.mkdir()
+    (folder / "engine-1").touch()
+    if kept == "link":
+        left.symlink_to(folder)
+    if kept == "another user's":
+        monkeypatch.setattr(os, "geteuid", lambda: folder.stat().st_uid + 1)
+    lock = os.open(folder, os.O_RDONLY)
+    if kept == "locked":
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    first = Supervisor(EngineOptions("", "", {}), lambda: None, lambda _: None)
+    assert (folder / "engine-1").exists() is bool(kept)
+    Supervisor(EngineOptions("", "", {}), lambda: None, lambda _: None)
+    assert Path(first._folder.name).is_dir()
+    os.close(lock)

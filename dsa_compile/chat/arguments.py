@@ -72,7 +72,8 @@ class _Value:
         self._types = types
         self._trim = trim
         self._is_string = is_string
-        self._held = ""
+        self._held: list[str] = []  # pieces: text that grew would be copied with each of them
+        self._length = 0
         # characters after which it is a string: none, some, or never
         self._limit: int | None = None
         if "string" in types and is_string is not False and trim is None:
@@ -88,18 +89,20 @@ class _Value:
     def push(self, text: str) -> str:
         if self._streams:
             return escaped(text)
-        self._held += text
-        if self._limit is None or len(self._held) <= self._limit:
+        self._held.append(text)
+        self._length += len(text)
+        if self._limit is None or self._length <= self._limit:
             return ""
         self._streams = True
-        return '"' + escaped(self._held)
+        return '"' + escaped("".join(self._held))
 
     def end(self) -> str:
         return '"' if self._streams else self._typed()
 
     def _typed(self) -> str:
-        text = self._held.strip()
-        raw = f'"{escaped(self._held if self._trim is None else self._trim(self._held))}"'
+        held = "".join(self._held)
+        text = held.strip()
+        raw = f'"{escaped(held if self._trim is None else self._trim(held))}"'
         may_be_raw = "string" in self._types and self._is_string is not False
         if text in _PYTHON_WORDS and not may_be_raw:
             word = _PYTHON_WORDS[text]

@@ -90,7 +90,7 @@ class StreamParser:
         self.calls_only = False
         self.most_calls: int | None = None
         self._arguments = Arguments(None)
-        self._json_text = ""
+        self._json_texts: list[str] = []
 
     @property
     def reasoning(self) -> bool:
@@ -232,7 +232,7 @@ class StreamParser:
         self._arguments = Arguments(self._tools.get(name))
         self._events.append(ToolCallBegin(self._calls, self._new_id(), name))
         if is_json:
-            self._state, self._json_text = _State.JSON, ""
+            self._state, self._json_texts = _State.JSON, []
         else:
             self._take(argument)
 
@@ -241,11 +241,11 @@ class StreamParser:
         end = self._buffer.find(self._grammar.value_end)
         upto = end if end >= 0 else begun_at(self._buffer, self._grammar.value_end)
         self._events.append(ToolCallDelta(self._calls, self._buffer[:upto]))
-        self._json_text += self._buffer[:upto]
+        self._json_texts.append(self._buffer[:upto])
         self._buffer = self._buffer[upto:].removeprefix(self._grammar.value_end)
         if end < 0 and not self._final:
             return False
-        self._end_call(is_json_object(self._json_text))
+        self._end_call(is_json_object("".join(self._json_texts)))
         self._state = _State.AFTER
         return True
 

@@ -1,5 +1,7 @@
 """Streaming: text comes out as early as it is certain, and calls while they arrive."""
 
+import json
+
 import pytest
 
 from dsa_compile.chat import (
@@ -12,7 +14,9 @@ from dsa_compile.chat import (
     ToolCallEnd,
     collect,
 )
+from dsa_compile.chat.arguments import Arguments
 from dsa_compile.chat.glm import GLM
+from dsa_compile.chat.grammar import Argument
 from dsa_compile.chat.tools import parse_tools
 from tests.chat.catalog import TOOLS, new_parser
 
@@ -159,3 +163,33 @@ def test_a_model_caught_in_blanks_is_not_held_back(family, thinking) -> None:
                 swallowed = 300 if not start and family == "glm" and blanks[0] == "\n" else 0
                 assert spoken >= 300 - 64 - 8 - swallowed
                 assert collect([*events, *parser.feed(end), *parser.finish()]) == whole
+
+
+class Piece(str):
+    """Text that counts the characters which are copied when it is added to other text."""
+
+    copied = 0
+
+    def __add__(self, other: str) -> "Piece":
+        Piece.copied += len(self) + len(other)
+        return Piece(str(self) + str(other))
+
+    def __radd__(self, other: str) -> "Piece":
+        return Piece(other) + self
+
+
+@pytest.mark.parametrize("kind", ["array", "object", "number", "string", None])
+def test_the_work_of_a_value_that_is_held_back_grows_with_its_length(kind) -> None:
+    parameters = {"properties": {"a": {"type": kind} if kind else {}}}
+    [tool] = parse_tools([{"function": {"name": "f", "parameters": parameters}}])
+    Piece.copied = 0
+    arguments = Arguments(tool)
+    text = arguments.begin(Argument("a", None))
+    for number in range(1000):
+        text += str(arguments.push(Piece(f"{',' if number else '['}{number}")))
+    text += arguments.push("]") + arguments.end() + arguments.close()
+    assert Piece.copied < 100_000  # characters; of nearly 4000, in 1000 pieces
+    value = json.loads(text)["a"]
+    assert value == (
+        str(list(range(1000))).replace(" ", "") if kind == "string" else [*range(1000)]
+    )

@@ -1,7 +1,7 @@
 """The input of ``/v1/messages`` in the form of chats: messages and tools."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from dsa_compile.server.conversation import NO_TEXT, Conversation
@@ -30,7 +30,7 @@ def conversation_of(body: MessagesRequest) -> Conversation:
         made.leave_out(ascii(name)[1:-1][:80])
     if system := _text(made, body.system, "system"):
         made.begin({"role": "system", "content": system}, "system")
-    for number, message in enumerate(body.messages):
+    for number, message in _results_first(body.messages):
         _add(made, message, f"messages[{number}]")
     return made
 
@@ -60,6 +60,33 @@ def tool_choice_of(choice: Mapping[str, Any] | None) -> Any:
         case None:
             return None
     raise bad_request("tool_choice must be of type auto, any, tool (by its name) or none")
+
+
+def _results_first(
+    messages: Sequence[Mapping[str, Any]],
+) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """Numbered messages; those of the system between calls and their results come after these,
+    since chats have results next to their calls."""
+    waiting: list[tuple[int, Mapping[str, Any]]] = []
+    called = False
+    for number, message in enumerate(messages):
+        if called and message.get("role") == "system":
+            waiting.append((number, message))
+            continue
+        answers = called and _has(message, "tool_result")
+        if not answers:
+            yield from waiting
+            waiting.clear()
+        yield number, message
+        called = answers or _has(message, "tool_use")
+    yield from waiting
+
+
+def _has(message: Mapping[str, Any], kind: str) -> bool:
+    """Whether a message has a block of a kind."""
+    content = message.get("content")
+    blocks = content if isinstance(content, list) else ()
+    return any(isinstance(block, Mapping) and block.get("type") == kind for block in blocks)
 
 
 def _add(made: Conversation, message: Mapping[str, Any], param: str) -> None:

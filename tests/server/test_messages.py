@@ -186,6 +186,41 @@ def test_the_prompt_of_claude_code() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("order", "wanted"),
+    [
+        ("c s ab", "c a b s"),
+        ("c s a s b u", "c a b s s u"),
+        ("c a s b", "c a b s"),
+        ("c ab s", "c a b s"),
+        ("c s u", "c s u"),  # refused later, as without the system's
+        ("u s c ab s u", "u s c a b s u"),
+        ("c s", "c s"),
+    ],
+)
+def test_results_follow_their_calls_whatever_the_system_says_between(order, wanted) -> None:
+    uses = [{"type": "tool_use", "id": name, "name": "f", "input": {}} for name in "ab"]
+    said = {"c": {"role": "assistant", "content": uses}, "u": USER}
+    messages = []
+    for number, word in enumerate(order.split()):
+        results = [{"type": "tool_result", "tool_use_id": name, "content": "1"} for name in word]
+        system = {"role": "system", "content": f"{number}"}
+        message = {"role": "user", "content": results} if word in ("a", "b", "ab") else system
+        messages.append(said.get(word, message))
+    made = conversation_of(MessagesRequest.model_validate({"messages": messages}))
+    short = {"assistant": "c", "user": "u", "system": "s"}
+    found = [each.get("tool_call_id") or short[each["role"]] for each in made.messages]
+    assert " ".join(found) == wanted
+    said_by_system = [int(m["content"]) for m in made.messages if m["role"] == "system"]
+    assert said_by_system == sorted(said_by_system)
+    if "a b" in wanted:
+        counted = Chat("").post(path=f"{PATH}/count_tokens", messages=[USER, *messages])
+        assert json.loads(counted)["input_tokens"] > 0  # the model's format takes them
+    for place, each in enumerate(made.messages):
+        if each["role"] == "system":
+            assert made.fields[f"messages[{place}]"] == f"messages[{each['content']}]"
+
+
 def test_what_no_text_stands_for_is_left_out_of_what_a_client_cannot_take_back() -> None:
     image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "x"}}
     use = {"type": "tool_use", "id": "a", "name": "f", "input": {}}

@@ -65,7 +65,8 @@ class StepEngine:
         options: that the engine was made with.
         tokenizer: a ``tokenizers.Tokenizer`` if it was loaded with an artifact; or None.
         vocab_size: number of token ids of the model, which start at 0.
-        eos_token_ids: end tokens that ``config.json`` and ``generation_config.json`` name.
+        eos_token_ids: end tokens that ``config.json`` and ``generation_config.json`` name, or the
+            tokenizer where neither does.
         scheduler: for those who move cache pages. A lost page is reported to it, after
             :meth:`drain`.
         closed: whether :meth:`close` was called.

@@ -6,6 +6,7 @@ or leads into a ``blobs`` folder, of which the snapshots of a Hugging Face hub c
 """
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 from dsa_compile.common.regular_files import read_regular
@@ -49,6 +50,25 @@ def read_tokenizer_file(model_dir: Path, name: str) -> bytes:
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: not valid JSON ({error})") from None
     return data
+
+
+def tokenizer_end_token(read: Callable[[str], bytes | None]) -> int | None:
+    """The id of ``eos_token`` in ``tokenizer_config.json``, for a model that names no end token.
+
+    Args:
+        read: gives the content of one of :data:`TOKENIZER_FILES`, None where there is none.
+
+    Returns:
+        None if there is no such token, or it has not one id.
+    """
+    try:
+        token = json.loads(read("tokenizer_config.json") or b"{}")["eos_token"]
+        added = json.loads(read("tokenizer.json") or b"{}")["added_tokens"]
+        text = token["content"] if isinstance(token, dict) else token
+        (found,) = {each["id"] for each in added if each["content"] == text}
+    except (KeyError, TypeError, ValueError, RecursionError):
+        return None
+    return found if type(found) is int and found >= 0 else None
 
 
 def _in_hub_cache(model_dir: Path, resolved: Path) -> bool:

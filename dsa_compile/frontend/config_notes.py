@@ -3,9 +3,11 @@
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from dsa_compile.artifact.tokenizer_files import tokenizer_end_token
 from dsa_compile.common.regular_files import read_regular
 from dsa_compile.errors import shown
 from dsa_compile.facts.model_spec import READ_FIELDS
@@ -26,9 +28,11 @@ def config_notes(model_dir: Path) -> tuple[str, ...]:
         listed = ", ".join(f"{name}={shown(value)}" for name, value in taken.items())
         notes.append(f"not in config.json, so as transformers' class has it: {listed}")
     if raw.get("eos_token_id") is None and _generation(model_dir).get("eos_token_id") is None:
+        token = tokenizer_end_token(partial(_content, model_dir))
+        alone = "answers end at stop tokens, stop strings or max_tokens alone"
         notes.append(
             "no end token: neither config.json nor generation_config.json has an eos_token_id, so "
-            "answers end at stop tokens, stop strings or max_tokens alone"
+            + (alone if token is None else f"{token} is taken, eos_token of tokenizer_config.json")
         )
     return tuple(notes)
 
@@ -46,10 +50,17 @@ def _defaults(raw: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
+def _content(model_dir: Path, name: str) -> bytes | None:
+    try:
+        return read_regular(model_dir / name)
+    except OSError:
+        return None
+
+
 def _generation(model_dir: Path) -> Mapping[str, Any]:
     """``generation_config.json``; empty if there is none that can be read."""
     try:
-        found = json.loads(read_regular(model_dir / "generation_config.json"))
-    except (OSError, ValueError, RecursionError):
+        found = json.loads(_content(model_dir, "generation_config.json") or b"{}")
+    except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -7,6 +7,7 @@ from typing import Any
 
 from dsa_compile.artifact.acceptance import AcceptanceRecord
 from dsa_compile.artifact.reader import Artifact
+from dsa_compile.artifact.tokenizer_files import tokenizer_end_token
 from dsa_compile.chat import ChatFormat, chat_format
 from dsa_compile.runtime.engine_options import EngineOptions
 from dsa_compile.runtime.execution.model_runner import ModelRunner
@@ -41,6 +42,9 @@ def load_parts(path: Path, options: EngineOptions) -> dict[str, Any]:
     config = GenerationConfig.parse(
         artifact.tokenizer_bytes(FILE), str(artifact.path / "tokenizer" / FILE)
     )
+    if not (config.eos_token_ids or artifact.manifest.model.spec.eos_token_ids):
+        token = tokenizer_end_token(artifact.tokenizer_bytes)
+        config = replace(config, eos_token_ids=() if token is None else (token,))
     of_this = replace(
         options,
         digest=artifact.manifest.digest,  # the one that the tokenizer is of

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from transformers import AXK2Config
 
+from dsa_compile.artifact.tokenizer_files import tokenizer_end_token
 from dsa_compile.facts.model_spec import READ_FIELDS
 from dsa_compile.frontend.build import load_spec
 from dsa_compile.frontend.config_notes import config_notes
@@ -87,3 +88,37 @@ def test_the_notes_are_those_of_a_compilation(tmp_path):
     )
     assert any(note.startswith(NO_END) for note in made.notes)
     assert made.manifest.model.spec.eos_token_ids == ()
+
+
+EOS = {"id": 7, "content": "</s>"}
+
+
+@pytest.mark.parametrize(
+    ("config", "added", "token"),
+    [
+        ({"eos_token": "</s>"}, [EOS, {"id": 8, "content": "<s>"}], 7),
+        ({"eos_token": {"content": "</s>"}}, [EOS, EOS], 7),
+        ({"eos_token": "</s>"}, None, None),
+        ({"eos_token": "</s>"}, [{**EOS, "id": "7"}], None),
+        ({"eos_token": "</s>"}, [{**EOS, "id": [7]}], None),
+        ([], [EOS], None),
+        ({"eos_token": "</s>"}, [EOS, {**EOS, "id": 8}], None),
+        ({"eos_token": "</s>"}, [{**EOS, "id": -7}, 3], None),
+        ({"eos_token": "</t>"}, [EOS], None),
+        ({"eos_token": None}, [EOS, {"id": 3}], None),
+        ({"eos_token": 3}, {"id": 3}, None),
+        ({}, [EOS], None),
+    ],
+)
+def test_an_end_token_that_the_tokenizer_alone_names(config, added, token, tmp_path):
+    given = tiny_config().to_dict()
+    del given["eos_token_id"]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"added_tokens": added}))
+    write(tmp_path, given)
+    taken = tokenizer_end_token(lambda name: (tmp_path / name).read_bytes())
+    assert taken == token
+    (note,) = (each for each in config_notes(tmp_path) if each.startswith(NO_END))
+    assert (f"{token} is taken, eos_token of tokenizer_config.json" in note) is (token is not None)
+    write(tmp_path, given, eos_token_id=3)
+    assert config_notes(tmp_path) == ()

@@ -127,6 +127,21 @@ def test_generation_defaults_that_were_edited_are_refused(artifact, tmp_path):
         Engine.load(tmp_path / "edited")
 
 
+@pytest.mark.slow
+def test_an_end_token_that_the_tokenizer_alone_names_ends_answers(tmp_path):
+    model = shutil.copytree(trained_model(), tmp_path / "model")
+    for name in ("config.json", "generation_config.json"):
+        content = json.loads((model / name).read_text())
+        content.pop("eos_token_id", None)
+        (model / name).write_text(json.dumps(content))
+    named = json.loads((model / "tokenizer_config.json").read_text())["eos_token"]
+    made = dsa_compile.compile(model, tmp_path / "artifact")
+    assert any("1 is taken, eos_token of tokenizer_config.json" in note for note in made.notes)
+    with Engine.load(tmp_path / "artifact", num_gpu_blocks_override=8) as engine:
+        assert engine.tokenizer.token_to_id(named) == 1
+        assert engine.eos_token_ids == (1,)
+
+
 def test_a_chat_template_that_changed_since_is_not_used(artifact, tmp_path):
     shutil.copytree(artifact, tmp_path / "copy")
     with Engine.load(tmp_path / "copy", num_gpu_blocks_override=8) as engine:

@@ -31,7 +31,11 @@ class Conversation:
         self.left_out: list[str] = []
 
     def leave_out(self, param: str, kind: object = None) -> None:
-        """Note a part of the request that the answer goes without, and of which kind it is."""
+        """Note a part of the request that the answer goes without, and of which kind it is.
+
+        Both are the client's words, and go to a header and the log: in ASCII, and not at length.
+        """
+        param = ascii(param)[1:-1][:80]
         self.left_out.append(param if kind is None else f"{param} ({kind!a:.80})")
 
     def headers(self) -> dict[str, str]:

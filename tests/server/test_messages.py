@@ -301,3 +301,12 @@ def test_a_schema_and_a_forced_call(claude: anthropic.Anthropic) -> None:
         extra_body={"temperature": 0},
     )  # fmt: skip
     assert json.loads(answer.content[0].text)["n"] in (1, 2)
+
+
+@pytest.mark.parametrize("name", ["größe", "a\r\nset-cookie: b", "\u2028", "\x00", "long" * 1000])
+def test_what_is_left_out_is_named_on_one_line_of_ascii(name: str) -> None:
+    made = conversation_of(MessagesRequest.model_validate({"messages": [USER], name: 1}))
+    said = made.headers()["x-left-out"]
+    assert said.isascii()
+    assert said.isprintable()
+    assert 0 < len(said) <= 80

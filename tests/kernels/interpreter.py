@@ -5,6 +5,8 @@ and its matrix product takes the bits of bf16 for integers. Conversions become t
 to nearest even; products are those of the operands in fp32.
 """
 
+from functools import partial
+
 import numpy as np
 import torch
 import triton.language as tl
@@ -39,7 +41,14 @@ def _dot(self, a, b, d, input_precision, max_num_imprecise_acc):
     return interpreter.TensorHandle(np.matmul(*wide) + d.data, d.dtype.scalar)
 
 
+def _patch_tensor(patch, tensor, scope):
+    patch(tensor, scope)
+    # numpy 2.5 makes no number of an array of one dimension, and Triton 3.6 asks it to
+    scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
+
+
 def round_as_hardware() -> None:
     """Patch the interpreter of this process."""
     interpreter._convert_float = _convert
     interpreter.InterpreterBuilder.create_dot = _dot
+    interpreter._patch_lang_tensor = partial(_patch_tensor, interpreter._patch_lang_tensor)

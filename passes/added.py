@@ -131,6 +131,11 @@ def _inserted(additions: Sequence[Addition]) -> Pipeline:
         source = f" of {addition.package}" if addition.package else ""
         if name in names:
             raise UserError(f"pass {name}{source}: there is a pass of that name already")
+        if hasattr(addition.step, "recipes"):  # it would run under every recipe
+            raise UserError(
+                f"pass {name}{source} sets recipes; say the formats that it is for instead, as in "
+                "formats = kept_in(weights=E4M3_MATRIX), from dsa_compile.facts.formats"
+            )
         if after not in names:
             near = hint(after, names)
             raise UserError(f"pass {name}{source}: unknown pass {after!r} to run after{near}")

@@ -60,7 +60,13 @@ Formats = Mapping[str, Format | tuple[Format, ...]]
 
 
 def kept_in(**groups: Format | tuple[Format, ...]) -> Formats:
-    """Formats that a pass is for, by group of tensors."""
+    """Formats that a pass is for, by group of tensors.
+
+    Raises:
+        TypeError: a recipe has no such group.
+    """
+    if unknown := groups.keys() - {each.name for each in fields(Recipe)}:
+        raise TypeError(f"a recipe has no {', '.join(sorted(unknown))}")
     return MappingProxyType(groups)
 
 

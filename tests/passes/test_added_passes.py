@@ -213,6 +213,11 @@ def test_an_option_that_does_not_fit(option: str, says: str) -> None:
         ('[(ViewReshapes, "strip_noise")]', "should be a list of (pass, name"),
         ('[(ViewReshapes(), "strip_nois")]', "to run after; did you mean 'strip_noise'?"),
         ('[(ViewReshapes(), "strip_noise")] * 2', "there is a pass of that name already"),
+        (
+            '[(type("Old", (ViewReshapes,), {"recipes": ("fp8",)})(), "strip_noise")]',
+            "pass old of thing 1.2 sets recipes; say the formats that it is for instead",
+        ),
+        ("kept_in(weight=FP32)", "a recipe has no weight"),
         ("1 / 0", "cannot be imported (division by zero); mend or uninstall it"),
     ],
 )

@@ -7,7 +7,7 @@ from dsa_compile.cli.generate import main
     ("command", "message"),
     [
         (["art"], "one of the arguments --prompt --prompt-ids --prompt-file --input is required"),
-        (["--prompt-ids", "1"], "required: ARTIFACT"),
+        (["--prompt-ids", "1"], "required: MODEL"),
         (["art", "--prompt-ids", "1 x"], "--prompt-ids takes integers such as"),
         (["art", "--prompt-ids", " "], "--prompt-ids takes integers such as"),
         (["art", "--prompt", "hi"], "text needs a tokenizer"),

@@ -51,7 +51,7 @@ RUNTIME = {
     "overlap": ("runtime/step_pipeline.py", "--no-async-scheduling"),
     "preemption": ("runtime/pages/pages.py", "--max-num-seqs 1"),
     "CUDA graphs": ("runtime/execution/cuda_graphs.py", "--enforce-eager"),
-    "drafting": ("runtime/execution/drafting_runner.py", "--draft none"),
+    "drafting": ("runtime/execution/drafter.py", "--draft none"),
     "deterministic": ("runtime/scheduling/scheduler.py", "--no-deterministic"),
     "aborted requests": ("runtime/step_engine.py", ""),
     "failing requests": ("runtime/failures/blame.py", ""),

@@ -93,13 +93,12 @@ def test_artifacts_to_read_are_not_run(source, quick, tmp_path, refusal):
         assert what in refusal.generating(out)
 
 
-def test_what_is_no_artifact(source, tmp_path, refusal):
+def test_what_is_no_artifact(tmp_path, refusal):
     (tmp_path / "file").touch()
     (tmp_path / "empty").mkdir()
     assert "file: not a directory" in refusal.generating(tmp_path / "file")
     assert "no such directory" in refusal.generating(tmp_path / "absent")
     assert "manifest.json: missing; is this an artifact?" in refusal.generating(tmp_path / "empty")
-    assert "manifest.json: missing; is this an artifact?" in refusal.generating(source)
 
 
 def test_a_tokenizer_that_is_none(artifact, refusal):

@@ -249,8 +249,9 @@ FAULTS = (
     fault("values-from-the-rows-end", "where every slot is valid, values are the last columns",
           result(CHUNK, from_the_rows_end), "paged_latent_attention"),
     fault("absent-rows-weigh", "rows that a token does not have weigh in its softmax",
-          within("ops.attention_fp8._attend", "torch.Tensor.masked_fill_", lambda whole, scores,
-             mask, value: (scores if value == float("-inf") else whole(scores, mask, value))),
+          within("ops.attention_fp8.paged_latent_attention_lse", "torch.Tensor.masked_fill_",
+             lambda whole, scores, mask, value: (
+             scores if value == float("-inf") else whole(scores, mask, value))),
           "paged_latent_attention_fp8", **FP8),
     fault("padding-writes-row-0", "padding is written to row 0",
           wrap("ops.cache.write_rows", lambda whole, values, cache, slots: whole(values, cache,

@@ -34,7 +34,11 @@ def set_up_logging(log_format: str, level: str) -> None:
         log_format: one of :data:`FORMATS`.
         level: one of :data:`LEVELS`.
     """
-    handler = _Handler(sys.stderr.fileno() if sys.stderr else -1)
+    handler: logging.Handler
+    try:
+        handler = _Handler(sys.stderr.fileno())
+    except (AttributeError, OSError):  # there is none, or a notebook's
+        handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_JsonLines() if log_format == "json" else _TextLines())
     for name in ("dsa_compile", "uvicorn"):
         logger = logging.getLogger(name)

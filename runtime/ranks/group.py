@@ -41,7 +41,7 @@ from dsa_compile.runtime.ranks.gloo import open_store
 from dsa_compile.runtime.ranks.lane_results import LaneResults, logits_of
 from dsa_compile.runtime.ranks.lanes import lane_steps
 from dsa_compile.runtime.ranks.messages import ChosenTokens, Start, StepPlan
-from dsa_compile.runtime.ranks.peers import CONNECT_TIMEOUT, LOADING_TIMEOUT, StorePeers
+from dsa_compile.runtime.ranks.peers import LOADING_TIMEOUT, StorePeers
 from dsa_compile.runtime.ranks.processes import (
     RankProcess,
     end_processes,
@@ -50,7 +50,7 @@ from dsa_compile.runtime.ranks.processes import (
 )
 from dsa_compile.runtime.ranks.torchrun import join_ranks, open_shared_store
 from dsa_compile.runtime.ranks.torchrun_environment import started_rank
-from dsa_compile.runtime.ranks.watch import Watch, beside
+from dsa_compile.runtime.ranks.watch import Watch
 from dsa_compile.runtime.sampling.draw_options import records_of
 from dsa_compile.runtime.sampling.host_choice import CheckedRows, Chosen, HostChoice
 from dsa_compile.runtime.sampling.sampler import SamplingState
@@ -262,10 +262,7 @@ def load_ranks(path: Path | str, target: str, options: EngineOptions, layout: La
             with contextlib.suppress(OSError):  # it is gone; reported below
                 other.connection.send(start)
         peers.least("processes", 0)
-        meeting = Watch(others, _nothing)
-        with meeting.loading(CONNECT_TIMEOUT):
-            communicator = beside(partial(connect, target, store, 0, layout, options), meeting)
-        meeting.close()
+        communicator = connect(target, store, 0, layout, options)
         abort, close = communicator.abort, communicator.close
         watch = Watch(others, abort)
         with watch.loading(LOADING_TIMEOUT), communicating(communicator):

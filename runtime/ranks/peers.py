@@ -10,9 +10,6 @@ from dsa_compile.errors import UserError
 LOADING_TIMEOUT = 1800.0
 """Seconds that a rank waits while another still loads; one that is gone ends the wait at once."""
 
-CONNECT_TIMEOUT = 300.0
-"""Seconds that ranks take at most to connect once all are there: NCCL has no limit of its own."""
-
 _POLL = 0.01
 
 

@@ -8,16 +8,13 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, wait
 from contextlib import contextmanager
-from typing import TypeVar
 
 from dsa_compile.errors import UserError
 from dsa_compile.runtime.failures.step_errors import RankLost
 from dsa_compile.runtime.ranks.processes import RankProcess, culprit, kill_processes
 
 _POLL = 0.1
-T = TypeVar("T")
 
 
 class Watch:
@@ -122,29 +119,6 @@ class Watch:
     def close(self) -> None:
         """Stop watching; doing so again does nothing."""
         self._closed.set()
-
-
-def beside(work: Callable[[], T], watch: Watch) -> T:
-    """Do work in a thread, on the first GPU, that is left behind if the group ends meanwhile.
-
-    It is for work that nothing else can end, even when the other processes are gone: NCCL goes on
-    waiting for a rank that has not reached it yet.
-
-    Raises:
-        RankLost: the group has ended; or as the work does.
-    """
-    done: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            done.set_result(work())
-        except BaseException as error:
-            done.set_exception(error)
-
-    threading.Thread(target=run, name="connecting", daemon=True).start()
-    while not wait([done], _POLL).done:
-        watch.check()
-    return done.result()
 
 
 def _watch(watch: "weakref.ref[Watch]", closed: threading.Event) -> None:

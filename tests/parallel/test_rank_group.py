@@ -305,32 +305,6 @@ def test_a_rank_that_cannot_load_says_why(artifact, monkeypatch) -> None:
     assert gone(started[0].process.pid)
 
 
-@pytest.mark.slow
-def test_a_rank_that_stalls_while_ranks_connect_is_named(artifact, monkeypatch) -> None:
-    """All have come, and then one goes no further: what waits for it may have no limit itself."""
-    real = group.start_process
-    started, stuck = [], threading.Event()
-
-    def start(rank: int):
-        started.append(real(rank))
-        return started[-1]
-
-    def connect(*_: object) -> None:
-        os.kill(started[0].process.pid, signal.SIGSTOP)
-        stuck.wait(300)
-
-    monkeypatch.setattr(group, "start_process", start)
-    monkeypatch.setattr(group, "connect", connect)
-    monkeypatch.setattr(group, "CONNECT_TIMEOUT", 0.5)
-    try:
-        with pytest.raises(UserError, match=r"rank 1 \(process \d+\) did not answer"):
-            Engine.load(artifact("tp2"), num_gpu_blocks_override=64)
-        assert gone(started[0].process.pid)
-        assert not stuck.is_set()
-    finally:
-        stuck.set()
-
-
 FORKING = """
 import os, sys
 from dsa_compile.runtime import DeviceLost, Engine, SamplingParams

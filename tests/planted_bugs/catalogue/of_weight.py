@@ -102,7 +102,7 @@ FAULTS = (
           result(STORED + "_scales", lambda found, *_: found.t().reshape(found.shape)), "_scales",
           "weight", recipe="fp8", model="wide-fp8", echo="vllm-project/vllm#47116"),
     Fault("divided-by-scale-inv", "FP8 values are divided by weight_scale_inv",
-          result(STORED + "_spread_scales", lambda found, *_: found.reciprocal()), "_read_blocks",
+          result(STORED + "_spread_scales", lambda found, *_: found.reciprocal()), "self_attn.",
           "weight", recipe="bf16", model="wide-fp8", echo="deepseek-ai/DeepSeek-V3#2"),
     Fault("scales-tiled-not-spread", "a row of scales is tiled, not spread over its blocks",
           wrap(STORED + "_spread_scales", lambda whole, self, part, rows, columns:

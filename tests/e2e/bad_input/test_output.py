@@ -141,7 +141,7 @@ def test_the_commands_as_processes(source, compiled, tmp_path):
     assert refused.returncode == 2
     assert refused.stdout == ""
     assert refused.stderr.count("\n") == 1
-    assert "manifest.json: missing; is this an artifact?" in refused.stderr
+    assert refused.stderr.startswith("dsa-generate: error: config.json: model_type='llama'")
 
 
 @pytest.mark.slow

@@ -5,9 +5,9 @@ alone, and text that does not yet decide is held back. Held back is at most what
 beginning of a tag or of a call's first tags.
 
 A call begins once its name and what follows it (an argument's tag or the call's end) are there and
-well-formed; until then all of it may turn out to be plain text. From there on its arguments are
-passed on as they arrive. A call that goes wrong later ends incomplete, and what follows up to its
-end is dropped. Tags are not content where the text was cut inside them, or after a call.
+well-formed; until then all of it may be plain text. From there on its arguments are passed on as
+they arrive. A call that goes wrong later ends incomplete, and what follows up to its end is
+dropped. Tags are not content where the text was cut inside them, or after a call.
 """
 
 import uuid
@@ -52,8 +52,7 @@ class StreamParser:
     """Parses one answer.
 
     Args:
-        thinking: whether the text begins as reasoning; None if that depends on whether it begins
-            with ``<think>``.
+        thinking: whether the text begins as reasoning; None if it does where it has ``<think>``.
         tools: that calls may name; without any, calls are plain text. A call of another function is
             a call all the same, if it has an argument.
         grammar: how calls are written; None for a model without a known syntax.
@@ -240,8 +239,8 @@ class StreamParser:
         assert self._grammar is not None
         end = self._buffer.find(self._grammar.value_end)
         upto = end if end >= 0 else begun_at(self._buffer, self._grammar.value_end)
-        self._events.append(ToolCallDelta(self._calls, self._buffer[:upto]))
         self._json_texts.append(self._buffer[:upto])
+        self._events.append(ToolCallDelta(self._calls, self._json_texts[-1]))
         self._buffer = self._buffer[upto:].removeprefix(self._grammar.value_end)
         if end < 0 and not self._final:
             return False

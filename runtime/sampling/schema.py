@@ -7,6 +7,7 @@ with constraints beside them. An answer may be less than a schema allows, never 
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
@@ -152,32 +153,50 @@ class Schema:
             return
         if len(branches) > _MOST_ALTERNATIVES:
             refuse("oneOf", f"has more than {_MOST_ALTERNATIVES} schemas")
-        for one, other in combinations(map(self._followed, branches), 2):
-            if not self._apart(one, other):
+        # each looked at once: a schema is as large as its sender likes
+        known: dict[tuple[int, int], frozenset[str]] = {}
+        looked_at = [_Branch.of(each, self._root, known) for each in branches]
+        for one, other in combinations(looked_at, 2):
+            if not one.apart(other):
                 refuse("oneOf", "of schemas that may both hold is not kept: use anyOf")
 
-    def _followed(self, node: Any) -> Any:
+
+@dataclass(frozen=True)
+class _Branch:
+    """One schema of ``oneOf``: kinds of its values, its values and its tags, as far as known."""
+
+    kinds: frozenset[str]
+    values: frozenset[str] | None
+    tags: Mapping[str, set[str]]
+
+    @classmethod
+    def of(cls, node: Any, root: Any, known: dict[tuple[int, int], frozenset[str]]) -> "_Branch":
+        """What is known of a schema, which may be a reference; ``known`` as for ``types_of``."""
         for _ in range(_MOST_REFERENCES):
             if not isinstance(node, Mapping) or "$ref" not in node:
-                return node
-            node = resolved(node["$ref"], self._root)
-        return None
+                break
+            node = resolved(node["$ref"], root)
+        else:
+            node = None
+        found = types_of(node, root, _MOST_REFERENCES, known)
+        values = _values(node)
+        return cls(
+            frozenset(found | {"integer"} if "number" in found else found),
+            None if values is None else frozenset(map(json.dumps, values)),
+            _tags(node) if isinstance(node, Mapping) else {},
+        )
 
-    def _apart(self, one: Any, other: Any) -> bool:
+    def apart(self, other: "_Branch") -> bool:
         """Whether it is plain that no value satisfies both."""
-        types = [types_of(each, self._root, _MOST_REFERENCES, {}) for each in (one, other)]
-        types = [each | {"integer"} if "number" in each else each for each in types]
-        if not types[0] & types[1]:
+        if not self.kinds & other.kinds:
             return True
-        if not isinstance(one, Mapping) or not isinstance(other, Mapping):
+        if self.values is not None and other.values is not None:
+            return not self.values & other.values
+        if self.kinds | other.kinds != {"object"}:
             return False
-        values = [_values(each) for each in (one, other)]
-        if values[0] is not None and values[1] is not None:
-            return not {*map(json.dumps, values[0])} & {*map(json.dumps, values[1])}
-        if types[0] | types[1] != {"object"}:
-            return False
-        tags = [_tags(each) for each in (one, other)]
-        return any(not tags[0][name] & tags[1][name] for name in tags[0].keys() & tags[1].keys())
+        return any(
+            not self.tags[name] & other.tags[name] for name in self.tags.keys() & other.tags.keys()
+        )
 
 
 def _completed(node: Mapping[str, Any]) -> Json:

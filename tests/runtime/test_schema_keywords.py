@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 import xgrammar
 
+from dsa_compile.chat.tools import types_of
 from dsa_compile.errors import ParameterError
 from dsa_compile.runtime.requests.grammar import Grammar
+from dsa_compile.runtime.sampling import schema as schema_module
 from dsa_compile.runtime.sampling.grammar import GrammarCompiler
 from dsa_compile.runtime.sampling.schema import NotKeptError, Schema, kept
 
@@ -131,6 +133,19 @@ def test_refused_by_name(word: str, schema: dict) -> None:
     for place in places:
         with pytest.raises(NotKeptError, match=rf": {word.replace('$', '[$]')} "):
             Schema(place)
+
+
+def test_alternatives_are_looked_at_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_at = []
+
+    def counted(node, *rest):
+        looked_at.append(node)
+        return types_of(node, *rest)
+
+    monkeypatch.setattr(schema_module, "types_of", counted)
+    branches = [{"const": n} for n in range(64)]
+    assert Schema({"oneOf": branches}).kept == {"oneOf": branches}
+    assert len(looked_at) == 64
 
 
 def test_the_message_and_tools() -> None:

@@ -14,13 +14,14 @@ Declines: an addition with a scale, or of differently typed tensors.
 import torch
 from torch import fx
 
-from dsa_compile.ir.dims import describe, same_type
+from dsa_compile.ir.dims import same_type
 from dsa_compile.ir.edit import Editor
 from dsa_compile.ir.match import Call, Const, Node, match_at
 from dsa_compile.ir.passes import RegionPass
 from dsa_compile.ir.program import Program
 from dsa_compile.ir.region import Region
 from dsa_compile.ir.site import NearMiss
+from dsa_compile.ir.tensor_info import describe
 from dsa_compile.passes.shared import each_layer
 
 aten, dsa = torch.ops.aten, torch.ops.dsa
@@ -40,7 +41,7 @@ def not_fusable(total: fx.Node) -> str | None:
     x, residual = (matched[name].meta["val"] for name in ("x", "residual"))
     if same_type(x, residual):
         return None
-    return f"adds {describe(x)} to {describe(residual)}"
+    return f"adds {describe(x)!r} to {describe(residual)!r}"
 
 
 def fuse(edit: Editor, total: fx.Node, norm: fx.Node) -> None:

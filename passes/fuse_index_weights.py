@@ -12,12 +12,12 @@ Declines: products in another dtype, which no constant scales, or that are read 
 
 import torch
 
-from dsa_compile.ir.dims import describe
 from dsa_compile.ir.edit import Editor
 from dsa_compile.ir.match import Call, Cast, Const, Node
 from dsa_compile.ir.passes import RegionPass
 from dsa_compile.ir.program import Program
 from dsa_compile.ir.region import Region
+from dsa_compile.ir.tensor_info import describe
 from dsa_compile.passes.shared import each_indexer
 
 aten, dsa = torch.ops.aten, torch.ops.dsa
@@ -39,7 +39,7 @@ class FuseIndexWeights(RegionPass):
             dtypes = {m[name].meta["val"].dtype for name in ("weight", "product")}
             if dtypes != {torch.float32}:
                 at = m["product"]
-                reason = f"gives {describe(at.meta['val'])}"
+                reason = f"gives {describe(at.meta['val'])!r}"
                 edit.decline(at, reason, 2)
                 continue
             args = (m["x"], m["weight"], float(m["scale"]))

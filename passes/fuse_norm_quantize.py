@@ -15,12 +15,12 @@ import torch
 from torch import fx
 
 from dsa_compile.facts.formats import E4M3_ROWS, kept_in
-from dsa_compile.ir.dims import describe
 from dsa_compile.ir.edit import Editor
 from dsa_compile.ir.match import Call, Const, Node
 from dsa_compile.ir.passes import Numerics, RegionPass
 from dsa_compile.ir.program import Program
 from dsa_compile.ir.region import Region
+from dsa_compile.ir.tensor_info import describe
 from dsa_compile.passes.shared import each_layer
 
 dsa = torch.ops.dsa
@@ -29,7 +29,7 @@ dsa = torch.ops.dsa
 def norm_not_fusable(norm: fx.Node) -> str | None:
     """Reason why a ``rms_norm`` cannot quantise as well: its result has not its input's type."""
     x, normed = norm.all_input_nodes[0].meta["val"], norm.meta["val"]
-    return None if x.dtype is normed.dtype else f"makes {describe(normed)} of {describe(x)}"
+    return None if x.dtype is normed.dtype else f"makes {describe(normed)!r} of {describe(x)!r}"
 
 
 def fuse_norm(edit: Editor, norm: fx.Node, quantize: fx.Node) -> None:

@@ -17,12 +17,12 @@ Declines: a shared expert that is not as wide as a routed one.
 import torch
 from torch import fx
 
-from dsa_compile.ir.dims import describe
 from dsa_compile.ir.edit import Editor
 from dsa_compile.ir.match import ANY, Call, Match, Node, getitem
 from dsa_compile.ir.passes import Numerics, RegionPass
 from dsa_compile.ir.program import Program
 from dsa_compile.ir.region import Region, Role
+from dsa_compile.ir.tensor_info import describe
 from dsa_compile.passes.shared import each_experts
 from dsa_compile.weights.plan import Concat, Reshape, WeightEntry
 
@@ -91,5 +91,5 @@ def _differ(m: Match) -> str | None:
     for routed, shared in (("gate_up", "shared_gate_up"), ("down", "shared_down")):
         wide, narrow = m[routed].meta["val"], m[shared].meta["val"]
         if wide.shape[1:] != narrow.shape or wide.dtype is not narrow.dtype:
-            return f"adds an expert {describe(narrow)} to experts {describe(wide)}"
+            return f"adds an expert {describe(narrow)!r} to experts {describe(wide)!r}"
     return None

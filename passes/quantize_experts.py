@@ -16,12 +16,12 @@ parameters.
 import torch
 
 from dsa_compile.facts.formats import E4M3_MATRIX, E4M3_ROWS, kept_in
-from dsa_compile.ir.dims import describe
 from dsa_compile.ir.edit import Editor
 from dsa_compile.ir.match import calls
 from dsa_compile.ir.passes import Numerics, RegionPass
 from dsa_compile.ir.program import Program
 from dsa_compile.ir.region import Region
+from dsa_compile.ir.tensor_info import describe
 from dsa_compile.passes.quantized_weights import (
     power_of_two_scales,
     quantized_inputs,
@@ -52,7 +52,7 @@ class QuantizeExperts(RegionPass):
             made = next((key for key in keys if not reads_parameters(entries[key].expr)), None)
             reason = None if made is None else f"weight {made} is not read as it is stored"
             if x.meta["val"].dtype is not torch.bfloat16:
-                reason = f"its activations are {describe(x.meta['val'])}"
+                reason = f"its activations are {describe(x.meta['val'])!r}"
             if reason is not None:
                 edit.decline(node, reason)
                 continue

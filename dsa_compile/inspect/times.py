@@ -12,7 +12,7 @@ from dsa_compile.errors import UserError
 from dsa_compile.inspect.measured import Case, Share
 from dsa_compile.inspect.store import Store
 from dsa_compile.inspect.why import History, Step
-from dsa_compile.ir.graph import Graph, Node
+from dsa_compile.ir.graph import Graph, Node, typed_call
 
 _EXPORTED = "(as exported)"
 
@@ -186,7 +186,9 @@ def attribute_profile(store: Store, context: int, calls: Mapping[str, float]) ->
             continue
         labelled: dict[str, list[Node]] = defaultdict(list)
         for node in _timed_calls(graph):
-            labelled[call_key(graph, node)].append(node)
+            types = {name: graph.nodes[name].type_text or "None" for name in node.inputs}
+            key = typed_call(node.target, [*node.args, *node.kwargs.values()], types)
+            labelled[key].append(node)
         seen |= labelled.keys()
         # each call was timed by itself: those that are alike all take as long
         alike = {key: Share(us * len(labelled.get(key, ()))) for key, us in calls.items()}
@@ -194,22 +196,6 @@ def attribute_profile(store: Store, context: int, calls: Mapping[str, float]) ->
     if not seen & calls.keys():
         raise UserError(f"the profile has no call of {store.path}; was it made for this program?")
     return _attribute(store, parts, {key: us for key, us in calls.items() if key not in seen})
-
-
-def call_key(graph: Graph, node: Node) -> str:
-    """A call by its op and its tensors' types, as in :mod:`dsa_compile.ir.stream_profile`."""
-    types = [_type(graph, value) for value in (*node.args, *node.kwargs.values())]
-    return f"{node.target}({', '.join(text for text in types if text)})"
-
-
-def _type(graph: Graph, value: object) -> str:
-    if isinstance(value, Mapping):
-        if value.keys() == {"n"}:
-            return graph.nodes[value["n"]].type_text or "None"
-        value = value.get("tuple")
-    if isinstance(value, list) and any(isinstance(v, Mapping) and "n" in v for v in value):
-        return f"[{', '.join(_type(graph, item) for item in value)}]"
-    return ""
 
 
 def _timed_calls(graph: Graph) -> list[Node]:

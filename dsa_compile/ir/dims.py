@@ -138,15 +138,6 @@ def shape_names(value: torch.Tensor) -> tuple[str, ...]:
     return tuple(size_name(size) for size in value.shape)
 
 
-def describe(value: Any) -> str:
-    """``float32[T, 128]`` and the like, of a fake value."""
-    if isinstance(value, torch.Tensor):
-        return f"{str(value.dtype).removeprefix('torch.')}[{', '.join(shape_names(value))}]"
-    if isinstance(value, tuple | list):
-        return f"({', '.join(describe(item) for item in value)})"
-    return type(value).__name__
-
-
 def same_type(a: Any, b: Any) -> bool:
     """Whether two fake values agree in structure, dtype and (symbolic) shape."""
     if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):

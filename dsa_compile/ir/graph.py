@@ -18,7 +18,7 @@ What is empty is left out.
 
 import keyword
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -198,6 +198,20 @@ def type_text(val: Any) -> str:
         return str(val["scalar"])
     dtype = str(val.get("dtype"))
     return f"{SHORT_DTYPES.get(dtype, dtype)}[{', '.join(map(str, val.get('shape', ())))}]"
+
+
+def typed_call(target: str, arguments: Iterable[Any], types: Mapping[str, str]) -> str:
+    """A call as its target and the types of the nodes in its arguments (in their JSON form)."""
+
+    def text(value: Any) -> str:
+        if isinstance(value, Mapping):
+            if value.keys() == {"n"}:
+                return types[value["n"]]
+            value = value.get("tuple")
+        nested = isinstance(value, list) and any(references(value))
+        return f"[{', '.join(map(text, value))}]" if nested else ""
+
+    return f"{target}({', '.join(filter(None, map(text, arguments)))})"
 
 
 def graph_from_json(data: Any, where: str = "") -> Graph:

@@ -16,12 +16,12 @@ from torch._ops import OpOverload
 
 from dsa_compile.facts.layout import DP, TP, WORLD
 from dsa_compile.facts.placements import GIVEN, PARTIAL, REPLICATE, TOKENS, Placement, Split
-from dsa_compile.ir.dims import describe
 from dsa_compile.ir.hazards import COLLECTIVES
 from dsa_compile.ir.placement import WrongUse, placement_of
 from dsa_compile.ir.program import Program
 from dsa_compile.ir.refusal import made_by
 from dsa_compile.ir.region import Region, Role
+from dsa_compile.ir.tensor_info import describe
 from dsa_compile.ops import STREAM_OPS
 from dsa_compile.weights.plan import (
     Concat,
@@ -163,7 +163,7 @@ def _order_problems(program: Program) -> Iterator[str]:
 
 def _collectives(region: Region) -> list[str]:
     return [
-        f"{node.target}({describe(node.all_input_nodes[0].meta['val'])}, {node.args[1]}, "
+        f"{node.target}({describe(node.all_input_nodes[0].meta['val'])!r}, {node.args[1]}, "
         f"{node.args[2]})"
         for node in region.graph.nodes
         if isinstance(node.target, OpOverload) and node.target in COLLECTIVES

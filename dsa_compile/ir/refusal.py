@@ -7,9 +7,10 @@ import torch
 from torch import fx
 
 from dsa_compile.errors import CompileError
-from dsa_compile.ir.dims import describe, shape_names, size_name
+from dsa_compile.ir.dims import shape_names, size_name
 from dsa_compile.ir.pass_record import PassRecord
 from dsa_compile.ir.region import Role
+from dsa_compile.ir.tensor_info import describe
 from dsa_compile.ops.library import SIGNATURES
 from dsa_compile.ops.signature import OperandError
 
@@ -61,7 +62,7 @@ def node_problem(node: fx.Node) -> str | None:
     if made is None or made == [(item.dtype, shape_names(item)) for item in marked]:
         return None
     results = ", ".join(f"{str(dtype)[6:]}[{', '.join(sizes)}]" for dtype, sizes in made)
-    return f"is marked as {describe(value)} but returns {results}"
+    return f"is marked as {describe(value)!r} but returns {results}"
 
 
 def _outcome(
@@ -85,7 +86,7 @@ def _nodes(arguments: Any) -> list[fx.Node]:
 
 def introduce(node: fx.Node) -> str:
     """A node for a message: its name, type, and the pass and site that made it."""
-    return f"{node.name} is {describe(node.meta.get('val'))}{made_by(node)}"
+    return f"{node.name} is {describe(node.meta.get('val'))!r}{made_by(node)}"
 
 
 def made_by(node: fx.Node) -> str:

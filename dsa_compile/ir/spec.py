@@ -7,13 +7,14 @@ import torch
 from torch import fx
 
 from dsa_compile.errors import CompileError
-from dsa_compile.ir.dims import describe, shape_names, symbol_names
+from dsa_compile.ir.dims import shape_names, symbol_names
 from dsa_compile.ir.hazards import find_hazards
 from dsa_compile.ir.kernel_ops import allowed_targets
 from dsa_compile.ir.placement_check import placement_problems
 from dsa_compile.ir.program import Level, Program
 from dsa_compile.ir.refusal import made_by, node_problem
 from dsa_compile.ir.region import Region, Role
+from dsa_compile.ir.tensor_info import describe
 from dsa_compile.ops import FACTS, Form
 
 aten = torch.ops.aten
@@ -87,7 +88,7 @@ def _node_problem(node: fx.Node, legal: Legal) -> str | None:
             continue
         growing = [s for s in item.shape if symbol_names(s) & legal.token_symbols]
         if len(growing) > 1:
-            return f"is quadratic in tokens: {describe(item)}"
+            return f"is quadratic in tokens: {describe(item)!r}"
         if any(symbol_names(s) - _KNOWN for s in item.shape):
             return f"has a size that depends on data: {', '.join(shape_names(item))}"
     return node_problem(node)
@@ -104,7 +105,7 @@ def _weight_problems(program: Program, region: Region) -> Iterator[str]:
         if entry is None:
             yield f"{region.name}: weight {key} is not in the weight plan"
         elif (entry.torch_dtype, entry.shape) != (value.dtype, tuple(value.shape)):
-            yield f"{region.name}: weight {key} is {describe(value)} but planned as {entry}"
+            yield f"{region.name}: weight {key} is {describe(value)!r} but planned as {entry}"
 
 
 def _value_problems(program: Program) -> Iterator[str]:

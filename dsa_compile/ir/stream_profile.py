@@ -20,6 +20,8 @@ from torch import fx
 
 from dsa_compile.common.regular_files import read_regular
 from dsa_compile.errors import UserError
+from dsa_compile.ir.argument_json import encode
+from dsa_compile.ir.graph import typed_call
 from dsa_compile.ir.tensor_info import describe
 
 FORMAT = 1
@@ -96,13 +98,5 @@ def _is_sound(data: Mapping[str, Any]) -> bool:
 
 def call_key(node: fx.Node) -> str:
     """A call by its op and the types of its tensors, the same in a program and in an artifact."""
-    types = [_type(value) for value in (*node.args, *node.kwargs.values())]
-    return f"{node.target}({', '.join(text for text in types if text)})"
-
-
-def _type(value: Any) -> str:
-    if isinstance(value, fx.Node):
-        return str(describe(value.meta.get("val")))
-    if isinstance(value, list | tuple) and any(isinstance(item, fx.Node) for item in value):
-        return f"[{', '.join(map(_type, value))}]"
-    return ""
+    types = {n.name: str(describe(n.meta.get("val"))) for n in node.all_input_nodes}
+    return typed_call(str(node.target), map(encode, (*node.args, *node.kwargs.values())), types)

@@ -12,7 +12,7 @@ import torch
 from dsa_compile.ir.dtype_names import SHORT_DTYPES
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class TensorInfo:
     """Type and shape of a tensor; a size that varies between steps is its symbol: ``"T"``."""
 
@@ -20,7 +20,11 @@ class TensorInfo:
     shape: tuple[int | str, ...]
 
     def __str__(self) -> str:
-        return f"{short_dtype(self.dtype)}[{', '.join(map(str, self.shape))}]"
+        name, _, sizes = repr(self).partition("[")
+        return f"{SHORT_DTYPES.get(name, name)}[{sizes}"
+
+    def __repr__(self) -> str:  # as in messages
+        return f"{str(self.dtype).removeprefix('torch.')}[{', '.join(map(str, self.shape))}]"
 
 
 def size_in(size: int | str, symbols: Mapping[str, int]) -> int:
@@ -37,7 +41,7 @@ def size_in(size: int | str, symbols: Mapping[str, int]) -> int:
     return int(count) * symbols[symbol] if count.isdecimal() else symbols[size]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ScalarInfo:
     """A number known at run time only, such as a size: its symbolic expression."""
 
@@ -46,14 +50,10 @@ class ScalarInfo:
     def __str__(self) -> str:
         return self.expression
 
+    __repr__ = __str__
+
 
 Info = TensorInfo | ScalarInfo | tuple["Info", ...] | None
-
-
-def short_dtype(dtype: torch.dtype) -> str:
-    """``"f32"`` for float32, ``"i64"`` for int64, ``"f8e4m3"`` for float8_e4m3fn, and so on."""
-    name = str(dtype).removeprefix("torch.")
-    return SHORT_DTYPES.get(name, name)
 
 
 def describe(value: object) -> Info:

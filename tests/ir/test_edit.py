@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from dsa_compile.errors import CompileError
-from dsa_compile.ir.dims import FakeWorld, describe, shape_names
+from dsa_compile.ir.dims import FakeWorld, shape_names
 from dsa_compile.ir.edit import Editor
 from dsa_compile.ir.match import calls
 from dsa_compile.ir.region import Region, Role
 from dsa_compile.ir.site import NearMiss
+from dsa_compile.ir.tensor_info import describe
 from tests.passes.sketch import batch, cache, canonical, region, value, weight
 
 aten, dsa = torch.ops.aten, torch.ops.dsa
@@ -38,7 +39,7 @@ def test_a_new_call_is_typed_and_says_where_it_comes_from() -> None:
     edit, made = editing(negated)
     old = node_of(made, aten.neg.default)
     new = edit.call(aten.cat.default, [old.args[0], old.args[0]], -1, before=old)
-    assert describe(new.meta["val"]) == "float32[T, 16]"
+    assert repr(describe(new.meta["val"])) == "float32[T, 16]"
     assert (new.meta["path"], new.meta["origin"]) == ("mlp", "tester")
     assert new < old
     assert edit.rewrites == 0
@@ -183,7 +184,7 @@ def test_an_input_is_made_once() -> None:
     edit, made = editing(negated)
     first = edit.input(Role.BATCH, "slot_mapping", ("T",), torch.int64)
     assert edit.input(Role.BATCH, "slot_mapping", ("T",), torch.int64) is first
-    assert (first.meta["origin"], describe(first.meta["val"])) == ("tester", "int64[T]")
+    assert (first.meta["origin"], repr(describe(first.meta["val"]))) == ("tester", "int64[T]")
     # the same key in another role is another input
     assert edit.input(Role.VALUE, "slot_mapping", ("T",), torch.int64) is not first
     made.graph.lint()

@@ -23,11 +23,12 @@ from dsa_compile.facts.config import CompileConfig
 from dsa_compile.frontend.architectures import spec_of
 from dsa_compile.frontend.build import EMBED, HEAD, model_plan
 from dsa_compile.frontend.export import Input, export_region
-from dsa_compile.ir.dims import FakeWorld, describe, size_name
+from dsa_compile.ir.dims import FakeWorld, size_name
 from dsa_compile.ir.match import arguments
 from dsa_compile.ir.plan import MODEL, Plan
 from dsa_compile.ir.program import Place, Program, add_input
 from dsa_compile.ir.region import Region, Role
+from dsa_compile.ir.tensor_info import describe
 from dsa_compile.verify.execution.interpreter import Interpreter
 from dsa_compile.verify.execution.ranks import on_each_rank, parts_of
 from dsa_compile.verify.execution.stages import result_nodes
@@ -308,11 +309,11 @@ def canonical(made: Region) -> list[str]:
             return names[node]
         if node.op == "placeholder":
             names[node] = f"{node.meta['role']}:{node.meta['key']}"
-            lines.append(f"{names[node]}  {describe(node.meta['val'])}")
+            lines.append(f"{names[node]}  {describe(node.meta['val'])!r}")
         else:
             given = ", ".join(map(text, arguments(node)[1]))
             names[node] = f"%{sum(line.startswith('%') for line in lines)}"
-            lines.append(f"{names[node]} = {node.target}({given})  {describe(node.meta['val'])}")
+            lines.append(f"{names[node]} = {node.target}({given})  {describe(node.meta['val'])!r}")
         return names[node]
 
     for node in made.graph.nodes:

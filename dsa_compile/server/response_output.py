@@ -1,83 +1,15 @@
-"""The output of ``/v1/responses``: items, and the events of a stream that tell how they grow."""
+"""Items of the output of ``/v1/responses``, and the events of a stream that tell how they grow."""
 
 import secrets
-from collections.abc import Iterable, Iterator
-from typing import Any, ClassVar
+from collections.abc import Iterator
+from typing import ClassVar
 
-from dsa_compile.chat import (
-    ContentDelta,
-    Event,
-    Finished,
-    ReasoningDelta,
-    ToolCallBegin,
-    ToolCallDelta,
-    ToolCallEnd,
-)
-
-Json = dict[str, Any]
-
-
-class ResponseOutput:
-    """Items made of what a parser reports.
-
-    Reasoning, text and every call are items of their own, in the order in which they come. The
-    events of a stream come with the items; who answers as a whole leaves them.
-
-    Attributes:
-        items: so far; the last one may still grow.
-    """
-
-    def __init__(self) -> None:
-        self.items: list[Json] = []
-        self._open: _Item | None = None
-
-    def add(self, events: Iterable[Event], cut: bool = False) -> Iterator[Json]:
-        """Take what a parser reports.
-
-        Args:
-            events: of the parser.
-            cut: whether the text ends with them before the model ended it.
-
-        Returns:
-            Events for a stream, without their numbers.
-        """
-        for found in events:
-            match found:
-                case ReasoningDelta(text):
-                    yield from self._grow(_Reasoning, text)
-                case ContentDelta(text):
-                    yield from self._grow(_Text, text)
-                case ToolCallBegin(_, call_id, name):
-                    yield from self._begin(_Call(len(self.items), call_id, name))
-                case ToolCallDelta(_, text):
-                    assert self._open is not None, "arguments belong to a call"
-                    yield self._open.delta(text)
-                case ToolCallEnd(_, complete):
-                    yield from self.end(complete)
-                case Finished():
-                    yield from self.end(complete=not cut)
-
-    def end(self, complete: bool = True) -> Iterator[Json]:
-        """End the item that grows, if there is one."""
-        if self._open is not None:
-            yield from self._open.end(complete)
-            self._open = None
-
-    def _grow(self, kind: "type[_Reasoning | _Text]", text: str) -> Iterator[Json]:
-        if not isinstance(self._open, kind):
-            yield from self._begin(kind(len(self.items)))
-        assert self._open is not None
-        yield self._open.delta(text)
-
-    def _begin(self, item: "_Item") -> Iterator[Json]:
-        yield from self.end()
-        self._open = item
-        self.items.append(item.content)
-        yield from item.begin()
+from dsa_compile.chat import ReasoningDelta, ToolCallBegin
+from dsa_compile.server.answer_parts import Begun, Json
 
 
 class _Item:
-    """An item that grows."""
+    """An item that grows; events come without their numbers."""
 
     events = ""  # their common part
 
@@ -159,6 +91,13 @@ class _Call(_Item):
         done = {"name": self.content["name"], "arguments": text}
         yield {"type": f"response.{self.events}.done", **self._place, **done}
         yield from super().end(complete)
+
+
+def make_item(index: int, begun: Begun) -> _Item:
+    """The item that an event of a parser begins."""
+    if isinstance(begun, ToolCallBegin):
+        return _Call(index, begun.id, begun.name)
+    return _Reasoning(index) if isinstance(begun, ReasoningDelta) else _Text(index)
 
 
 def new_id(prefix: str) -> str:

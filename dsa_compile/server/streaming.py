@@ -41,6 +41,11 @@ def event(content: Any) -> bytes:
     return b"data: " + encode_json(content) + b"\n\n"
 
 
+def typed_event(content: Mapping[str, Any]) -> bytes:
+    """One that tells its ``type`` beside the data, too."""
+    return b"event: %b\n%b" % (content["type"].encode(), event(content))
+
+
 class EventStream(Response):
     """A stream of server-sent events; stops as soon as the client leaves.
 

@@ -2,21 +2,13 @@
 
 import json
 from collections.abc import AsyncGenerator, Iterator
-from typing import Any
+from functools import partial
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from dsa_compile.chat import (
-    ContentDelta,
-    Event,
-    Finished,
-    ReasoningDelta,
-    ToolCallBegin,
-    ToolCallDelta,
-    ToolCallEnd,
-    collect,
-)
+from dsa_compile.chat import ContentDelta, Event, Finished, ReasoningDelta, ToolCallBegin, collect
+from dsa_compile.server.answer_parts import AnswerParts, Begun, Json
 from dsa_compile.server.chat_text import encode_chat, start_chat
 from dsa_compile.server.choice import Choice, Piece, finish
 from dsa_compile.server.errors import ApiError
@@ -24,11 +16,15 @@ from dsa_compile.server.messages_input import conversation_of, tool_choice_of, t
 from dsa_compile.server.openai_types import AnsweredMessagesRequest, MessagesRequest
 from dsa_compile.server.response_output import new_id
 from dsa_compile.server.service import Job, Service
-from dsa_compile.server.streaming import JsonResponse, encode_json
+from dsa_compile.server.streaming import JsonResponse, typed_event
 from dsa_compile.server.tool_choice import tool_choice
 
 _STOPS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
-Json = dict[str, Any]
+_DELTAS = {
+    "thinking": ("thinking_delta", "thinking"),
+    "text": ("text_delta", "text"),
+    "tool_use": ("input_json_delta", "partial_json"),
+}
 
 
 def messages_router(service: Service) -> APIRouter:
@@ -86,8 +82,7 @@ class _Answer:
         self.id = new_id("msg")
         self._model = body.model or service.model
         self._most = body.max_tokens
-        self._index = 0  # of the content block that grows, or comes next
-        self._open: str | None = None  # its type
+        self._blocks = AnswerParts(partial(_Block, self.id))
 
     async def whole(self, job: Job) -> Json:
         (choice,) = job.choices
@@ -113,16 +108,16 @@ class _Answer:
         try:
             async for piece in choice.pieces():
                 if not begun:  # only now it is known what the cache had
-                    yield _event({"type": "message_start", "message": self._message(choice)})
+                    yield typed_event({"type": "message_start", "message": self._message(choice)})
                     begun = True
-                if steps := b"".join(_event(e) for found in piece.events for e in self._add(found)):
+                if steps := b"".join(map(typed_event, self._blocks.add(piece.events))):
                     yield steps
         except ApiError as error:
-            yield _event(error.body("/v1/messages"))
+            yield typed_event(error.body("/v1/messages"))
             return
         usage, delta = self._usage(choice), self._end(choice, piece)
-        yield _event({"type": "message_delta", "delta": delta, "usage": usage})
-        yield _event({"type": "message_stop"})
+        yield typed_event({"type": "message_delta", "delta": delta, "usage": usage})
+        yield typed_event({"type": "message_stop"})
 
     def _message(self, choice: Choice) -> Json:
         head = {"id": self.id, "type": "message", "role": "assistant", "model": self._model}
@@ -147,42 +142,31 @@ class _Answer:
             return {"stop_reason": "stop_sequence", "stop_sequence": stop}
         return {"stop_reason": reason, "stop_sequence": None}
 
-    def _add(self, found: Event) -> Iterator[Json]:
-        match found:
-            case ReasoningDelta(text):
-                yield from self._begin({"type": "thinking", "thinking": "", "signature": ""})
-                yield self._delta("thinking", thinking=text)
-            case ContentDelta(text):
-                yield from self._begin({"type": "text", "text": ""})
-                yield self._delta("text", text=text)
+
+class _Block:
+    """A content block that grows."""
+
+    def __init__(self, signature: str, index: int, begun: Begun) -> None:
+        self._place, self._signature = index, {"signature": signature}
+        match begun:
+            case ReasoningDelta():
+                self.content: Json = {"type": "thinking", "thinking": "", "signature": ""}
+            case ContentDelta():
+                self.content = {"type": "text", "text": ""}
             case ToolCallBegin(_, call_id, name):
-                yield from self._begin(
-                    {"type": "tool_use", "id": call_id, "name": name, "input": {}}
-                )
-            case ToolCallDelta(_, text):
-                yield self._delta("input_json", partial_json=text)
-            case ToolCallEnd() | Finished():
-                yield from self._close()
+                self.content = {"type": "tool_use", "id": call_id, "name": name, "input": {}}
 
-    def _begin(self, block: Json) -> Iterator[Json]:
-        if self._open != block["type"]:
-            yield from self._close()
-            self._open = block["type"]
-            yield {"type": "content_block_start", "index": self._index, "content_block": block}
+    def begin(self) -> Iterator[Json]:
+        yield self._event("start", content_block=self.content)
 
-    def _delta(self, kind: str, **content: str) -> Json:
-        delta = {"type": f"{kind}_delta", **content}
-        return {"type": "content_block_delta", "index": self._index, "delta": delta}
+    def delta(self, text: str) -> Json:
+        kind, field = _DELTAS[self.content["type"]]
+        return self._event("delta", delta={"type": kind, field: text})
 
-    def _close(self) -> Iterator[Json]:
-        if self._open is None:
-            return
-        if self._open == "thinking":  # clients leave out what they send back without one
-            yield self._delta("signature", signature=self.id)
-        yield {"type": "content_block_stop", "index": self._index}
-        self._index += 1
-        self._open = None
+    def end(self, complete: bool) -> Iterator[Json]:
+        if "signature" in self.content:  # clients leave out what they send back without one
+            yield self._event("delta", delta={"type": "signature_delta", **self._signature})
+        yield self._event("stop")
 
-
-def _event(content: Json) -> bytes:
-    return b"event: %b\ndata: %b\n\n" % (content["type"].encode(), encode_json(content))
+    def _event(self, what: str, **content: Json) -> Json:
+        return {"type": f"content_block_{what}", "index": self._place, **content}

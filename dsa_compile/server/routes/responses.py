@@ -7,6 +7,7 @@ from typing import Any, get_args
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from dsa_compile.server.answer_parts import AnswerParts
 from dsa_compile.server.chat_text import start_chat
 from dsa_compile.server.choice import Choice, Piece
 from dsa_compile.server.errors import ApiError, bad_request, unsupported
@@ -18,9 +19,9 @@ from dsa_compile.server.response_input import (
     response_format_of,
     tools_of,
 )
-from dsa_compile.server.response_output import ResponseOutput, new_id
+from dsa_compile.server.response_output import make_item, new_id
 from dsa_compile.server.service import Job, Service
-from dsa_compile.server.streaming import encode_json
+from dsa_compile.server.streaming import typed_event
 from dsa_compile.server.tool_choice import tool_choice
 
 _KNOWN_INCLUDES = ("reasoning.encrypted_content",)  # reasoning is there as text
@@ -90,7 +91,7 @@ class _Answer:
 
     def __init__(self, service: Service, body: ResponsesRequest) -> None:
         self.id = new_id("resp")
-        self._output = ResponseOutput()
+        self._output = AnswerParts(make_item)
         self._number = 0
         default = service.defaults
         self._head = {
@@ -157,7 +158,7 @@ class _Answer:
         return {
             **self._head,
             "status": status,
-            "output": [dict(item) for item in self._output.items],
+            "output": [dict(item.content) for item in self._output.parts],
             "error": None,
             "incomplete_details": None,
             "usage": None,
@@ -166,4 +167,4 @@ class _Answer:
     def _event(self, content: dict[str, Any]) -> bytes:
         numbered = {"sequence_number": self._number, **content}
         self._number += 1
-        return b"event: %b\ndata: %b\n\n" % (content["type"].encode(), encode_json(numbered))
+        return typed_event(numbered)

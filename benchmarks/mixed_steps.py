@@ -107,7 +107,7 @@ def main():
         if captured:
             plan = MixedPlan.of(
                 [size],
-                max_running=args.requests + 4,
+                max_num_seqs=args.requests + 4,
                 max_model_len=longest,
                 block_size=runner.block_size,
                 topk=None,

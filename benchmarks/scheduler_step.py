@@ -34,10 +34,10 @@ def running_scheduler(requests: int, block_size: int, steps: int, reuse: bool) -
     config = SchedulerConfig(
         num_blocks=num_blocks,
         block_size=block_size,
-        max_batched_tokens=8192,
-        max_running=requests,
+        max_num_batched_tokens=8192,
+        max_num_seqs=requests,
         max_model_len=163_840,
-        enable_prefix_cache=reuse,
+        enable_prefix_caching=reuse,
     )
     scheduler = Scheduler(config)
     params = SamplingParams(max_tokens=2 * steps, temperature=0.0, ignore_eos=True)

@@ -23,10 +23,10 @@ def scheduler_config(runner: Runner, options: EngineOptions) -> SchedulerConfig:
     return SchedulerConfig(
         num_blocks=runner.num_blocks,
         block_size=runner.block_size,
-        max_batched_tokens=options.max_num_batched_tokens,
-        max_running=options.rows,
+        max_num_batched_tokens=options.max_num_batched_tokens,
+        max_num_seqs=options.rows,
         max_model_len=max_model_len,
-        enable_prefix_cache=options.enable_prefix_caching,
+        enable_prefix_caching=options.enable_prefix_caching,
         deterministic=options.deterministic,
         num_drafts=runner.num_drafts,
         looks_up_drafts=options.looks_up_drafts,

@@ -39,7 +39,7 @@ class Admission:
         """
         if self.draining:
             raise ApiError(503, "the server is shutting down", code="draining", retry_after=10)
-        most = limits.max_running + self._max_queued
+        most = limits.max_num_seqs + self._max_queued
         most_tokens = limits.capacity + self._max_queued_tokens
         if self.admitted and (self.admitted + count > most or self._tokens + tokens > most_tokens):
             present = f"{self.admitted} requests with {self._tokens:,} prompt tokens"

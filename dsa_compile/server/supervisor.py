@@ -188,7 +188,7 @@ class Supervisor:
         limits = client.limits
         _LOG.info(
             "the engine is ready: caches of %d tokens for up to %d requests of up to %d",
-            *(limits.capacity, limits.max_running, limits.max_model_len),
+            *(limits.capacity, limits.max_num_seqs, limits.max_model_len),
         )
         watching = asyncio.create_task(self._watch(client))
         try:

@@ -54,7 +54,7 @@ class GraphPlan:
     def of(
         cls,
         *,
-        max_running: int,
+        max_num_seqs: int,
         max_model_len: int,
         block_size: int,
         topk: int | None,
@@ -65,7 +65,7 @@ class GraphPlan:
         """The graphs for an engine's limits.
 
         Args:
-            max_running: most rows of a step.
+            max_num_seqs: most rows of a step.
             max_model_len: longest context.
             block_size: rows of a cache page.
             topk: longest context of a short step, or None if there are no short regions.
@@ -75,9 +75,9 @@ class GraphPlan:
             num_drafts: tokens drafted for a request in a step.
             draft_max_rows: requests of a step that may have drafts; None for all.
         """
-        rows = {size for size in ROWS if size < max_running} | {max_running}
+        rows = {size for size in ROWS if size < max_num_seqs} | {max_num_seqs}
         if num_drafts and draft_max_rows is not None:
-            rows |= {min(draft_max_rows, max_running)}
+            rows |= {min(draft_max_rows, max_num_seqs)}
         contexts = [size for size in CONTEXTS if size < max_model_len] + [max_model_len]
         if deterministic:
             if not num_drafts:

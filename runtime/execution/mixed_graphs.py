@@ -61,7 +61,7 @@ class MixedPlan:
         cls,
         tokens: Sequence[int],
         *,
-        max_running: int,
+        max_num_seqs: int,
         max_model_len: int,
         block_size: int,
         topk: int | None,
@@ -70,7 +70,7 @@ class MixedPlan:
 
         Args:
             tokens: of the steps.
-            max_running: most requests of a step.
+            max_num_seqs: most requests of a step.
             max_model_len: longest context.
             block_size: rows of a cache page.
             topk: longest context of a short step, or None if there are no short regions.
@@ -80,7 +80,7 @@ class MixedPlan:
             contexts[SHORT] = min(topk, max_model_len)
         return cls(
             tuple(sorted(set(tokens))),
-            tuple(sorted({min(FEW_REQUESTS, max_running), max_running})),
+            tuple(sorted({min(FEW_REQUESTS, max_num_seqs), max_num_seqs})),
             {variant: -(-context // block_size) for variant, context in contexts.items()},
         )
 

@@ -122,7 +122,7 @@ class ModelRunner(ModelSteps):
         **options: Any,
     ) -> None:
         super().__init__(*args, **options)
-        rows = self.max_running
+        rows = self.max_num_seqs
         self.observer: Observer | None = None
         self.num_drafts = num_drafts
         self._per_thousand = None if force_accept is None else round(1000 * force_accept)
@@ -146,7 +146,7 @@ class ModelRunner(ModelSteps):
     @property
     def rows_ahead(self) -> int:
         """Rows whose tokens are kept on the device; 0 where the host looks drafts up."""
-        return 0 if self.num_drafts and self._drafter is None else self.max_running
+        return 0 if self.num_drafts and self._drafter is None else self.max_num_seqs
 
     @property
     def overlaps(self) -> bool:
@@ -191,7 +191,7 @@ class ModelRunner(ModelSteps):
             self._regions,
             self._weights,
             self.num_blocks,
-            self.max_running,
+            self.max_num_seqs,
             deterministic=self._deterministic,
             caches=self.caches,
             shipped_kernels=self.shipped_kernels,
@@ -321,7 +321,7 @@ class ModelRunner(ModelSteps):
         self._eager_steps[StepKind(EAGER, variant)] += 1
         if lanes is not None:
             inputs = replace(inputs, batch=padded(inputs.batch, lanes.tokens))
-        step = self._upload(ragged_inputs(inputs, options, self.max_running))
+        step = self._upload(ragged_inputs(inputs, options, self.max_num_seqs))
         flat = self._deterministic and fits_padded(inputs)
         if flat:
             step["every_row"] = torch.arange(inputs.batch.num_tokens, device=self.device)

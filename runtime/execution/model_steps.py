@@ -52,7 +52,7 @@ class ModelSteps:
         regions: its graphs by name.
         weights: for each call of a plan, by its name, the weights by key, on the target's device.
         num_blocks: blocks of each cache.
-        max_running: rows of ``token_buffer``.
+        max_num_seqs: rows of ``token_buffer``.
         deterministic: a decoding request's results must not depend on the others in its step: all
             decode steps run on the long graphs, in parts of the one form that
             :class:`~dsa_compile.runtime.execution.token_parts.PartShape` has for its device.
@@ -63,7 +63,7 @@ class ModelSteps:
         count_experts: count the tokens that every routed expert gets.
 
     Attributes:
-        token_buffer: int64 ``[max_running]`` on the device, the last sampled token of each row of
+        token_buffer: int64 ``[max_num_seqs]`` on the device, the last sampled token of each row of
             the scheduler. A batch's token of -1 is taken from there.
         expert_counts: of routed experts' tokens; None where nothing is counted.
         shipped_kernels: as given.
@@ -84,7 +84,7 @@ class ModelSteps:
         regions: Mapping[str, Region],
         weights: Mapping[str, Mapping[str, torch.Tensor]],
         num_blocks: int,
-        max_running: int = 256,
+        max_num_seqs: int = 256,
         deterministic: bool = False,
         caches: Caches | None = None,
         debug_launches: bool = False,
@@ -97,7 +97,7 @@ class ModelSteps:
         self.block_size = manifest.block_size
         self.vocab_size = spec.vocab_size
         self.max_model_len = spec.max_position_embeddings
-        self.max_running = max_running
+        self.max_num_seqs = max_num_seqs
         self.eos_token_ids = spec.eos_token_ids
         self.shipped_kernels = shipped_kernels
         self.planned_bytes: int | None = None
@@ -117,7 +117,7 @@ class ModelSteps:
         self.expert_counts = counts_of(manifest, regions, self.device) if count_experts else None
         self._regions, self._plan = regions, manifest.plans[MODEL]
         self._calls = self._bound(self._regions, self._plan)
-        self.token_buffer = torch.zeros(max_running, dtype=torch.int64, device=self.device)
+        self.token_buffer = torch.zeros(max_num_seqs, dtype=torch.int64, device=self.device)
         self._ring = StagingRing() if self.device.type == "cuda" else None
         self._graphs: DecodeGraphs | None = None
         self._mixed_graphs: MixedGraphs | None = None
@@ -215,7 +215,7 @@ class ModelSteps:
         planned for.
         """
         entries: list[TokenLogprobs] = []
-        most = min(self.max_running, _SCORED_ROWS)
+        most = min(self.max_num_seqs, _SCORED_ROWS)
         with self.shipped_kernels.in_use():
             for start in range(0, len(prompt.rows), most):
                 part = slice(start, start + most)

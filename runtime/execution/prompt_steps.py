@@ -8,7 +8,7 @@ LEAST_PROMPT_TOKENS = 128
 
 # Products that Triton's kernel of attention by heads does in the time in which that of absorbed
 # attention does one. On an H200 both take 8.0 ms for 8,192 tokens. The kernel in CUDA C++ would pay
-# up to some 11,000 tokens, which no step has unless `max_batched_tokens` is raised.
+# up to some 11,000 tokens, which no step has unless `max_num_batched_tokens` is raised.
 _RATE = 0.6
 _ABSORBED_HEADS = 64  # that absorbed attention computes at least, on Hopper
 

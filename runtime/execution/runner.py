@@ -150,7 +150,7 @@ class Runner(Protocol):
     def num_lanes(self) -> int:
         """Groups of requests with caches of their own, ``num_blocks`` each. With several, batches
         hold the requests of the first lane first, and lane n has the rows of the scheduler from n
-        times ``max_running`` on."""
+        times ``max_num_seqs`` on."""
         ...
 
     @property

@@ -113,7 +113,7 @@ def load_runner(
         captured = captured and (drafts.planned or not drafts.count)
         if captured and device.type == "cuda":
             plan = GraphPlan.of(
-                max_running=rows,
+                max_num_seqs=rows,
                 max_model_len=context,
                 block_size=manifest.block_size,
                 topk=spec.index_topk if SHORT in manifest.variants else None,
@@ -125,7 +125,7 @@ def load_runner(
         if plan is not None and options.mixed_graph_tokens:
             mixed = MixedPlan.of(
                 [min(size, options.max_num_batched_tokens) for size in options.mixed_graph_tokens],
-                max_running=rows,
+                max_num_seqs=rows,
                 max_model_len=context,
                 block_size=manifest.block_size,
                 topk=spec.index_topk if SHORT in manifest.variants else None,
@@ -232,7 +232,7 @@ def _kernel_files(artifact: Artifact) -> list[str]:
     return [file.path for file in artifact.manifest.files if file.path.startswith("kernels/")]
 
 
-def _capture(runner: ModelRunner, plan: GraphPlan | MixedPlan, max_running: int) -> None:
+def _capture(runner: ModelRunner, plan: GraphPlan | MixedPlan, max_num_seqs: int) -> None:
     what = "steps with prompts" if isinstance(plan, MixedPlan) else "decode steps"
     try:
         if isinstance(plan, MixedPlan):
@@ -246,7 +246,7 @@ def _capture(runner: ModelRunner, plan: GraphPlan | MixedPlan, max_running: int)
             "GPU memory: no room to capture {} of up to {} requests beside {} blocks: {}; lower "
             "{max_num_seqs}, {num_gpu_blocks_override} or {gpu_memory_utilization}, or load "
             "without CUDA graphs, {enforce_eager}",
-            what, max_running, runner.num_blocks, shortage(error),
+            what, max_num_seqs, runner.num_blocks, shortage(error),
         ) from None  # fmt: skip
 
 

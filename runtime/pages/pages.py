@@ -20,7 +20,7 @@ class Pages:
     Args:
         config: limits.
         table: of which others may use other rows; None for one of its own.
-        lane: whose rows to use: those from ``lane * max_running`` on.
+        lane: whose rows to use: those from ``lane * max_num_seqs`` on.
 
     Attributes:
         index: which blocks hold the pages of which prefix.
@@ -41,10 +41,10 @@ class Pages:
         self.tiers: list[Tier] = []
         self.prefix_hit_tokens = 0
         self.table = BlockTable.of(config) if table is None else table
-        self._rows = range(lane * config.max_running, (lane + 1) * config.max_running)
+        self._rows = range(lane * config.max_num_seqs, (lane + 1) * config.max_num_seqs)
         self._free_rows = list(reversed(self._rows))
         self._block_size = config.block_size
-        self._reuse = config.enable_prefix_cache
+        self._reuse = config.enable_prefix_caching
         self._retired: deque[tuple[list[int], list[int]]] = deque()  # with each step in flight
         self.arriving: dict[Request, list[PrefixNode]] = {}
         self._moves: dict[PrefixNode, int] = {}  # blocks that copies read or write

@@ -43,7 +43,7 @@ class BlockTable:
     def of(cls, config: SchedulerConfig, lanes: int = 1) -> "BlockTable":
         """A table of blocks that no request holds yet, for the running ones of every lane."""
         columns = -(-min(config.max_model_len, config.capacity) // config.block_size)
-        rows = np.full((lanes * config.max_running, columns), -1, np.int32)
+        rows = np.full((lanes * config.max_num_seqs, columns), -1, np.int32)
         return cls(rows, config.block_size)
 
     def read(self, rows: NDArray[np.int64], tokens: int) -> NDArray[np.int32]:

@@ -72,7 +72,7 @@ class RankGroup:
         communicator: connects this rank with them.
         watch: over this rank's waits for them.
         timeout: seconds that a step may wait for them.
-        max_running: most requests of a lane.
+        max_num_seqs: most requests of a lane.
     """
 
     def __init__(
@@ -83,10 +83,10 @@ class RankGroup:
         communicator: GroupCommunicator,
         watch: Watch,
         timeout: float,
-        max_running: int,
+        max_num_seqs: int,
     ) -> None:
         self._runner, self._layout = runner, layout
-        self.num_lanes, self._max_running = layout.dp, max_running
+        self.num_lanes, self._max_num_seqs = layout.dp, max_num_seqs
         self._others = tuple(others)
         self._communicator = communicator
         self._watch, self._timeout = watch, timeout
@@ -146,7 +146,7 @@ class RankGroup:
         """The step of each lane."""
         steps = [inputs]
         if self.num_lanes > 1:
-            steps = lane_steps(inputs, self.num_lanes, self._max_running)
+            steps = lane_steps(inputs, self.num_lanes, self._max_num_seqs)
         shape = StepShape.of(steps) if len(steps) > 1 else None
         later = not self._runner.chooses_tokens(inputs)
         return [

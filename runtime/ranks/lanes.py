@@ -16,22 +16,22 @@ from dsa_compile.runtime.execution.prompt_rows import PromptRows
 from dsa_compile.runtime.execution.runner import StepInputs
 
 
-def lane_steps(inputs: StepInputs, lanes: int, max_running: int) -> list[StepInputs]:
+def lane_steps(inputs: StepInputs, lanes: int, max_num_seqs: int) -> list[StepInputs]:
     """The step of each lane as it is, which may be empty.
 
     Args:
         inputs: of all lanes; requests of a lane follow one another, and lane n has the rows of the
-            scheduler from ``n * max_running`` on.
+            scheduler from ``n * max_num_seqs`` on.
         lanes: how many.
-        max_running: rows of one.
+        max_num_seqs: rows of one.
 
     Returns:
         For each lane its requests under rows from 0 on.
     """
     batch = inputs.batch
-    bounds = _bounds(batch.request_rows, lanes, max_running)
+    bounds = _bounds(batch.request_rows, lanes, max_num_seqs)
     tokens = batch.cu_seqlens[bounds]
-    yields = _bounds(np.asarray(inputs.rows, np.int64), lanes, max_running)
+    yields = _bounds(np.asarray(inputs.rows, np.int64), lanes, max_num_seqs)
     found = []
     for lane in range(lanes):
         of_lane = slice(bounds[lane], bounds[lane + 1])
@@ -39,8 +39,8 @@ def lane_steps(inputs: StepInputs, lanes: int, max_running: int) -> list[StepInp
         found.append(
             replace(
                 inputs,
-                batch=_requests(batch, of_lane, lane * max_running),
-                rows=[row - lane * max_running for row in inputs.rows[yielding]],
+                batch=_requests(batch, of_lane, lane * max_num_seqs),
+                rows=[row - lane * max_num_seqs for row in inputs.rows[yielding]],
                 states=inputs.states[yielding],
                 counts=inputs.counts[yielding],
                 max_new=inputs.max_new[yielding],
@@ -51,9 +51,9 @@ def lane_steps(inputs: StepInputs, lanes: int, max_running: int) -> list[StepInp
     return found
 
 
-def _bounds(rows: NDArray[np.integer], lanes: int, max_running: int) -> NDArray[np.int64]:
+def _bounds(rows: NDArray[np.integer], lanes: int, max_num_seqs: int) -> NDArray[np.int64]:
     """First row of each lane among rows in the order of lanes, and the end; int64 [lanes + 1]."""
-    return np.searchsorted(rows, np.arange(lanes + 1) * max_running)
+    return np.searchsorted(rows, np.arange(lanes + 1) * max_num_seqs)
 
 
 def _requests(batch: Batch, chosen: slice, first_row: int) -> Batch:

@@ -252,7 +252,7 @@ class ReplayedRank(RankGroup):
         self, runner: ModelRunner, communicator: ReplayCommunicator, watch: Watch, timeout: float
     ) -> None:
         alone = ONE_RANK  # it meets nobody, and schedules for its own lane
-        super().__init__(runner, alone, (), communicator, watch, timeout, runner.max_running)
+        super().__init__(runner, alone, (), communicator, watch, timeout, runner.max_num_seqs)
         self.collectives = communicator
         self.runner = runner
 

@@ -1,10 +1,8 @@
 """Limits of the scheduler, and the check for requests that can never fit in them."""
 
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 
 from dsa_compile.errors import OptionValueError, RequestError, UserError
-
-_AT_LEAST_ONE = ("num_blocks", "block_size", "max_batched_tokens", "max_running", "max_model_len")
 
 
 @dataclass(frozen=True)
@@ -14,13 +12,13 @@ class SchedulerConfig:
     Args:
         num_blocks: blocks of the caches.
         block_size: tokens of one block.
-        max_batched_tokens: most tokens one step computes.
-        max_running: most requests one step can hold.
+        max_num_batched_tokens: most tokens one step computes.
+        max_num_seqs: most requests one step can hold.
         max_model_len: most tokens, prompt and generated, of one request.
-        enable_prefix_cache: reuse the blocks of earlier requests with the same prefix.
+        enable_prefix_caching: reuse the blocks of earlier requests with the same prefix.
         deterministic: what a step computes for a request has the same shapes whatever else runs.
         num_drafts: guesses of further tokens that a step checks for each decoding request; fewer
-            where ``max_batched_tokens`` has no room for those of ``max_running`` requests.
+            where ``max_num_batched_tokens`` has no room for those of ``max_num_seqs`` requests.
         looks_up_drafts: take them from the request's own tokens, see
             :mod:`dsa_compile.runtime.scheduling.prompt_lookup`; steps must not overlap then.
         draft_max_rows: requests that may run for any of them to get drafts; None for all.
@@ -31,30 +29,30 @@ class SchedulerConfig:
 
     num_blocks: int
     block_size: int
-    max_batched_tokens: int
-    max_running: int
+    max_num_batched_tokens: int
+    max_num_seqs: int
     max_model_len: int
-    enable_prefix_cache: bool = True
+    enable_prefix_caching: bool = True
     deterministic: bool = False
     num_drafts: int = 0
     looks_up_drafts: bool = False
     draft_max_rows: int | None = None
 
     def __post_init__(self) -> None:
-        for name in _AT_LEAST_ONE:
-            value = getattr(self, name)
-            if type(value) is not int or value < 1:
-                raise UserError(f"{name} must be an integer >= 1; got {value!r}")
-        if self.deterministic and self.max_batched_tokens < self.block_size:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.default is MISSING and (type(value) is not int or value < 1):
+                raise UserError(f"{field.name} must be an integer >= 1; got {value!r}")
+        if self.deterministic and self.max_num_batched_tokens < self.block_size:
             raise OptionValueError(
                 "{max_num_batched_tokens}={}: a deterministic engine computes prompts in whole "
-                "blocks; use at least {}", self.max_batched_tokens, self.block_size,
+                "blocks; use at least {}", self.max_num_batched_tokens, self.block_size,
             )  # fmt: skip
 
     @property
     def chunk(self) -> int:
         """Tokens between the fixed boundaries at which a deterministic step cuts a prompt."""
-        return self.max_batched_tokens // self.block_size * self.block_size
+        return self.max_num_batched_tokens // self.block_size * self.block_size
 
     @property
     def decode_tokens(self) -> int:
@@ -62,7 +60,7 @@ class SchedulerConfig:
 
         The same whatever runs, for decode steps to keep their shape.
         """
-        return max(1, min(1 + self.num_drafts, self.max_batched_tokens // self.max_running))
+        return max(1, min(1 + self.num_drafts, self.max_num_batched_tokens // self.max_num_seqs))
 
     @property
     def capacity(self) -> int:

@@ -58,7 +58,7 @@ class Scheduler:
         self._waiting: list[Request] = []
         self._decode_tokens = config.decode_tokens
         self._looks_up = config.looks_up_drafts
-        self._draft_max_rows = config.draft_max_rows or config.max_running
+        self._draft_max_rows = config.draft_max_rows or config.max_num_seqs
         self._arrivals = 0
         self._preemptions = 0
 
@@ -236,7 +236,7 @@ class Scheduler:
         admit: bool,
     ) -> None:
         """Decoding requests, then chunks of prompts, up to the budget."""
-        budget = self.config.max_batched_tokens
+        budget = self.config.max_num_batched_tokens
         preemptions = self._preemptions
         prefills: list[Request] = []
         running, decode, drafting = Status.RUNNING, Phase.DECODE, self._decode_tokens > 1
@@ -283,7 +283,7 @@ class Scheduler:
             end = min(start - start % chunk + chunk, request.prompt_len)
             _take_chunk(request, end - start, entries)
             return
-        budget = self.config.max_batched_tokens
+        budget = self.config.max_num_batched_tokens
         for request in candidates:
             if request.status is not Status.RUNNING or request.num_to_compute == 0:
                 continue

@@ -78,7 +78,7 @@ class SmallerSteps:
         if self._fitted == _PATIENCE:
             self._fitted = 0
             self._limit *= 2
-            if self._limit >= self._scheduler.config.max_batched_tokens:
+            if self._limit >= self._scheduler.config.max_num_batched_tokens:
                 self._limit = None
 
     def failed(self, step: ScheduledStep, *, alone: bool, of_memory: bool) -> Request | None:

@@ -105,12 +105,12 @@ def drive(engine, requests, text):
 
 
 def check(make_engine, text, case):
-    (count, draft, mode), requests, num_blocks, max_batched_tokens, reuse = case
+    (count, draft, mode), requests, num_blocks, max_num_batched_tokens, reuse = case
     engine = make_engine(
         count,
         draft,
         num_blocks=num_blocks,
-        max_num_batched_tokens=max_batched_tokens,
+        max_num_batched_tokens=max_num_batched_tokens,
         enable_prefix_caching=reuse,
         **mode,
     )

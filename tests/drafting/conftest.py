@@ -58,7 +58,7 @@ def text(tokenizer: Any) -> list[int]:
 
 def sizes(runner: Any, draft_max_rows: int | None) -> GraphPlan:
     return GraphPlan.of(
-        max_running=8,
+        max_num_seqs=8,
         max_model_len=runner.max_model_len,
         block_size=BLOCK_SIZE,
         topk=runner._topk,

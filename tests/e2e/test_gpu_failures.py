@@ -94,7 +94,7 @@ def test_no_memory_to_capture(artifact):
     runner = load_runner(
         artifact, EngineOptions(num_gpu_blocks_override=64, max_num_seqs=256, enforce_eager=True)
     )
-    plan = GraphPlan.of(max_running=256, max_model_len=2048, block_size=runner.block_size, topk=64)
+    plan = GraphPlan.of(max_num_seqs=256, max_model_len=2048, block_size=runner.block_size, topk=64)
     with memory(0), pytest.raises(UserError, match=r"no room to capture .* lower max_num_seqs"):
         loading._capture(runner, plan, 256)
     runner.capture(plan)

@@ -124,7 +124,7 @@ def test_tokens_of_short_and_long_graphs(artifact):
             del runner._calls[SHORT]
         runner.capture(
             GraphPlan.of(
-                max_running=8,
+                max_num_seqs=8,
                 max_model_len=1024,
                 block_size=runner.block_size,
                 topk=TOPK if split else None,

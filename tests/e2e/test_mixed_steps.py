@@ -55,7 +55,7 @@ def test_tokens_are_those_of_steps_without_graphs(case, replayed):
             runner._ring = HostRing()
             plan = MixedPlan.of(
                 (16, 32),
-                max_running=8,
+                max_num_seqs=8,
                 max_model_len=runner.max_model_len,
                 block_size=runner.block_size,
                 topk=c.topk,

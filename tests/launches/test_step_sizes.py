@@ -127,7 +127,7 @@ def test_steps_of_other_sizes_launch_no_other_kernels(compiled, recipe, target):
 
 
 def test_captured_decode_steps_are_among_those_rehearsed():
-    plan = GraphPlan.of(max_running=200, max_model_len=50_000, block_size=BLOCK, topk=2048)
+    plan = GraphPlan.of(max_num_seqs=200, max_model_len=50_000, block_size=BLOCK, topk=2048)
     sizes = list(step_sizes(StepLimits(50_000, 2048, 200), BLOCK))
     rehearsed_rows = {step["T"] for step in sizes if step["T"] == step["R"]}
     assert set(plan.rows) <= rehearsed_rows

@@ -47,7 +47,7 @@ def text(tokenizer) -> list[int]:
 def sizes(runner: Any, draft_max_rows: int | None) -> GraphPlan:
     """Sizes that a GPU has graphs for."""
     return GraphPlan.of(
-        max_running=ROWS,
+        max_num_seqs=ROWS,
         max_model_len=runner.max_model_len,
         block_size=BLOCK_SIZE,
         topk=runner.short_context,

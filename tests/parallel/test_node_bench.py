@@ -42,7 +42,7 @@ def test_a_lane_alone_serves_its_share(artifact, capsys, monkeypatch) -> None:
     loads = []
 
     def served(engine, load):
-        loads.append((load.concurrency, engine._runner.runner.max_running))
+        loads.append((load.concurrency, engine._runner.runner.max_num_seqs))
         return Served(1.0, 2.0, 3, 4.0)
 
     monkeypatch.setattr("dsa_compile.measure.node.run.serve", served)

@@ -116,13 +116,15 @@ class RankThread(threading.Thread):
         self._communicator.abort()
 
 
-def group_of_threads(runners: Sequence[ModelRunner], layout: Layout, max_running: int) -> RankGroup:
+def group_of_threads(
+    runners: Sequence[ModelRunner], layout: Layout, max_num_seqs: int
+) -> RankGroup:
     """A group whose first rank is the thread that calls it.
 
     Args:
         runners: of all ranks, each with its weights.
         layout: that they were compiled for.
-        max_running: most requests of a lane.
+        max_num_seqs: most requests of a lane.
     """
     exchange = Exchange(layout)
     first, *rest = (ThreadCommunicator(exchange, rank) for rank in range(layout.world))
@@ -131,4 +133,4 @@ def group_of_threads(runners: Sequence[ModelRunner], layout: Layout, max_running
         for rank, (runner, communicator) in enumerate(zip(runners[1:], rest, strict=True), 1)
     ]
     watch = Watch(others, exchange.abort)
-    return RankGroup(runners[0], layout, others, first, watch, TIMEOUT, max_running)
+    return RankGroup(runners[0], layout, others, first, watch, TIMEOUT, max_num_seqs)

@@ -14,7 +14,7 @@ BLOCK = 64
 
 
 def plan(**options):
-    limits = {"max_running": 256, "max_model_len": 163_840, "block_size": BLOCK, "topk": 2048}
+    limits = {"max_num_seqs": 256, "max_model_len": 163_840, "block_size": BLOCK, "topk": 2048}
     return GraphPlan.of(**(limits | options))
 
 
@@ -56,7 +56,7 @@ def test_the_smallest_graph_that_takes_a_step(rows, context):
 
 
 def test_steps_without_a_graph():
-    assert plan(max_running=8).choose(decode([1] * 9), SHORT) is None
+    assert plan(max_num_seqs=8).choose(decode([1] * 9), SHORT) is None
     assert plan(max_model_len=4096).choose(decode([4097]), LONG) is None
     prefill = decode([5, 5], tokens=3)
     assert plan().choose(prefill, SHORT) is None
@@ -77,7 +77,7 @@ def test_the_largest_come_first():
 @pytest.mark.parametrize("limit", [1, 7, 32, 64])
 def test_deterministic_steps_are_alike(limit):
     """Up to 32 rows at any context: one shape, and never a short one."""
-    made = plan(max_running=limit, deterministic=True)
+    made = plan(max_num_seqs=limit, deterministic=True)
     taken = {
         made.choose(decode([context] * rows), SHORT if context <= 2048 else LONG)
         for rows in range(1, min(limit, DETERMINISTIC_ROWS) + 1)

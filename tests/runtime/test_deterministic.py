@@ -120,7 +120,7 @@ def test_at_most_32_requests_decode_at_once():
     st.integers(1, 8),
     st.booleans(),
 )
-def test_limits_never_change_tokens(asked, num_blocks, budget, max_running, reuse):
+def test_limits_never_change_tokens(asked, num_blocks, budget, max_num_seqs, reuse):
     """Boundaries stay the same; blocks, company and prefixes may be any."""
     batch = [
         [*np.random.default_rng(stem).integers(0, VOCAB, n).tolist()[:same], *range(same, n)]
@@ -130,7 +130,7 @@ def test_limits_never_change_tokens(asked, num_blocks, budget, max_running, reus
     engine = make_engine(
         num_blocks,
         max_num_batched_tokens=budget,
-        max_num_seqs=max_running,
+        max_num_seqs=max_num_seqs,
         enable_prefix_caching=reuse,
     )
     outputs = engine.generate(batch, params)

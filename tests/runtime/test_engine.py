@@ -303,11 +303,11 @@ def test_arrays_and_tensors_are_prompts_too():
     st.integers(1, 8),
     st.booleans(),
 )
-def test_limits_never_change_tokens(sizes, num_blocks, budget, max_running, reuse):
+def test_limits_never_change_tokens(sizes, num_blocks, budget, max_num_seqs, reuse):
     engine = make_engine(
         num_blocks,
         max_num_batched_tokens=budget,
-        max_num_seqs=max_running,
+        max_num_seqs=max_num_seqs,
         enable_prefix_caching=reuse,
     )
     batch = [np.random.default_rng(n % 3).integers(0, VOCAB, n).tolist() for n, _ in sizes]

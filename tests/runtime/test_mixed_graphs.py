@@ -17,7 +17,7 @@ BLOCK = 64
 
 
 def plan(tokens=(512, 2048), **options):
-    limits = {"max_running": 256, "max_model_len": 163_840, "block_size": BLOCK, "topk": 2048}
+    limits = {"max_num_seqs": 256, "max_model_len": 163_840, "block_size": BLOCK, "topk": 2048}
     return MixedPlan.of(tokens, **(limits | options))
 
 
@@ -87,7 +87,7 @@ def test_more_logits_than_requests_need_a_graph_with_as_many_rows():
     rows = np.arange(400, 500)
     wide = Batch(**{**batch.arrays(), "logit_rows": rows})
     assert plan().choose(wide, SHORT).rows == 256
-    assert plan(max_running=64).choose(wide, SHORT) is None
+    assert plan(max_num_seqs=64).choose(wide, SHORT) is None
 
 
 def test_without_short_regions_a_short_step_takes_a_long_graph():
@@ -118,7 +118,7 @@ def test_the_largest_come_first_and_none_twice():
     keys = list(plan(tokens=(2048, 512, 512)).graphs())
     assert len(keys) == len(set(keys)) == 8
     assert keys[0] == MixedKey(LONG, 2048, 256, 16_384 // BLOCK)
-    assert len(list(plan(max_running=64).graphs())) == 4
+    assert len(list(plan(max_num_seqs=64).graphs())) == 4
 
 
 def test_padding_belongs_to_nobody():

@@ -24,8 +24,8 @@ class ByLength:
 class Loop:
     """A scheduler and a runner, stepped by hand; ``order`` lists requests as they finish."""
 
-    def __init__(self, num_blocks=64, budget=64, max_running=16, max_model_len=1000, reuse=True):
-        config = SchedulerConfig(num_blocks, SIZE, budget, max_running, max_model_len, reuse)
+    def __init__(self, num_blocks=64, budget=64, max_num_seqs=16, max_model_len=1000, reuse=True):
+        config = SchedulerConfig(num_blocks, SIZE, budget, max_num_seqs, max_model_len, reuse)
         self.scheduler = Scheduler(config)
         self.runner = HashRunner(num_blocks, SIZE, VOCAB)
         self.requests: dict[str, Request] = {}
@@ -92,7 +92,7 @@ def test_decoding_requests_go_before_prompts_of_higher_rank():
 
 
 def test_no_step_exceeds_the_budget_or_the_running_limit():
-    loop = Loop(budget=6, max_running=3, num_blocks=40)
+    loop = Loop(budget=6, max_num_seqs=3, num_blocks=40)
     for seed in range(9):
         loop.add(f"r{seed}", prompt(1 + 3 * seed, seed))
     while loop.scheduler.has_unfinished():
@@ -103,7 +103,7 @@ def test_no_step_exceeds_the_budget_or_the_running_limit():
 
 
 def test_priority_then_arrival_decides_who_starts():
-    loop = Loop(max_running=1)
+    loop = Loop(max_num_seqs=1)
     for name, priority in (("low", 2), ("first", 1), ("second", 1), ("urgent", -1)):
         loop.add(name, prompt(5), priority=priority)
     loop.run()
@@ -154,7 +154,7 @@ def test_a_pool_four_times_too_small_gives_the_same_tokens(reuse):
     lengths = [(3 + 5 * i % 29, 4 + 3 * i % 17) for i in range(24)]
     needed = sum(-(-(p + m) // SIZE) for p, m in lengths)
     for num_blocks in (needed, needed // 4):
-        loop = Loop(num_blocks=num_blocks, budget=32, max_running=24, reuse=reuse)
+        loop = Loop(num_blocks=num_blocks, budget=32, max_num_seqs=24, reuse=reuse)
         for seed, (length, max_tokens) in enumerate(lengths):
             loop.add(f"r{seed}", prompt(length, seed), max_tokens)
         loop.run()
@@ -346,5 +346,5 @@ def test_a_taken_id_is_refused():
 
 def test_limits_are_positive_integers():
     for bad in (0, -1, 1.5, True):
-        with pytest.raises(UserError, match="max_running must be an integer >= 1"):
+        with pytest.raises(UserError, match="max_num_seqs must be an integer >= 1"):
             SchedulerConfig(8, 4, 16, bad, 100)

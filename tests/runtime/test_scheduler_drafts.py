@@ -37,10 +37,10 @@ class Sequence:
         self.config = SchedulerConfig(
             num_blocks,
             size,
-            max_batched_tokens=chance.randint(max(size, 2), 40),
-            max_running=chance.randint(1, 5),
+            max_num_batched_tokens=chance.randint(max(size, 2), 40),
+            max_num_seqs=chance.randint(1, 5),
             max_model_len=10**6,
-            enable_prefix_cache=chance.random() < 0.7,
+            enable_prefix_caching=chance.random() < 0.7,
             deterministic=chance.random() < 0.2,
             num_drafts=chance.randint(0, 4),
         )
@@ -66,7 +66,7 @@ class Sequence:
         if not step.entries:
             return None
         batch = build_batch(step)
-        assert step.num_tokens == batch.num_tokens <= self.config.max_batched_tokens
+        assert step.num_tokens == batch.num_tokens <= self.config.max_num_batched_tokens
         assert len(batch.logit_rows) == sum(entry.max_new for entry in step.entries)
         written = batch.slot_mapping
         assert len(set(written.tolist())) == len(written)

@@ -52,12 +52,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         size=st.sampled_from([1, 2, 4]),
         num_blocks=st.integers(4, 40),
         budget=st.integers(1, 40),
-        max_running=st.integers(1, 6),
+        max_num_seqs=st.integers(1, 6),
         reuse=st.sampled_from([True, True, False]),
         depth=st.integers(1, 2),
     )
-    def start(self, size, num_blocks, budget, max_running, reuse, depth):
-        config = SchedulerConfig(num_blocks, size, budget, max_running, 10**6, reuse)
+    def start(self, size, num_blocks, budget, max_num_seqs, reuse, depth):
+        config = SchedulerConfig(num_blocks, size, budget, max_num_seqs, 10**6, reuse)
         self.scheduler = Scheduler(config)
         self.runner = HashRunner(num_blocks, size, VOCAB)
         self.depth = depth
@@ -103,7 +103,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def schedule(self):
         first = min(self.scheduler_running(), key=lambda r: r.rank, default=None)
         step = self.scheduler.schedule()
-        assert step.num_tokens <= self.scheduler.config.max_batched_tokens
+        assert step.num_tokens <= self.scheduler.config.max_num_batched_tokens
         assert len({e.request for e in step.entries}) == len(step.entries)
         for request, start, count, _, _ in step.entries:
             assert start + count < request.prompt_len + request.max_tokens, "beyond its last token"

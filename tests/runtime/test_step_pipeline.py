@@ -233,15 +233,15 @@ class EngineMachine(RuleBasedStateMachine):
     @initialize(
         num_blocks=st.integers(14, 60),
         budget=st.integers(1, 40),
-        max_running=st.integers(1, 6),
+        max_num_seqs=st.integers(1, 6),
         reuse=st.booleans(),
         deterministic=st.booleans(),
     )
-    def start(self, num_blocks, budget, max_running, reuse, deterministic):
+    def start(self, num_blocks, budget, max_num_seqs, reuse, deterministic):
         self.engine, self.runner = self.make(
             num_blocks,
             max_num_batched_tokens=max(budget, SIZE) if deterministic else budget,
-            max_num_seqs=max_running,
+            max_num_seqs=max_num_seqs,
             enable_prefix_caching=reuse,
             deterministic=deterministic,
         )

@@ -9,7 +9,7 @@ from dsa_compile.server.admission import Admission
 from dsa_compile.server.errors import ApiError
 
 LIMITS = SchedulerConfig(
-    num_blocks=10, block_size=4, max_batched_tokens=8, max_running=2, max_model_len=400
+    num_blocks=10, block_size=4, max_num_batched_tokens=8, max_num_seqs=2, max_model_len=400
 )
 
 

@@ -56,7 +56,7 @@ class StepProfiler:
         runner, block_size = self._runner, self._runner.block_size
         (batch,) = case.steps(block_size, runner.vocab_size)
         plan = GraphPlan.of(
-            max_running=load.concurrency,
+            max_num_seqs=load.concurrency,
             max_model_len=self._max_model_len,
             block_size=block_size,
             topk=runner.short_context,

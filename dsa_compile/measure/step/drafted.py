@@ -140,7 +140,7 @@ def time_drafted_steps(
 def captured(runner: ModelRunner, count: int, batch: int, context: int) -> str:
     """Capture the graph of one size; what it is."""
     plan = GraphPlan.of(
-        max_running=runner.max_running,
+        max_num_seqs=runner.max_num_seqs,
         max_model_len=context + 64,
         block_size=runner.block_size,
         topk=runner.short_context,

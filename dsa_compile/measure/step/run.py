@@ -81,7 +81,7 @@ class StepBench:
         self._compiled, self._bytes_per_ms = compiled, bytes_per_ms
         spec = compiled.manifest.model.spec
         self.plan = GraphPlan.of(
-            max_running=256,
+            max_num_seqs=256,
             max_model_len=spec.max_position_embeddings,
             block_size=runner.block_size,
             topk=spec.index_topk if SHORT in runner.variants else None,
@@ -133,7 +133,7 @@ class StepBench:
         spec = self._compiled.manifest.model.spec
         plan = MixedPlan.of(
             [batch.num_tokens],
-            max_running=batch.num_requests,
+            max_num_seqs=batch.num_requests,
             max_model_len=spec.max_position_embeddings,
             block_size=runner.block_size,
             topk=spec.index_topk if SHORT in runner.variants else None,

@@ -60,7 +60,7 @@ class ExactRunner(ModelRunner):
         program: finished.
         store: gives the weights.
         num_blocks: blocks of each cache.
-        max_running: most requests of a step.
+        max_num_seqs: most requests of a step.
         deterministic: pad decode steps as a deterministic engine does.
         num_drafts: of a request in a step, at most.
         planned: whether the artifact's draft plans make them; else the host looks them up.
@@ -77,7 +77,7 @@ class ExactRunner(ModelRunner):
         program: Program,
         store: ExactWeightStore,
         num_blocks: int,
-        max_running: int,
+        max_num_seqs: int,
         deterministic: bool = False,
         *,
         num_drafts: int = 0,
@@ -86,7 +86,7 @@ class ExactRunner(ModelRunner):
         by_reference = replace(manifest, target="cpu", kernels=_references(program.regions))
         super().__init__(
             by_reference, program.regions, _weights(manifest, program, store), num_blocks,
-            max_running, deterministic, caches=exact_caches(manifest, num_blocks),
+            max_num_seqs, deterministic, caches=exact_caches(manifest, num_blocks),
             num_drafts=num_drafts, plans=manifest.plans if planned else None,
         )  # fmt: skip
         self.checked: list[CheckedDrafts] = []

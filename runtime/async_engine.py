@@ -175,7 +175,7 @@ class AsyncEngine:
     def _close(self, drain: bool) -> None:
         with self._lock:
             self._closing = True
-            self._commands.put((lambda: None) if drain else self._abort_all)
+            self._commands.put(_nothing if drain else self._abort_all)
 
     def _close_at_exit(self) -> None:
         self._close(drain=False)
@@ -184,7 +184,9 @@ class AsyncEngine:
     def _run(self) -> None:
         try:
             while not (self._closing and self._commands.empty() and self._idle()):
-                self._carry_out_commands(wait=self._idle())
+                # What is nothing to do ends the wait as any command.
+                wait = self._idle() or self._engine.waits(lambda: self._commands.put(_nothing))
+                self._carry_out_commands(wait)
                 if not self._idle():
                     self._step()
         finally:
@@ -255,6 +257,10 @@ class AsyncEngine:
         self._receivers.clear()
         for deliver in receivers:
             deliver(error)
+
+
+def _nothing() -> None:
+    pass
 
 
 def _mailbox() -> tuple[asyncio.Queue[Any], Callable[[Any], bool]]:

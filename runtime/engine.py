@@ -132,6 +132,7 @@ class Engine(StepEngine):
                 for request in self._pipeline.advance():
                     if request.status is Status.FINISHED:
                         outputs[request.request_id] = self._output(request)
+                self.wait()
         finally:
             self._end_left()
         return [outputs[request_id] for request_id in ids]

@@ -38,6 +38,7 @@ class OutputStream(Iterator[RequestOutput]):
         while not self._waiting:
             if engine.has_unfinished():
                 engine.step()
+                engine.wait()
             elif engine.abort(self._request_id) is None:  # else an interrupt kept this one back
                 self.closed = True
                 raise StopIteration

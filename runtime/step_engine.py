@@ -1,6 +1,7 @@
 """The engine that a server drives: requests in, one step at a time, outputs."""
 
 import gc
+import threading
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -210,6 +211,21 @@ class StepEngine:
             DeviceLost: the GPU failed.
         """
         return [self._output(request) for request in self._pipeline.advance()]
+
+    def waits(self, wake: Callable[[], None]) -> bool:
+        """Whether the last :meth:`step` had nothing to run before pages arrive from elsewhere.
+
+        If so, ``wake`` is called when some have, perhaps in another thread.
+        """
+        if self._pipeline.waits:
+            self.scheduler.when_copied(wake)
+        return self._pipeline.waits
+
+    def wait(self) -> None:
+        """Wait for pages if the last :meth:`step` had nothing to run before some arrive."""
+        arrived = threading.Event()
+        if self.waits(arrived.set):
+            arrived.wait()
 
     def drain(self) -> list[RequestOutput]:
         """Finish the steps in flight and launch no other: no page is in use afterwards."""

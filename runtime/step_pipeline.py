@@ -72,6 +72,7 @@ class StepPipeline:
     Attributes:
         drafts: those that steps checked so far.
         smaller: what became of steps that failed.
+        waits: whether the last call of :meth:`advance` had nothing to run before pages are copied.
         wait_seconds: that the host waited for the tokens of steps so far.
     """
 
@@ -93,6 +94,7 @@ class StepPipeline:
         self._in_flight: deque[_InFlight] = deque()
         self._failed: list[Request] = []  # in the call that is running
         self._error: Exception | None = None
+        self.waits = False
         self.wait_seconds = 0.0
         self._interrupted = False  # so that no step is launched ahead before all tokens are known
 
@@ -124,6 +126,7 @@ class StepPipeline:
             if tokens is not None:
                 self._in_flight.append(_InFlight(step, requests, inputs, tokens))
                 self.smaller.fitted(step)
+        self.waits = not (self._in_flight or self._failed) and self._scheduler.has_unfinished()
         return self._failed or self._collect()
 
     def drain(self) -> list[Request]:

@@ -1,12 +1,14 @@
 """The loop of an engine process: take messages, make a step, send its tokens.
 
 While requests run, messages are looked for between steps without waiting; an idle engine sleeps on
-the socket.
+the socket, as does one whose requests all wait for pages, until some of these arrive.
 """
 
 import logging
+import os
 import time
 from dataclasses import replace
+from functools import partial
 
 import msgspec
 import zmq
@@ -53,6 +55,7 @@ class EngineLoop:
         self._wake = zmq.Poller()
         for source in (socket, self._grammars.news):
             self._wake.register(source, zmq.POLLIN)
+        self._wake_up = partial(os.eventfd_write, self._grammars.news, 1)
         self._step_seconds = 0.0
         self._stats_due = 0.0
 
@@ -62,7 +65,7 @@ class EngineLoop:
         self._send(Ready(engine.scheduler.config, engine.vocab_size, engine.eos_token_ids))
         while True:
             try:
-                self._take_messages(wait=not engine.has_unfinished())
+                self._take_messages(not engine.has_unfinished() or engine.waits(self._wake_up))
                 if engine.has_unfinished():
                     self._advance()
             except Exception as error:

@@ -1,6 +1,6 @@
 """Where pages are kept besides the caches: what the host's memory or a peer has to do for that."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 
@@ -48,5 +48,12 @@ class Tier(Protocol):
         """The copyings that ended since the last call, and whether they succeeded.
 
         Also, with False, nodes whose pages the tier no longer has.
+        """
+        ...
+
+    def when_ended(self, call: Callable[[], None]) -> None:
+        """Call once when :meth:`ended` has something to tell, at once if it has; in any thread.
+
+        It takes the place of the one before.
         """
         ...

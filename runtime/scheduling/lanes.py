@@ -7,7 +7,7 @@ their entries in the order of lanes. A lane may have none.
 """
 
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import islice
 from typing import TypeAlias
 
@@ -106,6 +106,11 @@ class LaneScheduler:
         if entries:
             self._in_flight.append((whole, steps))
         return whole
+
+    def when_copied(self, call: Callable[[], None]) -> None:
+        """Have ``call`` called, perhaps in another thread, once a copy of pages has ended."""
+        for lane in self.lanes:
+            lane.when_copied(call)
 
     def commit(
         self, step: ScheduledStep, results: Sequence[Sequence[int] | Failure]

@@ -13,7 +13,7 @@ it did not yield is taken off again by its commit.
 
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from operator import attrgetter
 
 from dsa_compile.errors import RequestError
@@ -145,6 +145,11 @@ class Scheduler:
         stuck = not (entries or self._in_flight or self.pages.moving or only is not None)
         assert not (stuck and self.requests), "no request can make progress"
         return step
+
+    def when_copied(self, call: Callable[[], None]) -> None:
+        """Have ``call`` called, perhaps in another thread, once a copy of pages has ended."""
+        for tier in self.pages.tiers:
+            tier.when_ended(call)
 
     def commit(
         self, step: ScheduledStep, results: Sequence[Sequence[int] | Failure]

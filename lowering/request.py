@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dsa_compile.artifact.atomic_directory import check_free
+from dsa_compile.artifact.tokenizer_files import generation_end_tokens
 from dsa_compile.common import hub
 from dsa_compile.common.names import one_of
 from dsa_compile.errors import ConfigError, UserError
@@ -143,6 +144,7 @@ def _check_model(model_dir: Path, options: CompileConfig) -> None:
     model_type = check_model_type(config)
     check_recipe(model_type, options.recipe)
     check_target(model_type, options.target)
+    generation_end_tokens(model_dir)  # requests could not be served by a wrong file
     count = config.get("num_hidden_layers")
     if options.layers is not None and isinstance(count, int):
         check_layers(options.layers, count)

@@ -6,18 +6,20 @@ or leads into a ``blobs`` folder, of which the snapshots of a Hugging Face hub c
 """
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 from dsa_compile.common.regular_files import read_regular
 from dsa_compile.errors import ConfigError
+from dsa_compile.facts.generation_config import FILE, read_generation_config
 
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
     "chat_template.jinja",
-    "generation_config.json",
+    FILE,
 )
 """Files of the model directory that a server needs besides config and weights."""
 
@@ -50,6 +52,18 @@ def read_tokenizer_file(model_dir: Path, name: str) -> bytes:
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: not valid JSON ({error})") from None
     return data
+
+
+def generation_end_tokens(model_dir: Path) -> tuple[int, ...]:
+    """End tokens in ``generation_config.json``, of which all that is read is checked.
+
+    Raises:
+        ConfigError: see :func:`read_tokenizer_file` and :func:`read_generation_config`.
+    """
+    path = model_dir / FILE
+    if not os.path.lexists(path):
+        return ()
+    return read_generation_config(read_tokenizer_file(model_dir, FILE), str(path))[0]
 
 
 def tokenizer_end_token(read: Callable[[str], bytes | None]) -> int | None:

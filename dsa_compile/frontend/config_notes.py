@@ -1,13 +1,12 @@
 """What is taken although no file of the model says it: lines for the user of a compilation."""
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dsa_compile.artifact.tokenizer_files import tokenizer_end_token
+from dsa_compile.artifact.tokenizer_files import generation_end_tokens, tokenizer_end_token
 from dsa_compile.common.regular_files import read_regular
 from dsa_compile.errors import shown
 from dsa_compile.facts.model_spec import READ_FIELDS
@@ -27,7 +26,7 @@ def config_notes(model_dir: Path) -> tuple[str, ...]:
     if taken:
         listed = ", ".join(f"{name}={shown(value)}" for name, value in taken.items())
         notes.append(f"not in config.json, so as transformers' class has it: {listed}")
-    if raw.get("eos_token_id") is None and _generation(model_dir).get("eos_token_id") is None:
+    if raw.get("eos_token_id") is None and not generation_end_tokens(model_dir):
         token = tokenizer_end_token(partial(_content, model_dir))
         alone = "answers end at stop tokens, stop strings or max_tokens alone"
         notes.append(
@@ -55,12 +54,3 @@ def _content(model_dir: Path, name: str) -> bytes | None:
         return read_regular(model_dir / name)
     except OSError:
         return None
-
-
-def _generation(model_dir: Path) -> Mapping[str, Any]:
-    """``generation_config.json``; empty if there is none that can be read."""
-    try:
-        found = json.loads(_content(model_dir, "generation_config.json") or b"{}")
-    except (ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}

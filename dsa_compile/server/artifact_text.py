@@ -15,7 +15,8 @@ from dsa_compile.artifact.paths import resolve_inside
 from dsa_compile.chat import ChatFormat, chat_format
 from dsa_compile.common.regular_files import read_regular
 from dsa_compile.errors import ArtifactError
-from dsa_compile.runtime.requests.generation_config import FILE, GenerationConfig
+from dsa_compile.facts.generation_config import FILE
+from dsa_compile.runtime.requests.generation_config import GenerationConfig
 from dsa_compile.runtime.requests.prompts import load_tokenizer
 
 _LOG = logging.getLogger(__name__)

@@ -9,6 +9,7 @@ from dsa_compile.artifact.acceptance import AcceptanceRecord
 from dsa_compile.artifact.reader import Artifact
 from dsa_compile.artifact.tokenizer_files import tokenizer_end_token
 from dsa_compile.chat import ChatFormat, chat_format
+from dsa_compile.facts.generation_config import FILE
 from dsa_compile.runtime.engine_options import EngineOptions
 from dsa_compile.runtime.execution.model_runner import ModelRunner
 from dsa_compile.runtime.loading.drafts import drafts_of
@@ -17,7 +18,7 @@ from dsa_compile.runtime.ranks.group import RankGroup, load_ranks
 from dsa_compile.runtime.ranks.replay import load_replayed
 from dsa_compile.runtime.ranks.torchrun import end_as_follower
 from dsa_compile.runtime.ranks.torchrun_environment import started_rank
-from dsa_compile.runtime.requests.generation_config import FILE, GenerationConfig
+from dsa_compile.runtime.requests.generation_config import GenerationConfig
 from dsa_compile.runtime.requests.prompts import load_tokenizer
 
 

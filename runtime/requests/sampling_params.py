@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from dsa_compile.common.option_keywords import has_options
 from dsa_compile.common.options import changed_fields, faults, option
 from dsa_compile.errors import ParameterError, shown
+from dsa_compile.facts.generation_config import CommonSampling
 from dsa_compile.runtime.requests.grammar import Grammar
 
 # Below this a softmax is one-hot to fp32 accuracy for any logits a model makes: take the argmax.
@@ -24,7 +25,7 @@ MAX_LISTED_TOKENS = 2**20  # more than any vocabulary
 
 @has_options
 @dataclass(frozen=True)
-class SamplingParams:
+class SamplingParams(CommonSampling):
     """Sampling and stopping options of one request.
 
     A token is chosen in this order: logit bias; end tokens masked while fewer than ``min_tokens``
@@ -36,37 +37,6 @@ class SamplingParams:
         ParameterError: a value has the wrong type or is outside its range; names the field.
     """
 
-    max_tokens: int = option(
-        16, "most tokens to generate", least=1,
-        like=("max_new_tokens", "max_completion_tokens", "max_length"),
-    )  # fmt: skip
-    min_tokens: int = option(
-        0, "tokens to generate before anything but {max_tokens} may end the request; end tokens "
-        "and stop ids cannot be sampled, and stop strings do not count, until then", least=0,
-        like=("min_new_tokens",),
-    )  # fmt: skip
-    temperature: float = option(
-        1.0, "randomness: the logits are divided by it; 0 (below 1e-5) takes the likeliest token",
-        least=0, like=("do_sample",),
-    )  # fmt: skip
-    top_k: int = option(
-        0, "keep so many of the likeliest tokens; 0 or -1 keeps all", least=-1, most=2**31 - 1
-    )
-    top_p: float = option(
-        1.0, "keep the likeliest tokens whose probabilities, after min-p and top-k and "
-        "renormalised, first reach this sum", least=0, most=1, above=True,
-    )  # fmt: skip
-    min_p: float = option(
-        0.0, "keep tokens at least this fraction as likely as the likeliest", least=0, most=1
-    )
-    seed: int | None = option(
-        None, "the same seed, prompt and logits give the same tokens whatever else is in the batch",
-        unset="a fresh one", least=-(2**63), most=2**63 - 1, like=("random_seed",),
-    )  # fmt: skip
-    repetition_penalty: float = option(
-        1.0, "logits of tokens in the prompt or the output are divided by it where positive and "
-        "multiplied where negative (Keskar et al. 2019); 1 is off", least=0, above=True,
-    )  # fmt: skip
     presence_penalty: float = option(
         0.0, "subtracted from the logits of tokens already in the output",
         least=-MAX_OUTPUT_PENALTY, most=MAX_OUTPUT_PENALTY,

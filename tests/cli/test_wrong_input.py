@@ -34,10 +34,13 @@ def refusals(module: str, commands: list[list[str]], cwd: Path) -> list[str]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A model, one of another type, and what is no model."""
-    for name, config in (("model", MODEL), ("llama", {**MODEL, "model_type": "llama"})):
+    """A model, one of another type, one that none could sample from, and what is no model."""
+    llama = {**MODEL, "model_type": "llama"}
+    for name, config in (("model", MODEL), ("llama", llama), ("hot", MODEL)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(json.dumps(config))
+    sampling = {"temperature": -1, "top_p": 7, "top_k": None, "max_new_tokens": "9\n"}
+    (tmp_path / "hot/generation_config.json").write_text(json.dumps(sampling))
     (tmp_path / "empty").mkdir()
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken/file").touch()
@@ -49,6 +52,8 @@ COMPILE = [
     ("model/nowhere -o a", "model/nowhere: no such directory"),
     ("empty -o a", "empty/config.json: missing; is this a Hugging Face model directory?"),
     ("llama -o a", "model_type='llama' is not supported; dsa-compile takes 'deepseek_v32'"),
+    ("hot -o a", "hot/generation_config.json: max_new_tokens must be an integer >= 1; got '9\\n'"),
+    ("hot -o a", "; temperature must be a number finite and >= 0; got -1; top_p must be"),
     ("model -o taken", "taken: exists already; use --force"),
     ("model -o taken --force", "taken: holds files but no artifact"),
     ("model -o no/where", "no is not a directory; create it first"),

@@ -174,7 +174,7 @@ def shared_before_it_failed(patch: Patch) -> None:
 
     def fail(self: Scheduler, request: Request, reason: str) -> None:
         request.num_computed = request.prompt_len
-        self._residency.register_full_blocks(request)
+        self.pages.register_full_blocks(request)
         right(self, request, reason)
 
     patch.setattr(Scheduler, "fail", fail)

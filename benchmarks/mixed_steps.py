@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from dsa_compile.runtime import Engine, EngineOptions, SamplingParams
-from dsa_compile.runtime.execution.mixed_graphs import LONGEST_CONTEXT, MixedPlan
+from dsa_compile.runtime.execution.graph_plan import LONGEST_CONTEXT, GraphPlan
 from dsa_compile.runtime.loading.load_runner import load_runner
 
 
@@ -103,16 +103,16 @@ def main():
     results = {}
     print(f"{'':24} {'p50':>8} {'p90':>8} {'p99':>8} {'prompt tokens/s':>16}   ms between tokens")
     for name, size, prompts, captured in loads:
-        runner._mixed_graphs = None
+        runner._graphs.pop(True, None)
         if captured:
-            plan = MixedPlan.of(
-                [size],
+            plan = GraphPlan.of(
+                mixed_tokens=[size],
                 max_num_seqs=args.requests + 4,
                 max_model_len=longest,
                 block_size=runner.block_size,
                 topk=None,
             )
-            runner.capture_mixed(plan)
+            runner.capture(plan)
         gaps, rate, counts = run(runner, args, size, prompts)
         p50, p90, p99 = np.percentile(gaps, [50, 90, 99])
         print(f"{name:24} {p50:8.2f} {p90:8.2f} {p99:8.2f} {rate:16.0f}   {counts}", flush=True)

@@ -55,6 +55,8 @@ class Batch:
     @property
     def token_rows(self) -> NDArray[np.int32]:
         """The row of the scheduler of each token's request, int32 [T]; -1 of tokens of none."""
+        if self.tokens_each == 1 and self.num_tokens == self.num_requests:
+            return self.request_rows
         rows = np.full(self.num_tokens, -1, np.int32)
         rows[: self.cu_seqlens[-1]] = np.repeat(self.request_rows, np.diff(self.cu_seqlens))
         return rows

@@ -1,177 +1,213 @@
-"""Steps of fixed sizes, each as one CUDA graph.
+"""Steps of fixed sizes, each as one CUDA graph: one launch instead of some dozen a layer.
 
 A graph freezes shapes, addresses and the choice of kernels: what changes from step to step is sent
-to where the graphs read it, and logits are read where they leave them.
+to where the graphs read it, and results are read where they leave them. A step is padded to the
+smallest graph that takes it, with rows that are no request's.
 
-Decode steps and steps with prompt tokens are captured up to their logits, by the class here; those
-with drafts with the choice of their tokens, by
-:class:`~dsa_compile.runtime.execution.drafted_graphs.DraftedGraphs`. One class for all, keyed by
-variant, rows, tokens of each and prompt tokens, would have to keep what graphs depend on: a memory
-pool for each kind and captures from the largest to the smallest; one buffer of inputs for each
-kind, where arrays lie one after another; logits and outcomes outside the pools.
+The graphs of a plan share a memory pool, so that each may overwrite what another leaves, and are
+captured from the largest to the smallest. They share one buffer of inputs, where arrays lie one
+after another, and one of results, outside the pool. Plain decode steps and steps with prompt tokens
+are captured up to their logits. Those with drafts are captured whole, and can so be launched before
+the host knows the tokens of the step before; where none was captured, on a CPU for one, the same
+padded work is launched op by op.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from dsa_compile.runtime.execution.batch import Batch
-from dsa_compile.runtime.execution.idle_rows import write_padded
+from dsa_compile.runtime.execution.graph_plan import GraphKey, GraphPlan
 from dsa_compile.runtime.execution.pinned_staging import Layout, StagingRing
 from dsa_compile.runtime.failures.step_errors import while_doing
-from dsa_compile.runtime.scheduling.stats import StepKind
+from dsa_compile.runtime.scheduling.stats import EAGER, StepKind
 
 
-class SizeKey(Protocol):
-    """Key of the steps that a graph takes."""
-
-    @property
-    def variant(self) -> str:
-        """The regions' variant."""
-        ...
+class SentInputs(Protocol):
+    """What the host sends for the steps of one size."""
 
     @property
-    def rows(self) -> int:
-        """Rows of logits."""
+    def layout(self) -> Layout:
+        """Arrays that are sent."""
         ...
-
-
-Key = TypeVar("Key", bound=SizeKey)
-Planned = TypeVar("Planned", bound=SizeKey, covariant=True)
-
-
-class SizePlan(Protocol[Planned]):
-    """The graphs that there may be."""
 
     @property
-    def rows(self) -> Sequence[int]:
-        """Rows of logits that graphs have, ascending."""
+    def nbytes(self) -> int:
+        """Bytes of them."""
         ...
 
-    def graphs(self) -> Iterable[Planned]:
-        """Keys of all graphs, the ones that need the most memory first."""
+    def in_numpy(self, buffer: NDArray[np.uint8]) -> Any:
+        """Views through which a buffer on the host is filled."""
         ...
 
-    def choose(self, batch: Batch, variant: str) -> Planned | None:
-        """The smallest graph for a step, or None if it must run without one."""
+    @property
+    def write(self) -> Callable[..., Sequence[int]]:
+        """Fills these views with a step, or with idle rows only; the places of its requests."""
+        ...
+
+    def constants(self, device: torch.device) -> dict[str, Tensor]:
+        """Tensors that all these steps share, by name."""
         ...
 
 
 @dataclass(frozen=True)
 class StepParts:
-    """Parts that all captured steps of a runner share.
+    """What captured steps of a kind are made of.
 
     Attributes:
-        run: runs the regions of a variant on a step's tensors and returns its logits; it neither
-            synchronises nor reads device memory on the host.
-        resolve: input ids, request rows and the sampled tokens to the tokens of the step.
-        token_buffer: int64, the last sampled token of each request row.
-        vocab_size: width of the logits.
-        ring: staging of inputs.
+        inputs: of the steps of a size.
+        run: runs a step of a variant on its tensors and returns its result, a row a request; it
+            neither synchronises nor reads device memory on the host.
+        width: of the result of a size.
+        dtype: of results.
+        device: where.
+        ring: staging of inputs; None on the CPU.
     """
 
+    inputs: Callable[[GraphKey], SentInputs]
     run: Callable[[dict[str, Tensor], str], Tensor]
-    resolve: Callable[[Tensor, Tensor, Tensor], Tensor]
-    token_buffer: Tensor
-    vocab_size: int
-    ring: StagingRing
+    width: Callable[[GraphKey], int]
+    dtype: torch.dtype
+    device: torch.device
+    ring: StagingRing | None
+
+
+@dataclass(frozen=True)
+class _Size:
+    """Views of a step's memory on the device, and constants, by name in ``step``."""
+
+    sent: SentInputs
+    memory: Tensor
+    step: dict[str, Tensor]
 
 
 @dataclass(frozen=True)
 class _Captured:
-    layout: Layout
     graph: torch.cuda.CUDAGraph
+    result: Tensor
+    kind: StepKind
 
 
-class CapturedSteps(Generic[Key]):
-    """Captured steps of one kind; a subclass says what is sent for a step and what it is called."""
+class CapturedSteps:
+    """Padded steps, captured or not.
 
-    def __init__(self, plan: SizePlan[Key], parts: StepParts) -> None:
-        self.plan = plan
+    Attributes:
+        plan: the graphs that there may be; None before any is captured.
+        steps: so far, by how they ran.
+    """
+
+    def __init__(self, parts: StepParts) -> None:
         self._parts = parts
-        device = parts.token_buffer.device
-        largest = max(self.layout(key).nbytes for key in plan.graphs())
-        self._inputs = torch.empty(largest, dtype=torch.uint8, device=device)
-        # Graphs share one memory pool, so that each may overwrite what another leaves; the logits
-        # are kept apart.
-        shape = (plan.rows[-1], parts.vocab_size)
-        self._logits = torch.empty(shape, dtype=torch.float32, device=device)
-        self._captured: dict[Key, _Captured] = {}
-        self.replays: Counter[StepKind] = Counter()
-        self._pool = torch.cuda.graph_pool_handle()
+        self._captured: dict[GraphKey, _Captured] = {}
+        self._sizes: dict[GraphKey, _Size] = {}
+        self.steps: Counter[StepKind] = Counter()
+        self.drop()
 
-    def layout(self, key: Key) -> Layout:
-        """Arrays that are sent for a step."""
-        raise NotImplementedError
+    def drop(self) -> None:
+        """Give captured steps up, with the memory that they share; later ones may be larger."""
+        self.plan: GraphPlan | None = None
+        self._pool: Any = None
+        self._captured.clear()
+        self._sizes.clear()
+        self._inputs = torch.empty(0, dtype=torch.uint8, device=self._parts.device)
+        self._results = torch.empty(0, dtype=self._parts.dtype, device=self._parts.device)
 
-    def inputs(self, key: Key, sent: dict[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
-        """The step's tensors from those that were sent, and the request row of each token."""
-        raise NotImplementedError
-
-    def count(self, batch: Batch) -> int:
-        """Rows of a step's logits."""
-        return len(batch.logit_rows)
-
-    def size(self, key: Key) -> str:
-        """The size of a graph's steps in statistics."""
-        raise NotImplementedError
-
-    def title(self, key: Key) -> str:
-        """The steps of a graph in an error's words."""
-        raise NotImplementedError
-
-    def capture(self, keys: Sequence[Key] | None = None) -> None:
-        """Capture all graphs, or these ones.
+    def capture(self, plan: GraphPlan, keys: Sequence[GraphKey] | None = None) -> None:
+        """Capture all graphs of a plan, or these ones; those of another plan are given up.
 
         Each runs once before, on padding only: kernels are compiled and loaded then.
 
         Raises:
             StepError: an op failed, or the GPU did; names the op where one raised.
         """
+        if self.plan != plan:
+            self.drop()
+            every = tuple(plan.graphs())
+            self._reserve(max(self._parts.inputs(key).nbytes for key in every))
+            results = max(key.rows * self._parts.width(key) for key in every)
+            self._results = self._results.new_empty(results)
+            self.plan, self._pool = plan, torch.cuda.graph_pool_handle()
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            for key in keys or tuple(self.plan.graphs()):
-                layout = self.layout(key)
-                run = partial(self._run, key, layout)
+            for key in keys or tuple(plan.graphs()):
                 try:
-                    self._send(layout, None)
-                    run()
-                    graph = captured_graph(run, self._pool, stream)
+                    self._captured[key] = self._graph_of(key, stream)
                 except Exception as error:
-                    raise while_doing(error, f"{self.title(key)} was captured") from error
-                self._captured[key] = _Captured(layout, graph)
+                    raise while_doing(error, f"{key.title} was captured") from error
         torch.cuda.current_stream().wait_stream(stream)
 
-    def forward(self, batch: Batch, variant: str) -> Tensor | None:
-        """Launch a step; fp32 ``[N, V]`` logits, or None if there is no graph for it.
+    def _graph_of(self, key: GraphKey, stream: torch.cuda.Stream) -> _Captured:
+        shape = key.rows, self._parts.width(key)
+        result = self._results[: shape[0] * shape[1]].view(shape)
+        self._send(key)
 
-        The next step overwrites them.
+        def run() -> None:
+            result.copy_(self._run(key))
+
+        run()
+        graph = captured_graph(run, self._pool, stream)
+        return _Captured(graph, result, StepKind(key.size, key.variant))
+
+    def choose(self, batch: Batch, variant: str) -> GraphKey | None:
+        """The smallest captured size of the plan that takes a step, or None."""
+        key = None if self.plan is None else self.plan.choose(batch, variant)
+        return key if key in self._captured else None
+
+    def launch(self, key: GraphKey, *step: Any) -> tuple[Tensor, Sequence[int]]:
+        """Launch a step.
+
+        Args:
+            key: a size that takes it, captured or not.
+            step: what :attr:`SentInputs.write` takes.
+
+        Returns:
+            Its result, padding included, to be used before the next step; and what ``write`` gave.
         """
-        key = self.plan.choose(batch, variant)
-        captured = None if key is None else self._captured.get(key)
-        if key is None or captured is None:
-            return None
-        self._send(captured.layout, batch)
+        places = self._send(key, *step)
+        captured = self._captured.get(key)
+        if captured is None:
+            self.steps[StepKind(EAGER, key.variant)] += 1
+            return self._run(key), places
         captured.graph.replay()
-        self.replays[StepKind(self.size(key), key.variant)] += 1
-        return self._logits[: self.count(batch)]
+        self.steps[captured.kind] += 1
+        return captured.result, places
 
-    def _send(self, layout: Layout, batch: Batch | None) -> None:
-        write_padded(batch, self._parts.ring.take_views(layout))
-        self._parts.ring.send(self._inputs[: layout.nbytes])
+    def _send(self, key: GraphKey, *step: Any) -> Sequence[int]:
+        """Bring a step's inputs to where its graph reads them; without a step, idle rows."""
+        size, ring = self._size_of(key), self._parts.ring
+        sent = size.sent
+        if ring is None:
+            return sent.write(sent.in_numpy(size.memory.numpy()), *step)
+        places = sent.write(ring.take_views(sent), *step)
+        ring.send(size.memory)
+        return places
 
-    def _run(self, key: Key, layout: Layout) -> None:
-        tensors, rows = self.inputs(key, layout.in_torch(self._inputs))
-        parts = self._parts
-        tensors["input_ids"] = parts.resolve(tensors["input_ids"], rows, parts.token_buffer)
-        self._logits[: key.rows].copy_(parts.run(tensors, key.variant))
+    def _reserve(self, nbytes: int) -> None:
+        """Make room for inputs; graphs know where they are, so never again behind a capture."""
+        if len(self._inputs) < nbytes:
+            assert not self._captured, "a graph reads its inputs where they were"
+            self._inputs = self._inputs.new_empty(nbytes)
+            self._sizes.clear()
+
+    def _size_of(self, key: GraphKey) -> _Size:
+        if key not in self._sizes:
+            sent = self._parts.inputs(key)
+            self._reserve(sent.nbytes)
+            memory = self._inputs[: sent.nbytes]
+            step = sent.layout.in_torch(memory) | sent.constants(self._parts.device)
+            self._sizes[key] = _Size(sent, memory, step)
+        return self._sizes[key]
+
+    def _run(self, key: GraphKey) -> Tensor:
+        return self._parts.run(dict(self._size_of(key).step), key.variant)
 
 
 def captured_graph(

@@ -113,7 +113,7 @@ class PaddedInputs:
                 "block_tables": ((requests, columns), np.int32),
             }
         )
-        self._width, self._nobody = width, nobody
+        self._requests, self._width, self._nobody = requests, width, nobody
         # All but the block tables, which may be large and are behind the rest.
         padding = np.zeros(self.layout.nbytes, np.uint8)
         views = self.layout.in_numpy(padding)
@@ -138,11 +138,15 @@ class PaddedInputs:
             views["options"].view(np.int32)[:, 0],
         )
 
+    def constants(self, device: torch.device) -> dict[str, Tensor]:
+        """See :func:`padded_constants`."""
+        return padded_constants(self._requests, self._width, device)
+
     def write(
         self,
         memory: "PaddedMemory",
-        inputs: StepInputs | None,
-        options: NDArray[np.void] | None,
+        inputs: StepInputs | None = None,
+        options: NDArray[np.void] | None = None,
     ) -> Sequence[int]:
         """Fill the memory of a step.
 

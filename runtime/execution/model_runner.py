@@ -33,9 +33,9 @@ from torch import Tensor
 from dsa_compile.ir.execution import BoundCall, run_calls
 from dsa_compile.ir.plan import LONG, Plan
 from dsa_compile.runtime.execution.batch import Batch
-from dsa_compile.runtime.execution.draft_inputs import fits_padded, ragged_inputs
+from dsa_compile.runtime.execution.captured_steps import CapturedSteps, StepParts
+from dsa_compile.runtime.execution.draft_inputs import PaddedInputs, fits_padded, ragged_inputs
 from dsa_compile.runtime.execution.draft_rows import DraftedRows, RowState, corrected_rows
-from dsa_compile.runtime.execution.drafted_graphs import DraftedGraphs
 from dsa_compile.runtime.execution.drafted_tokens import TokenSlots
 from dsa_compile.runtime.execution.drafter import Drafter
 from dsa_compile.runtime.execution.graph_plan import GraphKey, GraphPlan
@@ -131,7 +131,16 @@ class ModelRunner(ModelSteps):
         self._state = RowState.empty(rows, self.device)
         self._slots = TokenSlots(rows, 1 + num_drafts, self.device)
         self._sizes: GraphPlan | None = None
-        self._padded = DraftedGraphs(self._padded_step, self.device, rows, self._ring)
+        self._padded = CapturedSteps(
+            StepParts(
+                lambda key: PaddedInputs(key.rows, key.tokens_each, key.columns, rows),
+                self._padded_step,
+                lambda key: 1 + key.tokens_each,
+                torch.int64,
+                self.device,
+                self._ring,
+            )
+        )
         self._drafter: Drafter | None = None
         if plans is not None:
             self._drafter = Drafter(
@@ -169,7 +178,7 @@ class ModelRunner(ModelSteps):
 
     @torch.inference_mode()
     def capture(self, plan: GraphPlan, keys: Sequence[GraphKey] | None = None) -> None:
-        """Capture decode steps as CUDA graphs; see :class:`ModelSteps`."""
+        """Capture steps as CUDA graphs; see :class:`ModelSteps`."""
         if not self.num_drafts:
             super().capture(plan, keys)
         if self._drafter is None:

@@ -17,13 +17,12 @@ from dsa_compile.ir.region import Region
 from dsa_compile.kernels.cuda.shipped import NO_KERNELS, ShippedKernels
 from dsa_compile.runtime.execution.batch import Batch
 from dsa_compile.runtime.execution.bound_calls import bound_calls
-from dsa_compile.runtime.execution.captured_steps import StepParts
-from dsa_compile.runtime.execution.cuda_graphs import DecodeGraphs
+from dsa_compile.runtime.execution.captured_steps import CapturedSteps, StepParts
 from dsa_compile.runtime.execution.devices import device_of
 from dsa_compile.runtime.execution.expert_counts import counts_of
 from dsa_compile.runtime.execution.graph_plan import GraphKey, GraphPlan
-from dsa_compile.runtime.execution.mixed_graphs import MixedGraphs, MixedKey, MixedPlan
 from dsa_compile.runtime.execution.pinned_staging import StagingRing
+from dsa_compile.runtime.execution.plain_inputs import PlainInputs
 from dsa_compile.runtime.execution.prompt_rows import PromptRows
 from dsa_compile.runtime.execution.prompt_steps import LEAST_PROMPT_TOKENS, longest_prompt
 from dsa_compile.runtime.execution.token_parts import PartShape, run_in_parts
@@ -119,8 +118,8 @@ class ModelSteps:
         self._calls = self._bound(self._regions, self._plan)
         self.token_buffer = torch.zeros(max_num_seqs, dtype=torch.int64, device=self.device)
         self._ring = StagingRing() if self.device.type == "cuda" else None
-        self._graphs: DecodeGraphs | None = None
-        self._mixed_graphs: MixedGraphs | None = None
+        # by whether they have prompt tokens
+        self._graphs: dict[bool, CapturedSteps] = {}
         self._eager_steps: Counter[StepKind] = Counter()
 
     def _bound(self, regions: Mapping[str, Region], plan: Plan) -> dict[str, list[BoundCall]]:
@@ -137,7 +136,7 @@ class ModelSteps:
             regions: run these instead of the artifact's; they take the same inputs.
         """
         other = copy(self)
-        other._graphs = other._mixed_graphs = None
+        other._graphs = {}
         other._regions = regions or self._regions
         other._plan = plan or self._plan
         other._calls = other._bound(other._regions, other._plan)
@@ -155,40 +154,43 @@ class ModelSteps:
 
     @torch.inference_mode()
     def capture(self, plan: GraphPlan, keys: Sequence[GraphKey] | None = None) -> None:
-        """Capture decode steps as CUDA graphs; before, every step runs without one.
+        """Capture steps as CUDA graphs, in place of those of another plan of their kind; before,
+        every step runs without one.
 
         Args:
             plan: the graphs that there may be.
             keys: those to capture now, the largest first; None for all.
         """
-        if self._graphs is None or self._graphs.plan != plan:
-            self._graphs = DecodeGraphs(plan, self._captured_parts())
+        assert self._ring is not None, "CUDA graphs need a GPU"
+        assert self._wait is None, "a captured step cannot be waited for op by op"
+        mixed = bool(plan.mixed_tokens)
+        if mixed not in self._graphs:
+            self._graphs[mixed] = CapturedSteps(
+                StepParts(
+                    PlainInputs,
+                    self._plain_step,
+                    lambda key: self.vocab_size,
+                    torch.float32,
+                    self.device,
+                    self._ring,
+                )
+            )
         with self.shipped_kernels.in_use():
-            self._graphs.capture(keys)
+            self._graphs[mixed].capture(plan, keys)
 
     def drop_graphs(self) -> None:
         """Give captured steps up; they run without graphs."""
-        self._graphs = None
-        self._mixed_graphs = None
+        self._graphs.clear()
 
-    @torch.inference_mode()
-    def capture_mixed(self, plan: MixedPlan, keys: Sequence[MixedKey] | None = None) -> None:
-        """Capture steps with prompt tokens as CUDA graphs; see :meth:`capture`."""
-        self._mixed_graphs = MixedGraphs(plan, self._captured_parts())
-        with self.shipped_kernels.in_use():
-            self._mixed_graphs.capture(keys)
-
-    def _captured_parts(self) -> StepParts:
-        assert self._ring is not None, "CUDA graphs need a GPU"
-        assert self._wait is None, "a captured step cannot be waited for op by op"
-        return StepParts(
-            self._step, resolve_token_ids, self.token_buffer, self.vocab_size, self._ring
-        )
+    def _plain_step(self, tensors: dict[str, Tensor], variant: str) -> Tensor:
+        ids, rows = tensors["input_ids"], tensors.pop("token_rows")
+        tensors["input_ids"] = resolve_token_ids(ids, rows, self.token_buffer)
+        return self._step(tensors, variant)
 
     @property
     def step_counts(self) -> Counter[StepKind]:
         """Steps so far by how they ran."""
-        return sum((g.replays for g in (self._graphs, self._mixed_graphs) if g), self._eager_steps)
+        return sum((graphs.steps for graphs in self._graphs.values()), self._eager_steps)
 
     @torch.inference_mode()
     def values_of(self, batch: Batch) -> tuple[Tensor, Values]:
@@ -249,11 +251,10 @@ class ModelSteps:
 
     def _forward(self, batch: Batch) -> torch.Tensor:
         variant = self.variant_of(batch)
-        graphs, mixed = self._graphs, self._mixed_graphs
-        if graphs and (logits := graphs.forward(batch, variant)) is not None:
-            return self._sampled(batch, logits)
-        if mixed and (logits := mixed.forward(batch, variant)) is not None:
-            return logits
+        for mixed, graphs in self._graphs.items():
+            if (key := graphs.choose(batch, variant)) is not None:
+                logits, _ = graphs.launch(key, batch)
+                return logits[: len(batch.logit_rows)] if mixed else self._sampled(batch, logits)
         self._eager_steps[StepKind(EAGER, variant)] += 1
         tensors = self._to_device(batch)
         if self._is_alike(batch):

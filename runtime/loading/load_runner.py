@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -21,7 +22,6 @@ from dsa_compile.runtime.engine_options import DETERMINISTIC_ROWS, EngineOptions
 from dsa_compile.runtime.execution.devices import device_of
 from dsa_compile.runtime.execution.executor import require_kernels
 from dsa_compile.runtime.execution.graph_plan import GraphPlan
-from dsa_compile.runtime.execution.mixed_graphs import MixedPlan
 from dsa_compile.runtime.execution.model_runner import ModelRunner
 from dsa_compile.runtime.failures.step_errors import is_out_of_memory, shortage
 from dsa_compile.runtime.loading.drafts import drafts_of
@@ -108,38 +108,35 @@ def load_runner(
             with shipped.in_use():
                 prepared = prepare_kernels(manifest, regions.values(), limits)
             clock.done(prepared.describe())
-        plan = None
+        plan = mixed = None
         captured = not (options.enforce_eager or options.debug_launches)
         captured = captured and (drafts.planned or not drafts.count)
         if captured and device.type == "cuda":
-            plan = GraphPlan.of(
+            plan_of = partial(
+                GraphPlan.of,
                 max_num_seqs=rows,
                 max_model_len=context,
                 block_size=manifest.block_size,
                 topk=spec.index_topk if SHORT in manifest.variants else None,
+            )
+            plan = plan_of(
                 deterministic=options.deterministic,
                 num_drafts=drafts.count,
                 draft_max_rows=options.draft_max_rows,
             )
-        mixed = None
-        if plan is not None and options.mixed_graph_tokens:
-            mixed = MixedPlan.of(
-                [min(size, options.max_num_batched_tokens) for size in options.mixed_graph_tokens],
-                max_num_seqs=rows,
-                max_model_len=context,
-                block_size=manifest.block_size,
-                topk=spec.index_topk if SHORT in manifest.variants else None,
-            )
+            most_tokens = options.max_num_batched_tokens
+            if sizes := [min(size, most_tokens) for size in options.mixed_graph_tokens]:
+                mixed = plan_of(mixed_tokens=sizes)
         planned_bytes = None
         if num_blocks is None:
             tokens = min(DEFAULT_CACHE_TOKENS, longest)
             num_blocks = -(-tokens // manifest.block_size)
             if device.type == "cuda":
-                sizes = StepSizes(options.max_num_batched_tokens, rows, context, 1 + drafts.count)
+                largest = StepSizes(options.max_num_batched_tokens, rows, context, 1 + drafts.count)
                 share = options.gpu_memory_utilization
                 peers.least("weights", 0)  # steps of all ranks run together
                 memory = measure_memory(
-                    manifest, regions, load.weights, sizes, plan, share, shipped, mixed
+                    manifest, regions, load.weights, largest, plan, share, shipped, mixed
                 )
                 num_blocks = min(memory.num_blocks, most)
                 planned_bytes = memory.planned
@@ -166,12 +163,9 @@ def load_runner(
             force_accept=options.force_accept,
         )
         runner.planned_bytes = planned_bytes
-        if plan is not None:
-            _capture(runner, plan, rows)
-            clock.done(plan.describe(manifest.block_size))
-        if mixed is not None:
-            _capture(runner, mixed, rows)
-            clock.done(mixed.describe(manifest.block_size))
+        for graphs in filter(None, (plan, mixed)):
+            _capture(runner, graphs, rows)
+            clock.done(graphs.describe(manifest.block_size))
         if runner.expert_counts is not None:
             runner.expert_counts.reset()
         if load.later:
@@ -232,13 +226,10 @@ def _kernel_files(artifact: Artifact) -> list[str]:
     return [file.path for file in artifact.manifest.files if file.path.startswith("kernels/")]
 
 
-def _capture(runner: ModelRunner, plan: GraphPlan | MixedPlan, max_num_seqs: int) -> None:
-    what = "steps with prompts" if isinstance(plan, MixedPlan) else "decode steps"
+def _capture(runner: ModelRunner, plan: GraphPlan, max_num_seqs: int) -> None:
+    what = "steps with prompts" if plan.mixed_tokens else "decode steps"
     try:
-        if isinstance(plan, MixedPlan):
-            runner.capture_mixed(plan)
-        else:
-            runner.capture(plan)
+        runner.capture(plan)
     except Exception as error:
         if not is_out_of_memory(error):
             raise

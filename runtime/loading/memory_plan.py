@@ -18,7 +18,6 @@ from dsa_compile.kernels.cuda.shipped import NO_KERNELS, ShippedKernels
 from dsa_compile.runtime.execution.batch import Batch, lay_out
 from dsa_compile.runtime.execution.devices import device_of
 from dsa_compile.runtime.execution.graph_plan import GraphPlan
-from dsa_compile.runtime.execution.mixed_graphs import MixedPlan
 from dsa_compile.runtime.execution.model_runner import ModelRunner
 from dsa_compile.runtime.failures.step_errors import is_out_of_memory, shortage
 from dsa_compile.runtime.pages.kinds import GIB, make_caches, page_bytes
@@ -152,7 +151,7 @@ def measure_memory(
     graphs: GraphPlan | None,
     utilization: float,
     shipped_kernels: ShippedKernels = NO_KERNELS,
-    mixed: MixedPlan | None = None,
+    mixed: GraphPlan | None = None,
 ) -> MemoryPlan:
     """Run the largest steps over caches that all layers share, and plan for what they took.
 

@@ -8,8 +8,8 @@ from dsa_compile.errors import UserError
 from dsa_compile.ir.plan import SHORT
 from dsa_compile.runtime import Engine, SamplingParams
 from dsa_compile.runtime.engine_options import EngineOptions
-from dsa_compile.runtime.execution.cuda_graphs import padded_batch
 from dsa_compile.runtime.execution.graph_plan import GraphPlan
+from dsa_compile.runtime.execution.plain_inputs import padded_batch
 from dsa_compile.runtime.loading.load_runner import load_runner
 
 from .test_padding import step
@@ -74,7 +74,7 @@ def test_a_graph_does_what_its_kernels_do(artifact, lengths):
     caches = [cache for layer in runner.caches.values() for cache in layer.values()]
     before = [cache.clone() for cache in caches]
     batch = decode(runner, lengths, rows, pages)
-    key = runner._graphs.plan.choose(batch, runner.variant_of(batch))
+    key = runner._graphs[False].plan.choose(batch, runner.variant_of(batch))
     assert key.variant == ("short" if max(lengths) < TOPK else "long")
     logits = runner.forward(batch).clone()
     after = [cache.clone() for cache in caches]

@@ -6,7 +6,7 @@ import torch
 
 from dsa_compile.runtime import Engine, SamplingParams
 from dsa_compile.runtime.engine_options import EngineOptions
-from dsa_compile.runtime.execution.mixed_graphs import padded_mixed
+from dsa_compile.runtime.execution.plain_inputs import padded_batch
 from dsa_compile.runtime.loading.load_runner import load_runner
 
 from .test_padding import step
@@ -65,15 +65,16 @@ def test_a_graph_does_what_its_kernels_do(artifact, lengths, chunk, start):
         contexts,
         rows,
     )
-    graphs = runner._mixed_graphs
+    graphs = runner._graphs[True]
     key = graphs.plan.choose(batch, runner.variant_of(batch))
     assert key is not None
     logits = runner.forward(batch).clone()
-    assert sum(graphs.replays.values()) >= 1
+    assert sum(graphs.steps.values()) >= 1
     after = [cache.clone() for cache in caches]
     for cache, old in zip(caches, before, strict=True):
         cache.copy_(old)
-    eager = runner.variation().forward(padded_mixed(batch, key))[: len(rows)].float()
+    padded = padded_batch(batch, key.rows, key.columns, key.mixed_tokens)
+    eager = runner.variation().forward(padded)[: len(rows)].float()
     assert logits.isfinite().all()
     exact = "fp32" in str(artifact)
     tolerance = {"rtol": 1e-4, "atol": 1e-4} if exact else {"rtol": 0.02, "atol": 0.05}

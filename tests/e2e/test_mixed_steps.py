@@ -11,7 +11,7 @@ from dsa_compile.ir.plan import SHORT
 from dsa_compile.runtime import Engine, SamplingParams
 from dsa_compile.runtime.engine_options import EngineOptions
 from dsa_compile.runtime.execution import captured_steps
-from dsa_compile.runtime.execution.mixed_graphs import MixedPlan
+from dsa_compile.runtime.execution.graph_plan import GraphPlan
 from dsa_compile.runtime.loading.load_runner import load_runner
 
 
@@ -53,14 +53,14 @@ def test_tokens_are_those_of_steps_without_graphs(case, replayed):
         runner = load_runner(c.artifact, options)
         if captured:
             runner._ring = HostRing()
-            plan = MixedPlan.of(
-                (16, 32),
+            plan = GraphPlan.of(
+                mixed_tokens=(16, 32),
                 max_num_seqs=8,
                 max_model_len=runner.max_model_len,
                 block_size=runner.block_size,
                 topk=c.topk,
             )
-            runner.capture_mixed(plan)
+            runner.capture(plan)
         engine = Engine(runner, options)
         tokens.append([out.token_ids for out in engine.generate(prompts, params)])
     assert tokens[0] == tokens[1]
@@ -81,7 +81,8 @@ def test_tokens_that_only_the_device_knows_are_put_in(case, replayed):
         if not known:
             runner._ring = HostRing()
             width = runner.max_model_len
-            runner.capture_mixed(MixedPlan((8,), (4,), {"short": width, "long": width}))
+            columns = {"short": (width,), "long": (width,)}
+            runner.capture(GraphPlan((4,), columns, mixed_tokens=(8,)))
         tokens = [[9 if known else -1], [4, 5, 6, 11 if known else -1]]
         results.append(runner.execute(step(runner, tokens, [0, pages], [5, 40], [7, 2])))
     torch.testing.assert_close(*results, rtol=0, atol=1e-5)

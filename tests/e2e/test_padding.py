@@ -9,8 +9,7 @@ from dsa_compile.lowering.compile_model import compile_model
 from dsa_compile.runtime import Engine, SamplingParams
 from dsa_compile.runtime.engine_options import EngineOptions
 from dsa_compile.runtime.execution.batch import Batch
-from dsa_compile.runtime.execution.cuda_graphs import padded_batch
-from dsa_compile.runtime.execution.mixed_graphs import MixedKey, padded_mixed
+from dsa_compile.runtime.execution.plain_inputs import padded_batch
 from dsa_compile.runtime.loading.load_runner import load_runner
 from tests.quick_cases import quick_first
 
@@ -103,8 +102,7 @@ def test_padding_behind_a_prompt_changes_nothing(case, name, above):
         batch = step(runner, [[9], [11], chunk], first_pages, lengths, [0, 1, 2])
         if tokens is not None:
             width = -(-runner.max_model_len // runner.block_size)
-            key = MixedKey(runner.variant_of(batch), tokens, 8, width)
-            batch = padded_mixed(batch, key)
+            batch = padded_batch(batch, 8, width, tokens)
         assert (runner.variant_of(batch) == SHORT) == (not above)
         results.append((runner.execute(batch)[:3], rows_of(runner)))
     (plain, plain_rows), (padded, padded_rows) = results

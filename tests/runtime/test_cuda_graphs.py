@@ -6,9 +6,9 @@ import pytest
 from dsa_compile.ir.plan import LONG, SHORT
 from dsa_compile.runtime.engine_options import DETERMINISTIC_ROWS
 from dsa_compile.runtime.execution.batch import Batch
-from dsa_compile.runtime.execution.cuda_graphs import decode_layout, padded_batch
 from dsa_compile.runtime.execution.graph_plan import GraphKey, GraphPlan
 from dsa_compile.runtime.execution.idle_rows import write_padded
+from dsa_compile.runtime.execution.plain_inputs import PlainInputs, padded_batch
 
 BLOCK = 64
 
@@ -45,7 +45,7 @@ def test_the_smallest_graph_that_takes_a_step(rows, context):
     variant = SHORT if context <= 2048 else LONG
     key = plan().choose(batch, variant)
     assert key in set(plan().graphs())
-    assert (key.variant, key.plan, key.tokens_each) == (variant, "model", 1)
+    assert (key.variant, key.tokens_each, key.mixed_tokens) == (variant, 1, 0)
     assert key.rows >= rows
     assert key.columns * BLOCK >= context
     smaller = [
@@ -88,7 +88,7 @@ def test_deterministic_steps_are_alike(limit):
 
 def test_padded_rows_own_nothing():
     batch = decode([100, 65])
-    layout = decode_layout(GraphKey(LONG, 4, 6))
+    layout = PlainInputs(GraphKey(LONG, 4, 6)).layout
     views = layout.in_numpy(np.full(layout.nbytes, 77, np.uint8))
     write_padded(batch, views)
     for name, view in views.items():
@@ -98,7 +98,7 @@ def test_padded_rows_own_nothing():
     assert (views["block_tables"][:, 2:] == -1).all()
     assert (views["block_tables"][2:] == -1).all()
     assert (views["slot_mapping"][2:] == -1).all()
-    assert (views["request_rows"][2:] == -1).all()
+    assert (views["token_rows"][2:] == -1).all()
     for name in ("context_lens", "positions", "input_ids"):
         assert (views[name][2:] == 0).all(), name
 

@@ -15,11 +15,11 @@ from dsa_compile.kernels import registry
 from dsa_compile.lowering.compile_model import compile_model
 from dsa_compile.runtime import OutOfMemory, StepError
 from dsa_compile.runtime.execution import executor
-from dsa_compile.runtime.execution.captured_steps import StepParts
-from dsa_compile.runtime.execution.cuda_graphs import DecodeGraphs
+from dsa_compile.runtime.execution.captured_steps import CapturedSteps, StepParts
 from dsa_compile.runtime.execution.devices import device_of
 from dsa_compile.runtime.execution.executor import implementation
 from dsa_compile.runtime.execution.graph_plan import GraphPlan
+from dsa_compile.runtime.execution.plain_inputs import PlainInputs
 from dsa_compile.runtime.loading import load_runner as loading
 from dsa_compile.runtime.loading import memory_plan, weight_loading
 from dsa_compile.runtime.loading.load_runner import load_runner
@@ -131,6 +131,9 @@ def test_other_errors_of_the_first_steps_pass_as_they_are(artifact, gpu, monkeyp
         measure_memory(manifest, {}, [], StepSizes(2048, 64, 32_768), None, 0.9)
 
 
+PLAN = GraphPlan((1, 2, 4), {"long": (8,)})
+
+
 class Capture:
     """CUDA's graphs, and a step whose ``failing``-th run raises."""
 
@@ -166,15 +169,15 @@ class Capture:
             raise self.error
         return torch.zeros(len(tensors["input_ids"]), 7)
 
-    def graphs(self):
-        plan = GraphPlan((1, 2, 4), {"long": (8,)})
-        buffer = torch.zeros(4, dtype=torch.int64)
-        return DecodeGraphs(plan, StepParts(self.step, lambda ids, *_: ids, buffer, 7, self))
+    def all(self, plan=PLAN):
+        cpu = torch.device("cpu")
+        parts = StepParts(PlainInputs, self.step, lambda key: 7, torch.float32, cpu, self)
+        CapturedSteps(parts).capture(plan)
 
 
 def test_graphs_are_captured_and_all_are_ended(monkeypatch):
     capture = Capture(monkeypatch, failing=0, error=None)
-    capture.graphs().capture()
+    capture.all()
     assert (capture.runs, capture.log) == (6, ["begin", "end"] * 3)
 
 
@@ -184,16 +187,16 @@ def test_the_error_of_a_step_is_told_not_that_of_its_capture(monkeypatch, failin
     error = StepError("layer 1, region moe.long: dsa.experts failed: no such tile")
     capture = Capture(monkeypatch, failing, error)
     with pytest.raises(StepError) as raised:
-        capture.graphs().capture()
+        capture.all()
     assert str(raised.value) == f"{error}, while a decode step of 2 rows was captured"
     assert capture.log.count("begin") == capture.log.count("end"), "a capture goes on for ever"
 
 
 def test_no_memory_to_capture_says_what_and_which_options(monkeypatch):
     capture = Capture(monkeypatch, 4, torch.OutOfMemoryError(NO_MEMORY))
-    runner = SimpleNamespace(capture=lambda plan: capture.graphs().capture(), num_blocks=99)
+    runner = SimpleNamespace(capture=capture.all, num_blocks=99)
     with pytest.raises(UserError) as raised:
-        loading._capture(runner, None, 64)
+        loading._capture(runner, PLAN, 64)
     assert str(raised.value) == (
         "GPU memory: no room to capture decode steps of up to 64 requests beside 99 blocks: "
         "wanted 2.00 GiB with 412.00 MiB free while a decode step of 2 rows was captured; lower "

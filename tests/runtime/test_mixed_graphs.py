@@ -5,20 +5,16 @@ import pytest
 
 from dsa_compile.ir.plan import LONG, PROMPT, SHORT
 from dsa_compile.runtime.execution.batch import Batch
+from dsa_compile.runtime.execution.graph_plan import GraphKey, GraphPlan
 from dsa_compile.runtime.execution.idle_rows import write_padded
-from dsa_compile.runtime.execution.mixed_graphs import (
-    MixedKey,
-    MixedPlan,
-    mixed_layout,
-    padded_mixed,
-)
+from dsa_compile.runtime.execution.plain_inputs import PlainInputs, padded_batch
 
 BLOCK = 64
 
 
 def plan(tokens=(512, 2048), **options):
     limits = {"max_num_seqs": 256, "max_model_len": 163_840, "block_size": BLOCK, "topk": 2048}
-    return MixedPlan.of(tokens, **(limits | options))
+    return GraphPlan.of(mixed_tokens=tokens, **(limits | options))
 
 
 def step(counts, contexts, wanted=None):
@@ -60,7 +56,7 @@ def test_the_smallest_graph_that_takes_a_step(counts, context, tokens, rows):
     variant = SHORT if context <= 2048 else LONG
     key = plan().choose(batch, variant)
     assert key in set(plan().graphs())
-    assert (key.variant, key.tokens, key.rows) == (variant, tokens, rows)
+    assert (key.variant, key.mixed_tokens, key.rows) == (variant, tokens, rows)
     assert key.columns * BLOCK >= context
 
 
@@ -91,12 +87,16 @@ def test_more_logits_than_requests_need_a_graph_with_as_many_rows():
 
 
 def test_without_short_regions_a_short_step_takes_a_long_graph():
-    assert plan(topk=None).choose(step([512], [512]), SHORT) == MixedKey(LONG, 512, 64, 256)
+    assert plan(topk=None).choose(step([512], [512]), SHORT) == GraphKey(
+        LONG, 64, 256, mixed_tokens=512
+    )
 
 
 def test_whole_prompts_take_a_short_graph():
-    assert plan().choose(step([512], [512]), PROMPT) == MixedKey(SHORT, 512, 64, 32)
-    assert plan(topk=None).choose(step([512], [512]), PROMPT) == MixedKey(LONG, 512, 64, 256)
+    assert plan().choose(step([512], [512]), PROMPT) == GraphKey(SHORT, 64, 32, mixed_tokens=512)
+    assert plan(topk=None).choose(step([512], [512]), PROMPT) == GraphKey(
+        LONG, 64, 256, mixed_tokens=512
+    )
 
 
 @pytest.mark.parametrize(
@@ -117,13 +117,13 @@ def test_steps_of_whole_prompts(counts, contexts, prompts):
 def test_the_largest_come_first_and_none_twice():
     keys = list(plan(tokens=(2048, 512, 512)).graphs())
     assert len(keys) == len(set(keys)) == 8
-    assert keys[0] == MixedKey(LONG, 2048, 256, 16_384 // BLOCK)
+    assert keys[0] == GraphKey(LONG, 256, 16_384 // BLOCK, mixed_tokens=2048)
     assert len(list(plan(max_num_seqs=64).graphs())) == 4
 
 
 def test_padding_belongs_to_nobody():
     batch = step([1, 5], [100, 65], wanted=[1])
-    layout = mixed_layout(MixedKey(LONG, 8, 4, 6))
+    layout = PlainInputs(GraphKey(LONG, 4, 6, mixed_tokens=8)).layout
     views = layout.in_numpy(np.full(layout.nbytes, 77, np.uint8))
     write_padded(batch, views)
     for name in ("input_ids", "positions", "slot_mapping", "context_lens", "logit_rows"):
@@ -142,7 +142,7 @@ def test_padding_belongs_to_nobody():
 
 
 def test_a_padded_step_wants_its_own_logits_first():
-    padded = padded_mixed(step([1, 5], [100, 65], wanted=[1]), MixedKey(LONG, 8, 4, 6))
+    padded = padded_batch(step([1, 5], [100, 65], wanted=[1]), 4, 6, 8)
     assert (padded.num_tokens, padded.num_requests, padded.tokens_each) == (8, 4, None)
     assert padded.logit_rows.tolist() == [5, 0, 0, 0]
     assert padded.request_rows.tolist() == [1, 0, -1, -1]

@@ -50,7 +50,7 @@ RUNTIME = {
     "prefix reuse": ("runtime/pages/prefixes.py", "--no-enable-prefix-caching"),
     "overlap": ("runtime/step_pipeline.py", "--no-async-scheduling"),
     "preemption": ("runtime/pages/pages.py", "--max-num-seqs 1"),
-    "CUDA graphs": ("runtime/execution/cuda_graphs.py", "--enforce-eager"),
+    "CUDA graphs": ("runtime/execution/captured_steps.py", "--enforce-eager"),
     "drafting": ("runtime/execution/drafter.py", "--draft none"),
     "deterministic": ("runtime/scheduling/scheduler.py", "--no-deterministic"),
     "aborted requests": ("runtime/step_engine.py", ""),

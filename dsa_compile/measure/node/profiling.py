@@ -12,9 +12,9 @@ from dsa_compile.measure.step.cases import Decode
 from dsa_compile.measure.step.measure import time_steps
 from dsa_compile.measure.step.model import fill_caches, read
 from dsa_compile.ops.collectives import communicating
-from dsa_compile.runtime.execution.cuda_graphs import padded_batch
 from dsa_compile.runtime.execution.graph_plan import GraphPlan
 from dsa_compile.runtime.execution.model_runner import ModelRunner
+from dsa_compile.runtime.execution.plain_inputs import padded_batch
 from dsa_compile.runtime.ranks.replay import ReplayedRank
 
 _REPEATS = 64

@@ -15,10 +15,9 @@ from dsa_compile.measure.step.measure import time_steps
 from dsa_compile.measure.step.model import Compiled
 from dsa_compile.measure.step.timeline import Share, shares
 from dsa_compile.runtime.execution.batch import Batch
-from dsa_compile.runtime.execution.cuda_graphs import padded_batch
 from dsa_compile.runtime.execution.graph_plan import GraphPlan
-from dsa_compile.runtime.execution.mixed_graphs import MixedPlan
 from dsa_compile.runtime.execution.model_runner import ModelRunner
+from dsa_compile.runtime.execution.plain_inputs import padded_batch
 from dsa_compile.runtime.pages.kinds import page_bytes
 
 DIFFERENCE = 2  # layers left out of the smaller model
@@ -131,8 +130,8 @@ class StepBench:
     def _capture_mixed(self, runner: ModelRunner, batch: Batch) -> None:
         """Capture one graph that takes the step without a token of padding."""
         spec = self._compiled.manifest.model.spec
-        plan = MixedPlan.of(
-            [batch.num_tokens],
+        plan = GraphPlan.of(
+            mixed_tokens=[batch.num_tokens],
             max_num_seqs=batch.num_requests,
             max_model_len=spec.max_position_embeddings,
             block_size=runner.block_size,
@@ -141,7 +140,7 @@ class StepBench:
         key = plan.choose(batch, runner.variant_of(batch))
         if key is None:
             raise UserError(f"no graph takes contexts of {int(batch.context_lens.max()):,} tokens")
-        runner.capture_mixed(plan, [key])
+        runner.capture(plan, [key])
 
     def _trace(self, row: Row, case: Case, steps: Sequence[Batch]) -> None:
         ranges = self._ranges

@@ -20,10 +20,10 @@ from dsa_compile.ir.program import Program
 from dsa_compile.ir.region import Region
 from dsa_compile.runtime.execution.batch import Batch
 from dsa_compile.runtime.execution.bound_calls import bound_calls
-from dsa_compile.runtime.execution.cuda_graphs import padded_batch
 from dsa_compile.runtime.execution.draft_rows import DraftedRows
 from dsa_compile.runtime.execution.model_runner import ModelRunner
 from dsa_compile.runtime.execution.model_steps import LOGITS, Values
+from dsa_compile.runtime.execution.plain_inputs import padded_batch
 from dsa_compile.runtime.failures.step_errors import StepError
 from dsa_compile.runtime.pages.kinds import Caches, make_caches
 from dsa_compile.verify.execution.exact import ExactArithmetic, exact_cache, numbers, to_exact

@@ -118,8 +118,7 @@ class ModelSteps:
         self._calls = self._bound(self._regions, self._plan)
         self.token_buffer = torch.zeros(max_num_seqs, dtype=torch.int64, device=self.device)
         self._ring = StagingRing() if self.device.type == "cuda" else None
-        # by whether they have prompt tokens
-        self._graphs: dict[bool, CapturedSteps] = {}
+        self._graphs: dict[bool, CapturedSteps] = {}  # by whether they have prompt tokens
         self._eager_steps: Counter[StepKind] = Counter()
 
     def _bound(self, regions: Mapping[str, Region], plan: Plan) -> dict[str, list[BoundCall]]:
@@ -180,7 +179,7 @@ class ModelSteps:
 
     def drop_graphs(self) -> None:
         """Give captured steps up; they run without graphs."""
-        self._graphs.clear()
+        self._graphs = {}
 
     def _plain_step(self, tensors: dict[str, Tensor], variant: str) -> Tensor:
         ids, rows = tensors["input_ids"], tensors.pop("token_rows")

@@ -4,9 +4,13 @@ import pytest
 
 from dsa_compile.artifact.reader import Artifact
 from dsa_compile.errors import UserError
-from dsa_compile.runtime import Engine, EngineOptions
+from dsa_compile.runtime import Engine, EngineOptions, SamplingParams
 from dsa_compile.runtime.loading.drafts import Drafts, drafts_of
 from dsa_compile.runtime.loading.load_runner import load_runner
+from dsa_compile.runtime.scheduling.stats import EAGER
+from tests.replayed_calls import replay_calls
+
+from .conftest import sizes
 
 
 @pytest.mark.parametrize(
@@ -67,6 +71,31 @@ def test_stats_count_drafts_by_depth(make_engine, text):
     assert all(a <= d for a, d in zip(stats.accepted, stats.drafted, strict=True))
     assert stats.accepted[0] >= stats.accepted[1]
     assert 1 < stats.accepted_length <= 3
+
+
+def test_captured_steps_yield_the_tokens_of_launched_ones(artifact, text, monkeypatch):
+    """Of one to five requests, with three drafts of each of up to four and none of five."""
+    replay_calls(monkeypatch)
+    options = EngineOptions(
+        num_gpu_blocks_override=64,
+        max_num_seqs=8,
+        num_speculative_tokens=3,
+        draft_max_rows=4,
+    )
+    params = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
+    prompts = [text[40 * n : 40 * n + 20 + 9 * n] for n in range(5)]
+    found = []
+    for captured in (False, True):
+        runner = load_runner(artifact, options)
+        if captured:
+            runner.capture(sizes(runner, 4))
+        engine = Engine(runner, options)
+        outputs = engine.generate(prompts[:1], params) + engine.generate(prompts, params)
+        found.append([out.token_ids for out in outputs])
+    assert found[0] == found[1]
+    replayed = {kind.graph for kind in runner._padded.steps}
+    assert replayed >= {"1", "6"}
+    assert EAGER not in replayed
 
 
 def test_a_runner_gives_up_its_graphs_and_its_drafts(artifact):

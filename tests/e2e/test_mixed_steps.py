@@ -1,8 +1,5 @@
 """Prompts and decoding requests in one step through graphs, on a CPU that stands in for a GPU."""
 
-from contextlib import nullcontext
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
@@ -10,9 +7,9 @@ import torch
 from dsa_compile.ir.plan import SHORT
 from dsa_compile.runtime import Engine, SamplingParams
 from dsa_compile.runtime.engine_options import EngineOptions
-from dsa_compile.runtime.execution import captured_steps
 from dsa_compile.runtime.execution.graph_plan import GraphPlan
 from dsa_compile.runtime.loading.load_runner import load_runner
+from tests.replayed_calls import replay_calls
 
 
 class HostRing:
@@ -31,15 +28,7 @@ class HostRing:
 
 @pytest.fixture
 def replayed(monkeypatch):
-    """Graphs that run, when they are replayed, what they were captured from."""
-    stream = SimpleNamespace(wait_stream=lambda other: None)
-    monkeypatch.setattr(torch.cuda, "Stream", lambda: stream)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
-    monkeypatch.setattr(torch.cuda, "stream", nullcontext)
-    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: 0)
-    monkeypatch.setattr(
-        captured_steps, "captured_graph", lambda run, pool, stream: SimpleNamespace(replay=run)
-    )
+    replay_calls(monkeypatch)
 
 
 def test_tokens_are_those_of_steps_without_graphs(case, replayed):

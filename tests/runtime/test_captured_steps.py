@@ -1,6 +1,5 @@
 """Captured steps of both kinds against the step itself, with a call in place of a CUDA graph."""
 
-from contextlib import nullcontext
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,12 +7,12 @@ import pytest
 import torch
 
 from dsa_compile.ir.plan import LONG
-from dsa_compile.runtime.execution import captured_steps
 from dsa_compile.runtime.execution.batch import Batch
 from dsa_compile.runtime.execution.captured_steps import CapturedSteps, StepParts
 from dsa_compile.runtime.execution.graph_plan import GraphKey, GraphPlan
 from dsa_compile.runtime.execution.plain_inputs import PlainInputs
 from dsa_compile.runtime.scheduling.stats import StepKind
+from tests.replayed_calls import replay_calls
 
 SAMPLED = torch.tensor([70, 71, 72, 73])
 """The last token of each request row."""
@@ -21,13 +20,7 @@ SAMPLED = torch.tensor([70, 71, 72, 73])
 
 @pytest.fixture(autouse=True)
 def _calls_in_place_of_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
-    stream = SimpleNamespace(wait_stream=lambda other: None)
-    monkeypatch.setattr(torch.cuda, "Stream", lambda: stream)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
-    monkeypatch.setattr(torch.cuda, "stream", nullcontext)
-    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: 0)
-    replayed = lambda run, pool, stream: SimpleNamespace(replay=run)  # noqa: E731
-    monkeypatch.setattr(captured_steps, "captured_graph", replayed)
+    replay_calls(monkeypatch)
 
 
 class Ring:

@@ -115,6 +115,7 @@ class StepPipeline:
         Raises:
             DeviceLost: the GPU failed.
         """
+        self.waits = False  # an error below says nothing of pages
         self._resume()
         self._sample_oldest()
         while self._has_room():

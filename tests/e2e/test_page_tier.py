@@ -1,26 +1,20 @@
 """A tier of pages in a dictionary: whatever leaves for it and comes back, no token changes."""
 
-import asyncio
 import random
-import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 
-import msgspec
 import numpy as np
 import pytest
-import zmq
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize
 
-from dsa_compile.runtime import AsyncEngine, Engine, EngineOptions, SamplingParams
+from dsa_compile.runtime import Engine, EngineOptions, SamplingParams
 from dsa_compile.runtime.execution.model_runner import ModelRunner
 from dsa_compile.runtime.loading.load_runner import load_runner
 from dsa_compile.runtime.pages.tiers import PrefixNode
 from dsa_compile.runtime.scheduling.request import Request, Status
-from dsa_compile.server.engine_loop import EngineLoop
-from dsa_compile.server.protocol import Add, FromEngine, Lost, Step
 from tests.runtime.hash_runner import HashRunner, reference_tokens
 from tests.runtime.test_scheduler_properties import SchedulerMachine
 
@@ -88,25 +82,6 @@ class Dictionary:
                 yield node, succeeds
 
 
-class Sleepy(Dictionary):
-    """A copy ends only while somebody waits for it, and then in another thread."""
-
-    looks = 0
-
-    def begin(self, node: PrefixNode, end: Callable[[], None]) -> None:
-        self.running[node] = NEVER, end, True
-
-    def when_ended(self, call: Callable[[], None]) -> None:
-        node, (_, end, succeeds) = next(iter(self.running.items()))
-        self.running[node] = 0, end, succeeds
-        threading.Thread(target=call).start()
-
-    def ended(self) -> Iterator[tuple[PrefixNode, bool]]:
-        self.looks += 1
-        assert self.looks < 100, "nobody waits for copies"
-        return super().ended()
-
-
 class TieredMachine(SchedulerMachine):
     """The walks of a scheduler, beside a tier with little room whose copies may fail."""
 
@@ -166,92 +141,6 @@ def test_a_peer_brings_the_pages_of_a_prompt(deterministic, left):
     outputs = [output for _ in range(100) for output in engine.step()]
     assert outputs[-1].token_ids == reference_tokens(prompt, 9, 64)
     assert (outputs[-1].cached_tokens, runner.steps[0].num_tokens) == (39 - left, left)
-
-
-def by_generate(engine: Engine, prompt: list[int], params: SamplingParams) -> list[int]:
-    return engine.generate([prompt], params)[0].token_ids
-
-
-def by_stream(engine: Engine, prompt: list[int], params: SamplingParams) -> list[int]:
-    return list(engine.stream(prompt, params))[-1].token_ids
-
-
-def by_async_engine(engine: Engine, prompt: list[int], params: SamplingParams) -> list[int]:
-    async def run() -> list[int]:
-        async with AsyncEngine(engine) as serving:
-            return (await serving.generate(prompt, params)).token_ids
-
-    return asyncio.run(run())
-
-
-def by_server(engine: Engine, prompt: list[int], params: SamplingParams) -> list[int]:
-    context, tokens, reason = zmq.Context(), [], None
-    ours, theirs = context.socket(zmq.PAIR), context.socket(zmq.PAIR)
-    ours.bind("inproc://loop")
-    theirs.connect("inproc://loop")
-    thread = threading.Thread(target=EngineLoop(engine, theirs).run)
-    thread.start()
-    ours.send(msgspec.msgpack.encode(Add("arrives", prompt, params)))
-    while reason is None:
-        message = msgspec.msgpack.decode(ours.recv(), type=FromEngine)
-        assert not isinstance(message, Lost), message
-        for delta in message.deltas if isinstance(message, Step) else ():
-            tokens += delta.token_ids
-            reason = delta.finish_reason
-    ours.send(b"no message")  # ends the loop
-    thread.join()
-    context.destroy()
-    return tokens
-
-
-@pytest.mark.parametrize("run", [by_generate, by_stream, by_async_engine, by_server])
-def test_an_engine_sleeps_while_all_its_pages_are_copied(run):
-    prompt, params = list(range(1, 40)), SamplingParams(max_tokens=9, temperature=0.0)
-    sender, runner = HashRunner(16, 4), HashRunner(16, 4)
-    first, engine = Engine(sender), Engine(runner)
-    first.generate([prompt], params)
-    tier = Sleepy(runner)
-    send(first, engine, Request("expected", prompt, 9, None), tier, sender)
-    assert run(engine, prompt, params) == reference_tokens(prompt, 9, 64)
-    assert tier.gets == 9
-    assert tier.looks < 3 * (tier.gets + 9), "one look a copy and one a token, and few besides"
-
-
-class Held(Sleepy):
-    """Copies wait for ``release``, too."""
-
-    def __init__(self, runner) -> None:
-        super().__init__(runner)
-        self.waited, self.release = threading.Event(), threading.Event()
-
-    def when_ended(self, call: Callable[[], None]) -> None:
-        self.waited.set()
-        if self.release.is_set():
-            super().when_ended(call)
-        else:
-            self.call = call
-
-
-def test_a_request_that_comes_while_pages_are_copied_runs():
-    prompt, params = list(range(1, 40)), SamplingParams(max_tokens=9, temperature=0.0)
-    sender, runner = HashRunner(16, 4), HashRunner(16, 4)
-    first, engine = Engine(sender), Engine(runner)
-    first.generate([prompt], params)
-    tier = Held(runner)
-    send(first, engine, Request("expected", prompt, 9, None), tier, sender)
-
-    async def run() -> list[list[int]]:
-        async with AsyncEngine(engine) as serving:
-            waits = asyncio.create_task(serving.generate(prompt, params))
-            await asyncio.to_thread(tier.waited.wait)
-            other = await serving.generate([50, 51], params)
-            assert not waits.done()
-            tier.release.set()
-            tier.call()
-            return [(await waits).token_ids, other.token_ids]
-
-    wanted = [reference_tokens(tokens, 9, 64) for tokens in (prompt, [50, 51])]
-    assert asyncio.run(run()) == wanted
 
 
 @pytest.mark.slow

@@ -144,7 +144,7 @@ def _check_model(model_dir: Path, options: CompileConfig) -> None:
     model_type = check_model_type(config)
     check_recipe(model_type, options.recipe)
     check_target(model_type, options.target)
-    generation_end_tokens(model_dir)  # requests could not be served by a wrong file
+    generation_end_tokens(model_dir)  # now, before anything is compiled
     count = config.get("num_hidden_layers")
     if options.layers is not None and isinstance(count, int):
         check_layers(options.layers, count)

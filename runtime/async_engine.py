@@ -184,7 +184,7 @@ class AsyncEngine:
     def _run(self) -> None:
         try:
             while not (self._closing and self._commands.empty() and self._idle()):
-                # What is nothing to do ends the wait as any command.
+                # A command that does nothing ends the wait when pages have arrived.
                 wait = self._idle() or self._engine.waits(lambda: self._commands.put(_nothing))
                 self._carry_out_commands(wait)
                 if not self._idle():

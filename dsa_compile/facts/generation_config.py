@@ -9,6 +9,7 @@ from dsa_compile.common.options import faults, option
 from dsa_compile.errors import ConfigError, shown
 
 FILE = "generation_config.json"
+_MEND = "mend the model's file"
 # Its fields that have a meaning here, and ours.
 _FIELDS = {
     "temperature": "temperature",
@@ -89,9 +90,6 @@ def read_generation_config(data: bytes, where: str) -> tuple[tuple[int, ...], di
     if wrong:
         raise ConfigError(f"{where}: {'; '.join(wrong)}; {_MEND}")
     return tuple(ids), given
-
-
-_MEND = "mend the model's file"
 
 
 def _given(content: Mapping[str, Any]) -> dict[str, Any]:

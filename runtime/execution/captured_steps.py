@@ -7,9 +7,9 @@ smallest graph that takes it, with rows that are no request's.
 The graphs of a plan share a memory pool, so that each may overwrite what another leaves, and are
 captured from the largest to the smallest. They share one buffer of inputs, where arrays lie one
 after another, and one of results, outside the pool. Plain decode steps and steps with prompt tokens
-are captured up to their logits. Those with drafts are captured whole, and can so be launched before
-the host knows the tokens of the step before; where none was captured, on a CPU for one, the same
-padded work is launched op by op.
+are captured up to their logits. Those with drafts are captured whole, so that the next one can be
+launched before the host knows the tokens of the last. Where no graph was captured, as on a CPU, the
+same padded work is launched op by op.
 """
 
 from collections import Counter
@@ -49,7 +49,8 @@ class SentInputs(Protocol):
 
     @property
     def write(self) -> Callable[..., Sequence[int]]:
-        """Fills these views with a step, or with idle rows only; the places of its requests."""
+        """Fills these views with a step, or with idle rows alone; returns the places in the result
+        of the requests that yield, where the caller needs them."""
         ...
 
     def constants(self, device: torch.device) -> dict[str, Tensor]:
@@ -62,12 +63,12 @@ class StepParts:
     """What captured steps of a kind are made of.
 
     Attributes:
-        inputs: of the steps of a size.
-        run: runs a step of a variant on its tensors and returns its result, a row a request; it
-            neither synchronises nor reads device memory on the host.
-        width: of the result of a size.
-        dtype: of results.
-        device: where.
+        inputs: gives what the host sends for the steps of a size.
+        run: runs a step of a variant on its tensors and returns its result, one row for each
+            request; it neither synchronises nor reads device memory on the host.
+        width: gives the columns of the result of a size.
+        dtype: of the results.
+        device: where the steps run.
         ring: staging of inputs; None on the CPU.
     """
 
@@ -169,7 +170,7 @@ class CapturedSteps:
             step: what :attr:`SentInputs.write` takes.
 
         Returns:
-            Its result, padding included, to be used before the next step; and what ``write`` gave.
+            Its result, padding included, which the next step overwrites; and what ``write`` gave.
         """
         places = self._send(key, *step)
         captured = self._captured.get(key)
@@ -191,7 +192,7 @@ class CapturedSteps:
         return places
 
     def _reserve(self, nbytes: int) -> None:
-        """Make room for inputs; graphs know where they are, so never again behind a capture."""
+        """Make room for inputs: never again after a capture, since graphs know where they are."""
         if len(self._inputs) < nbytes:
             assert not self._captured, "a graph reads its inputs where they were"
             self._inputs = self._inputs.new_empty(nbytes)

@@ -62,20 +62,6 @@ def ragged_inputs(inputs: StepInputs, options: NDArray[np.void], nobody: int) ->
     }
 
 
-def padded_constants(requests: int, width: int, device: torch.device) -> dict[str, Tensor]:
-    """Constants that all steps of a padded size share, by name."""
-    every = torch.arange(requests * width, device=device)
-    return {
-        "owners": every // width,
-        "grid": every,
-        "places": every.view(requests, width),
-        "every_row": every,
-        "every_request": every[:requests],
-        "request_seqlens": torch.arange(requests + 1, dtype=torch.int32, device=device),
-        "cu_seqlens": torch.arange(requests * width + 1, dtype=torch.int32, device=device),
-    }
-
-
 def fits_padded(inputs: StepInputs) -> bool:
     """Whether every request of a step yields tokens with all it computes, or computes just one."""
     batch = inputs.batch
@@ -139,8 +125,18 @@ class PaddedInputs:
         )
 
     def constants(self, device: torch.device) -> dict[str, Tensor]:
-        """See :func:`padded_constants`."""
-        return padded_constants(self._requests, self._width, device)
+        """Constants that all steps of this size share, by name."""
+        requests, width = self._requests, self._width
+        every = torch.arange(requests * width, device=device)
+        return {
+            "owners": every // width,
+            "grid": every,
+            "places": every.view(requests, width),
+            "every_row": every,
+            "every_request": every[:requests],
+            "request_seqlens": torch.arange(requests + 1, dtype=torch.int32, device=device),
+            "cu_seqlens": torch.arange(requests * width + 1, dtype=torch.int32, device=device),
+        }
 
     def write(
         self,

@@ -52,8 +52,8 @@ class Tier(Protocol):
         ...
 
     def when_ended(self, call: Callable[[], None]) -> None:
-        """Call once when :meth:`ended` has something to tell, at once if it has; in any thread.
+        """Have ``call`` called once :meth:`ended` has something to tell, in any thread.
 
-        It takes the place of the one before.
+        If it has already, at once. Only the last ``call`` that was given is called.
         """
         ...

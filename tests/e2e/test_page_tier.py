@@ -15,7 +15,7 @@ from dsa_compile.runtime.execution.model_runner import ModelRunner
 from dsa_compile.runtime.loading.load_runner import load_runner
 from dsa_compile.runtime.pages.tiers import PrefixNode
 from dsa_compile.runtime.scheduling.request import Request, Status
-from tests.runtime.hash_runner import HashRunner, reference_tokens
+from tests.runtime.hash_runner import HashRunner
 from tests.runtime.test_scheduler_properties import SchedulerMachine
 
 NEVER = np.iinfo(np.int64).max
@@ -117,30 +117,6 @@ TestTieredScheduler.settings = settings(
     phases=[Phase.generate],
     suppress_health_check=[*HealthCheck],
 )
-
-
-def send(first: Engine, engine: Engine, request: Request, tier: Dictionary, sender) -> None:
-    """Have a tier bring an engine what another one has of a prompt."""
-    engine.scheduler.pages.tiers.append(tier)
-    nodes = engine.scheduler.pages.expect(request, tier)
-    there = first.scheduler.pages.index.match(np.array(request.token_ids[: request.prompt_len]))
-    for node, source in zip(nodes, there, strict=True):
-        tier.kept[node] = [page.copy() for page in pages_of(sender, source.block)]
-
-
-@pytest.mark.parametrize(("deterministic", "left"), [(False, 3), (True, 19)])
-def test_a_peer_brings_the_pages_of_a_prompt(deterministic, left):
-    prompt, params = list(range(1, 40)), SamplingParams(max_tokens=9, temperature=0.0)
-    sender, runner = HashRunner(16, 4), HashRunner(16, 4)
-    options = EngineOptions(deterministic=deterministic, max_num_batched_tokens=20)
-    first, engine = Engine(sender, options), Engine(runner, options)
-    first.generate([prompt], params)
-    tier = Dictionary(runner)
-    engine.add_request("arrives", prompt, params)
-    send(first, engine, engine.scheduler.requests["arrives"], tier, sender)
-    outputs = [output for _ in range(100) for output in engine.step()]
-    assert outputs[-1].token_ids == reference_tokens(prompt, 9, 64)
-    assert (outputs[-1].cached_tokens, runner.steps[0].num_tokens) == (39 - left, left)
 
 
 @pytest.mark.slow

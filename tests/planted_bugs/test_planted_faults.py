@@ -104,7 +104,7 @@ def test_the_draw_has_every_kind() -> None:
 @pytest.mark.parametrize("fault", DRAWN, ids=lambda fault: fault.id)
 def test_a_drawn_fault_is_found(fault: Fault, models: Path) -> None:
     name = "bisect" if fault.where == "runtime" else "verify"  # which serves no requests
-    # In an interpreter of its own: what other tests left in this one decided once what was found.
+    # In an interpreter of its own, so that no state of other tests decides what is found.
     ran = subprocess.run(
         [sys.executable, "-c", _SCORE, fault.id, str(models), name],
         cwd=ROOT, capture_output=True, text=True, check=False,

@@ -9,7 +9,7 @@ from torch import Tensor
 from dsa_compile.kernels.cuda.sample_tokens import OPTIONS
 from dsa_compile.runtime import SamplingParams
 from dsa_compile.runtime.execution.batch import Batch
-from dsa_compile.runtime.execution.draft_inputs import PaddedInputs, fits_padded, padded_constants
+from dsa_compile.runtime.execution.draft_inputs import PaddedInputs, fits_padded
 from dsa_compile.runtime.execution.draft_rows import RowState
 from dsa_compile.runtime.execution.runner import StepInputs
 from dsa_compile.runtime.sampling.sampler import SamplingState
@@ -106,7 +106,7 @@ def padded_step(
     memory = np.full(sent.layout.nbytes, 0x55, np.uint8)
     places = torch.tensor(sent.write(sent.in_numpy(memory), inputs, options), dtype=torch.int64)
     step = sent.layout.in_torch(torch.from_numpy(memory))
-    return step | padded_constants(requests, shape.width, torch.device("cpu")), places
+    return step | sent.constants(torch.device("cpu")), places
 
 
 def copy_of(state: RowState, device: str = "cpu") -> RowState:

@@ -10,7 +10,6 @@ from dsa_compile.runtime.execution.batch import Batch
 from dsa_compile.runtime.execution.draft_inputs import (
     PaddedInputs,
     fits_padded,
-    padded_constants,
     ragged_inputs,
 )
 from dsa_compile.runtime.execution.draft_rows import (
@@ -70,7 +69,7 @@ def padded(requests=4, columns=5):
     places = sent.write(sent.in_numpy(memory), inputs_of(), options_of())
     assert list(places) == [0, 1]
     tensors = sent.layout.in_torch(torch.from_numpy(memory))
-    return tensors | padded_constants(requests, WIDTH, torch.device("cpu"))
+    return tensors | sent.constants(torch.device("cpu"))
 
 
 def test_what_was_not_yielded_is_taken_off():

@@ -1,20 +1,52 @@
-"""An engine whose requests all wait for pages sleeps until some arrive."""
+"""Pages that arrive from a tier: an engine whose requests all wait for them sleeps meanwhile."""
 
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
 
 import msgspec
+import numpy as np
 import pytest
 import zmq
 
-from dsa_compile.runtime import AsyncEngine, Engine, RequestOutput, SamplingParams
+from dsa_compile.runtime import AsyncEngine, Engine, EngineOptions, RequestOutput, SamplingParams
 from dsa_compile.runtime.pages.tiers import PrefixNode
 from dsa_compile.runtime.scheduling.request import Request
 from dsa_compile.server.engine_loop import EngineLoop
 from dsa_compile.server.protocol import Add, FromEngine, Lost, Step
-from tests.e2e.test_page_tier import NEVER, Dictionary, send
+from tests.e2e.test_page_tier import NEVER, Dictionary, pages_of
 from tests.runtime.hash_runner import HashRunner, reference_tokens
+
+PROMPT, PARAMS = list(range(1, 40)), SamplingParams(max_tokens=9, temperature=0.0)
+TOKENS = reference_tokens(PROMPT, 9, 64)
+
+
+def expecting(make_tier, options: EngineOptions | None = None, added: bool = False):
+    """An engine, its runner, and the tier that brings it what another engine has of the prompt,
+    for the request ``arrives`` if that is added."""
+    sender, runner = HashRunner(16, 4), HashRunner(16, 4)
+    first, engine = Engine(sender, options), Engine(runner, options)
+    first.generate([PROMPT], PARAMS)
+    tier = make_tier(runner)
+    pages = engine.scheduler.pages
+    pages.tiers.append(tier)
+    if added:
+        engine.add_request("arrives", PROMPT, PARAMS)
+    request = engine.scheduler.requests.get("arrives", Request("expected", PROMPT, 9, None))
+    nodes = pages.expect(request, tier)
+    there = first.scheduler.pages.index.match(np.array(PROMPT))
+    for node, source in zip(nodes, there, strict=True):
+        tier.kept[node] = [page.copy() for page in pages_of(sender, source.block)]
+    return engine, runner, tier
+
+
+@pytest.mark.parametrize(("deterministic", "left"), [(False, 3), (True, 19)])
+def test_a_peer_brings_the_pages_of_a_prompt(deterministic, left):
+    options = EngineOptions(deterministic=deterministic, max_num_batched_tokens=20)
+    engine, runner, _ = expecting(Dictionary, options, added=True)
+    outputs = [output for _ in range(100) for output in engine.step()]
+    assert outputs[-1].token_ids == TOKENS
+    assert (outputs[-1].cached_tokens, runner.steps[0].num_tokens) == (39 - left, left)
 
 
 class Sleepy(Dictionary):
@@ -36,30 +68,30 @@ class Sleepy(Dictionary):
         return super().ended()
 
 
-def by_generate(engine: Engine, prompt: list[int], params: SamplingParams) -> list[int]:
-    return engine.generate([prompt], params)[0].token_ids
+def by_generate(engine: Engine) -> list[int]:
+    return engine.generate([PROMPT], PARAMS)[0].token_ids
 
 
-def by_stream(engine: Engine, prompt: list[int], params: SamplingParams) -> list[int]:
-    return list(engine.stream(prompt, params))[-1].token_ids
+def by_stream(engine: Engine) -> list[int]:
+    return list(engine.stream(PROMPT, PARAMS))[-1].token_ids
 
 
-def by_async_engine(engine: Engine, prompt: list[int], params: SamplingParams) -> list[int]:
+def by_async_engine(engine: Engine) -> list[int]:
     async def run() -> list[int]:
         async with AsyncEngine(engine) as serving:
-            return (await serving.generate(prompt, params)).token_ids
+            return (await serving.generate(PROMPT, PARAMS)).token_ids
 
     return asyncio.run(run())
 
 
-def by_server(engine: Engine, prompt: list[int], params: SamplingParams) -> list[int]:
+def by_server(engine: Engine) -> list[int]:
     context, tokens, reason = zmq.Context(), [], None
     ours, theirs = context.socket(zmq.PAIR), context.socket(zmq.PAIR)
     ours.bind("inproc://loop")
     theirs.connect("inproc://loop")
     thread = threading.Thread(target=EngineLoop(engine, theirs).run)
     thread.start()
-    ours.send(msgspec.msgpack.encode(Add("arrives", prompt, params)))
+    ours.send(msgspec.msgpack.encode(Add("arrives", PROMPT, PARAMS)))
     while reason is None:
         message = msgspec.msgpack.decode(ours.recv(), type=FromEngine)
         assert not isinstance(message, Lost), message
@@ -74,13 +106,8 @@ def by_server(engine: Engine, prompt: list[int], params: SamplingParams) -> list
 
 @pytest.mark.parametrize("run", [by_generate, by_stream, by_async_engine, by_server])
 def test_an_engine_sleeps_while_all_its_pages_are_copied(run):
-    prompt, params = list(range(1, 40)), SamplingParams(max_tokens=9, temperature=0.0)
-    sender, runner = HashRunner(16, 4), HashRunner(16, 4)
-    first, engine = Engine(sender), Engine(runner)
-    first.generate([prompt], params)
-    tier = Sleepy(runner)
-    send(first, engine, Request("expected", prompt, 9, None), tier, sender)
-    assert run(engine, prompt, params) == reference_tokens(prompt, 9, 64)
+    engine, _, tier = expecting(Sleepy)
+    assert run(engine) == TOKENS
     assert tier.gets == 9
     assert tier.looks < 3 * (tier.gets + 9), "one look a copy and one a token, and few besides"
 
@@ -101,24 +128,19 @@ class Held(Sleepy):
 
 
 def test_a_request_that_comes_while_pages_are_copied_runs():
-    prompt, params = list(range(1, 40)), SamplingParams(max_tokens=9, temperature=0.0)
-    sender, runner = HashRunner(16, 4), HashRunner(16, 4)
-    first, engine = Engine(sender), Engine(runner)
-    first.generate([prompt], params)
-    tier = Held(runner)
-    send(first, engine, Request("expected", prompt, 9, None), tier, sender)
+    engine, _, tier = expecting(Held)
 
     async def run() -> list[list[int]]:
         async with AsyncEngine(engine) as serving:
-            waits = asyncio.create_task(serving.generate(prompt, params))
+            waits = asyncio.create_task(serving.generate(PROMPT, PARAMS))
             await asyncio.to_thread(tier.waited.wait)
-            other = await serving.generate([50, 51], params)
+            other = await serving.generate([50, 51], PARAMS)
             assert not waits.done()
             tier.release.set()
             tier.call()
             return [(await waits).token_ids, other.token_ids]
 
-    wanted = [reference_tokens(tokens, 9, 64) for tokens in (prompt, [50, 51])]
+    wanted = [TOKENS, reference_tokens([50, 51], 9, 64)]
     assert asyncio.run(run()) == wanted
 
 
@@ -131,13 +153,7 @@ def run_to_end(engine: Engine) -> list[RequestOutput]:
 
 
 def test_after_an_error_an_engine_does_not_sleep_though_it_waited_before(monkeypatch):
-    prompt, params = list(range(1, 40)), SamplingParams(max_tokens=9, temperature=0.0)
-    sender, runner = HashRunner(16, 4), HashRunner(16, 4)
-    first, engine = Engine(sender), Engine(runner)
-    first.generate([prompt], params)
-    tier = Sleepy(runner)
-    send(first, engine, Request("expected", prompt, 9, None), tier, sender)
-    engine.add_request("arrives", prompt, params)
+    engine, runner, _ = expecting(Sleepy, added=True)
 
     def fails(inputs):
         raise KeyError("once")
@@ -149,4 +165,4 @@ def test_after_an_error_an_engine_does_not_sleep_though_it_waited_before(monkeyp
         with pytest.raises(KeyError, match="once"):
             run_to_end(engine)
     assert not engine.waits(lambda: None)
-    assert run_to_end(engine)[-1].token_ids == reference_tokens(prompt, 9, 64)
+    assert run_to_end(engine)[-1].token_ids == TOKENS

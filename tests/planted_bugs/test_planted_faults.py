@@ -36,10 +36,12 @@ MISSED = ("own-lane-last",)
 _SCORE = """
 import json, sys
 from pathlib import Path
+import torch
 from tests.exports import keep_exports
 from tests.planted_bugs.faults import fault_named
 from tests.planted_bugs.score import score
 keep_exports()
+torch.set_num_threads(1)  # a forked process would wait for other threads, which it lacks
 print(json.dumps(score(fault_named(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:])))
 """
 _ORDER = drawn([fault for fault in FAULTS if not fault.control], COUNT + len(MISSED), SEED)

@@ -4,6 +4,7 @@ import contextlib
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import dropwhile
 from pathlib import Path
 from typing import Any
 
@@ -207,6 +208,20 @@ class RecompiledArtifact(ExportedArtifact):
             if name not in names:
                 raise UserError(f"no pass {name!r} ran{hint(name, names, 'passes:')}")
         return tuple(asked)
+
+    def passes_of_ranks(self) -> tuple[str, ...]:
+        """The passes from the first that cuts on; the program in front of it is that of one rank.
+
+        Raises:
+            UserError: an artifact of one rank.
+        """
+        if self.exported.config.layout == ONE_RANK:
+            raise UserError(
+                f"{self.artifact.path}: compiled for one rank, so there is nothing to compare it "
+                "with; --against-unsharded is for artifacts compiled with --tp or --dp"
+            )
+        steps = [run.step for run in self.replay.runs]
+        return tuple(step.name for step in dropwhile(lambda step: not step.cuts, steps))
 
     def token_ids(self, text: str | Sequence[int]) -> tuple[int, ...]:
         """Token ids of a prompt of the user's.

@@ -102,8 +102,8 @@ def test_comparison_of_an_artifact(artifact: Artifacts, capsys: pytest.CaptureFi
     assert main([str(artifact("ep2")), "verify", "--against-unsharded", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["ok"]
-    assert report["layout"] == "tp2, ep2"
-    assert report["passes"][0]["name"] == "place"
+    assert [done["name"] for done in report["passes"]][:1] == ["place"]
+    assert "recognize_experts" not in {done["name"] for done in report["passes"]}
 
 
 def test_what_runs_one_rank_says_so(

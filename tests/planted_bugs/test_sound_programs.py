@@ -19,7 +19,6 @@ from dsa_compile.verify.bisect.bisect_artifact import bisect_artifact
 from dsa_compile.verify.bisect.criteria import ReferenceCheck
 from dsa_compile.verify.bisect.culprit import Cause, find_culprit
 from dsa_compile.verify.bisect.search import Log
-from dsa_compile.verify.checks.unsharded import compare_with_unsharded
 from dsa_compile.verify.checks.verify_compilation import verify
 from dsa_compile.verify.execution.stages import Stage, run_stage
 from dsa_compile.verify.inputs.reference import export_report
@@ -77,12 +76,10 @@ def test_drafts_are_compared_with_those_of_transformers(bench: Benches) -> None:
 def test_sound_values_are_those_of_one_rank(layout: Layout, bench: Benches) -> None:
     on = bench("two")
     replay = on.replay(layout, stop_after="place")
-    report = compare_with_unsharded(replay, on.replay(), on.store, on.prompt)
-    assert report.wrong is None
+    report = verify(replay, on.store, on.prompt, only=("place",))
+    assert report.ok
     assert [done.name for done in report.passes] == ["place"]
-    for done in report.passes:
-        assert min(done.alike, done.parts, done.sums) > 0
-        assert done.error < 1e-12
+    assert all(site.exact is not None and site.exact < 1e-12 for site in report.sites)
 
 
 @pytest.mark.slow
@@ -137,15 +134,14 @@ def test_a_wrong_cut_is_found_by_every_tool(bench: Benches, tmp_path: Path) -> N
     on = bench("two")
     with planted(fault.plant) as planting:
         replay = on.replay(EP2)
-        report = compare_with_unsharded(replay, on.replay(), on.store, on.prompt)
+        report = verify(replay, on.store, on.prompt, only=(fault.culprit,))
         check = ReferenceCheck(replay, on.store, on.prompt, on.exported)
         found = find_culprit(replay, on.store, on.prompt, check, Log("test"), tmp_path)
-    assert report.wrong is not None
-    assert (report.wrong.name, report.wrong.number) == (fault.culprit, min(planting.sites))
-    assert [done.problem for done in report.passes[:-1]] == [""] * (len(report.passes) - 1)
+    wrong = report.wrong[0]
+    assert (wrong.pass_name, wrong.number) == (fault.culprit, min(planting.sites))
     assert found.rewrite is not None
     assert found.rewrite.pass_name == fault.culprit
-    assert found.rewrite.number == report.wrong.number
+    assert found.rewrite.number == wrong.number
     _differs(found.reproducer, ", rank 0: ", ", rank 1: ", "differ, relative error")
 
 

@@ -14,13 +14,12 @@ from torch import Tensor
 
 from dsa_compile.facts.config import CompileConfig
 from dsa_compile.facts.layout import DP, ONE_RANK, TP, WORLD, Layout, numbers_along
-from dsa_compile.facts.placements import PARTIAL, REPLICATE, TOKENS, Split
 from dsa_compile.frontend.build import build_program
+from dsa_compile.ir.graph_json import region_to_json
 from dsa_compile.ops import COMBINE
 from dsa_compile.verify.bisect import reproducer
-from dsa_compile.verify.checks.unsharded import compare_with_unsharded
+from dsa_compile.verify.checks.verify_compilation import verify
 from dsa_compile.verify.comparison.agreement import compare
-from dsa_compile.verify.comparison.gathered import gathered, rows_of_lanes
 from dsa_compile.verify.execution.ranks import Ranks, at_numbers, on_ranks
 from dsa_compile.verify.execution.replay import Replay
 from dsa_compile.verify.inputs.parameters import RandomParameters, WeightStore
@@ -116,25 +115,6 @@ def test_a_group_gets_values_in_the_order_in_which_it_lists_its_ranks(
     assert firsts(collective(dsa.all_reduce.default, OF_EACH, TP)) == (DP, [1, 5, 9])
 
 
-def test_whole_values_of_both_axes() -> None:
-    terms = gathered(OF_EACH, {TP: Split(-1), DP: PARTIAL}, LAYOUT)
-    assert terms.tolist() == [[6, 6, 9, 9]] * 2
-    lanes = gathered(OF_EACH, {TP: PARTIAL, DP: TOKENS}, LAYOUT)
-    assert firsts(lanes) == (DP, [1, 5, 9])
-    assert gathered(OF_EACH, {TP: REPLICATE, DP: TOKENS}, LAYOUT) is OF_EACH
-
-
-def test_rows_of_all_lanes_are_compared_with_those_of_one() -> None:
-    like = torch.randn(4, 5)
-    every = torch.cat([like] * 3)
-    assert compare(like, rows_of_lanes(every, like, 3), 4).bitwise
-    every[9] += 1
-    found = rows_of_lanes(every, like, 3)
-    assert [compare(like, each, 4).bitwise for each in found] == [True, True, False]
-    assert not compare(like, found, 4).bitwise
-    assert rows_of_lanes(like, like, 3) is like
-
-
 def test_values_of_different_axes_are_compared_by_rank() -> None:
     spread = on_ranks(lambda lane, place: lane.clone())(OF_LANES, OF_PLACES)
     assert spread.axis == WORLD
@@ -199,19 +179,25 @@ def test_ranks_of_a_reproducer_meet(
     ids=str,
 )
 def test_lanes_together_are_one_rank(tmp_path: Path, layout: Layout) -> None:
+    """The program that ``place`` is given is that of one rank, so what it makes is held to that."""
     tiny_config(1, first_k_dense_replace=0).save_pretrained(tmp_path)
     config = CompileConfig(
         target="cpu", weights="none", layout=layout, records=False, block_size=16,
         stop_after="place",
     )  # fmt: skip
     program = build_program(tmp_path, config)
-    unsharded = Replay(
+    alone = Replay(
         program.fork(replace(config, layout=ONE_RANK, stop_after="insert_paged_caches"))
-    )
+    ).final
+    replay = Replay(program)
+    assert replay.runs[-1].step.name == "place"
+    before = replay.runs[-1].before
+    assert before.weights == alone.weights
+    for name, region in alone.regions.items():
+        assert region_to_json(before.regions[name]) == region_to_json(region)
     store = WeightStore(RandomParameters(program.spec, [0]))
     tokens = random_tokens(program.spec.index_topk + 4, program.spec.vocab_size)
     prompt = Prompt.of(tokens, program.spec.index_topk, 16)
-    report = compare_with_unsharded(Replay(program), unsharded, store, prompt)
-    assert report.wrong is None
-    assert report.passes[-1].name == "place"
-    assert report.passes[-1].sums > 0
+    report = verify(replay, store, prompt, only=("place",))
+    assert report.ok
+    assert {site.number for site in report.sites} == {site.number for site in replay.runs[-1].sites}

@@ -36,9 +36,8 @@ each provider that may take it, against the reference, caches and selections too
 on their streams. Of layers with equal graphs the first is checked in every step, the others, on
 their own weights, in the last.
 
-With --against-unsharded a program of several ranks is compared with the same model compiled for
-one, behind every pass from the first that cuts on: what ranks hold of a value, put together, is the
-value of one rank. The first pass and rewrite behind which one differs is named.
+With --against-unsharded only the passes of several ranks are checked, from the first that cuts on:
+the program in front of it is that of one rank.
 """
 _EPILOG = """\
 The report is left in ARTIFACT/verify.json; one of all passes stays if those of --pass are right.
@@ -72,7 +71,7 @@ def register(commands: Any) -> None:
     parser.add_argument(
         "--against-unsharded",
         action="store_true",
-        help="compare the values of all ranks with those of the model compiled for one",
+        help="check only what follows the program of one rank: passes from the first that cuts on",
     )
     parser.add_argument(
         "--experts",
@@ -133,15 +132,14 @@ def token_ids(option: str, text: str) -> list[int]:
 def run(args: argparse.Namespace) -> int:
     """Check, print and leave the report."""
     given = prompt_given(args)
-    if args.experts is not None and (args.against_unsharded or args.device != "cpu"):
+    if args.experts is not None and args.device != "cpu":
         raise UserError("--experts samples what every rewrite is checked on: give it without "
-                        "--against-unsharded and --device")  # fmt: skip
-    if args.against_unsharded and (args.only or args.all or args.device != "cpu"):
-        raise UserError("--against-unsharded checks all passes on the CPU: give it without "
-                        "--pass, --all and --device")  # fmt: skip
+                        "--device")  # fmt: skip
+    if args.against_unsharded and (args.only or args.device != "cpu"):
+        raise UserError("--against-unsharded checks passes on the CPU: give it without --pass and "
+                        "--device")  # fmt: skip
     from dsa_compile.cli.inspect.model import open_recompiled
     from dsa_compile.cli.inspect.verify_kernels import run_kernels
-    from dsa_compile.cli.inspect.verify_unsharded import run_unsharded
     from dsa_compile.facts.layout import ONE_RANK
     from dsa_compile.verify.checks.binding_check import binding_reports, runs_here
     from dsa_compile.verify.checks.report import FILE
@@ -153,8 +151,6 @@ def run(args: argparse.Namespace) -> int:
     from dsa_compile.verify.inputs.sample import EXPERTS
     from dsa_compile.verify.sampled_artifact import sampled_artifact, too_wide
 
-    if args.against_unsharded:
-        return run_unsharded(args, open_recompiled(args), given)
     if args.device != "cpu":
         return run_kernels(args, open_recompiled(args), given)
     args.recorded_export = usable_processes() > 1  # a fresh one is compared with it meanwhile
@@ -165,6 +161,8 @@ def run(args: argparse.Namespace) -> int:
             again.append(Forked(exported.problems))
 
     recompiled = open_recompiled(args, export_again)
+    if args.against_unsharded:
+        args.only = recompiled.passes_of_ranks()
     whole, sampled = recompiled, ""
     if args.experts is not None or too_wide(recompiled):
         ids = () if given is None else whole.token_ids(given)

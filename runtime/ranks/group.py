@@ -50,7 +50,7 @@ from dsa_compile.runtime.ranks.processes import (
 )
 from dsa_compile.runtime.ranks.torchrun import join_ranks, open_shared_store
 from dsa_compile.runtime.ranks.torchrun_environment import started_rank
-from dsa_compile.runtime.ranks.watch import Watch
+from dsa_compile.runtime.ranks.watch import ABORTING_TIMEOUT, Watch
 from dsa_compile.runtime.sampling.draw_options import records_of
 from dsa_compile.runtime.sampling.host_choice import CheckedRows, Chosen, HostChoice
 from dsa_compile.runtime.sampling.sampler import SamplingState
@@ -232,10 +232,12 @@ def _end(
         return
     watch.close()
     end_processes(others)
-    runner.drop_graphs()  # they hold collectives
-    communicator.abort()
-    if watch.whole:  # else a kernel may wait for a rank that is gone, and has the memory
+    runner.drop_graphs()  # they hold collectives, and NCCL ends after them
+    if watch.whole:
+        communicator.abort()
         communicator.close()
+    else:  # a kernel may wait for a rank that is gone, and has the memory
+        watch.aborted(ABORTING_TIMEOUT)
 
 
 def load_ranks(path: Path | str, target: str, options: EngineOptions, layout: Layout) -> RankGroup:
@@ -270,8 +272,8 @@ def load_ranks(path: Path | str, target: str, options: EngineOptions, layout: La
             peers.least("loaded", 0)
     except BaseException:
         kill_processes(others)
-        abort()
         if watch is None or watch.whole:
+            abort()
             close()
         raise
     return RankGroup(

@@ -15,6 +15,7 @@ from dsa_compile.runtime.failures.step_errors import RankLost
 from dsa_compile.runtime.ranks.processes import RankProcess, culprit, kill_processes
 
 _POLL = 0.1
+ABORTING_TIMEOUT = 30.0  # seconds, once nothing holds collectives any more
 
 
 class Watch:
@@ -23,11 +24,14 @@ class Watch:
     Args:
         others: the processes of the other ranks.
         abort: ends this process's collectives, from any thread; what waited for them goes on, with
-            an error or with values that mean nothing.
+            an error or with values that mean nothing. It may return late: NCCL waits in it for the
+            CUDA graphs that hold collectives.
     """
 
     def __init__(self, others: Sequence[RankProcess], abort: Callable[[], None]) -> None:
-        self._others, self._abort = tuple(others), abort
+        self._others = tuple(others)
+        # Nobody who might be the one to free the graphs may wait for it.
+        self._aborting = threading.Thread(target=abort, name="abort", daemon=True)
         self._until: float | None = None
         self._ending = threading.Lock()
         self._lost: str | None = None  # not an error: one that was raised keeps what raised it
@@ -88,7 +92,7 @@ class Watch:
                 reason = culprit(self._others, error)
                 self._lost = f"{reason}; all {len(self._others) + 1} ranks were ended"
                 kill_processes(self._others)
-                self._abort()
+                self._aborting.start()
             return RankLost(self._lost)
 
     @property
@@ -119,6 +123,11 @@ class Watch:
     def close(self) -> None:
         """Stop watching; doing so again does nothing."""
         self._closed.set()
+
+    def aborted(self, timeout: float) -> None:
+        """Wait until a group that is lost has let go of its collectives, or for so many seconds."""
+        with self._ending:  # has it begun
+            self._aborting.join(timeout)
 
 
 def _watch(watch: "weakref.ref[Watch]", closed: threading.Event) -> None:

@@ -121,6 +121,24 @@ def test_a_rank_that_ends_while_nothing_runs_is_noticed(ends) -> None:
         watched.check()
 
 
+def test_whoever_notices_a_lost_rank_is_not_kept_by_the_collectives(ends, monkeypatch) -> None:
+    """NCCL ends after the CUDA graphs that hold collectives, which the noticing thread frees."""
+    monkeypatch.setattr(watch, "_watch", lambda *_: None)
+    freed, ended = threading.Event(), threading.Event()
+
+    def abort() -> None:
+        freed.wait(60)
+        ended.set()
+
+    watched = Watch([RankProcess(1, StubProcess(), ends[0])], abort)
+    with pytest.raises(RankLost, match="all 2 ranks were ended"), watched.working():
+        raise ConnectionError("closed")
+    assert not ended.is_set()
+    freed.set()
+    watched.aborted(60)
+    assert ended.is_set()
+
+
 def test_ranks_that_were_told_to_end_are_not_missed(ends, monkeypatch) -> None:
     monkeypatch.setattr(watch, "_watch", lambda *_: None)
     watched = Watch([RankProcess(1, StubProcess(), ends[0])], lambda: None)
